@@ -1,0 +1,27 @@
+# `make demo` and `make test` do all the set-up on a fresh machine.
+PYTHON := .venv/bin/python
+
+.PHONY: demo test test-gpu format
+
+demo: .venv/installed
+	$(PYTHON) examples/quickstart.py
+
+test: .venv/installed
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy src
+	$(PYTHON) -m pytest
+
+# On a machine with a GPU and torch in its own Python; the last run is in results/gpu_tests.txt.
+test-gpu:
+	PYTHONPATH=src:build/device python3 -m pytest tests -m gpu
+
+format: .venv/installed
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+
+.venv/installed: pyproject.toml
+	python3 -m venv .venv
+	$(PYTHON) -m pip install --quiet --upgrade pip
+	$(PYTHON) -m pip install --quiet --editable '.[dev]'
+	touch $@

@@ -1,0 +1,1 @@
+"""The algorithm: torch and the standard library only."""

@@ -1,0 +1,144 @@
+"""Entropy-SGD: descend the local entropy, by way of a walk around the weights."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from surrogap.core.arguments import number
+from surrogap.core.objectives import Objective, single_pass_report
+from surrogap.core.passes import Buffers, Passes
+from surrogap.core.report import Report
+from surrogap.core.vectors import Vector, chunks, dot, scalar_for, total, widened
+from surrogap.core.weights import Weights
+
+
+@final
+class EntropySGD(Objective):
+    """Descends the local entropy (Chaudhari et al. 2019): `d = gamma * (w - mu)`.
+
+    `mu` averages a walk of `inner_steps` Langevin steps from `v = mu = w`:
+    `v -= inner_lr * (grad f(v) + gamma * (v - w)) - sqrt(inner_lr) * noise * N(0, I)`,
+    `mu = averaging * mu + (1 - averaging) * v`. The closure runs once for each, and may draw a new
+    batch each time; random numbers are new each time, and BatchNorm's statistics move in the first
+    pass alone. Any optimizer may follow.
+
+    Args:
+        model: The model to train.
+        gamma: How strongly the walk is held to the weights.
+        inner_steps: The length of the walk, in passes.
+        inner_lr: The walk's learning rate.
+        noise: The walk's temperature; 0 makes it a descent.
+        averaging: How slowly `mu` follows the walk, in [0, 1).
+        scoping: By how much `gamma` grows with the step: `gamma_t = gamma * (1 + scoping)^t`, t
+            from 0. If it is not 0, save the `state_dict` beside the optimizer's.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument is out of bounds, or the model has no trainable parameter.
+
+    >>> import torch
+    >>> model = nn.Linear(3, 1)
+    >>> objective = EntropySGD(model, inner_steps=1, averaging=0.0, noise=0.0, inner_lr=0.1)
+    >>> report = objective.backward(lambda: model(torch.ones(2, 3)).square().mean())
+    >>> torch.allclose(model.weight.grad.norm(), 0.03 * 0.1 * report.grad_norm * (3 / 4) ** 0.5)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        gamma: float = 0.03,
+        inner_steps: int = 5,
+        inner_lr: float = 0.1,
+        noise: float = 1e-4,
+        averaging: float = 0.75,
+        scoping: float = 0.0,
+    ) -> None:
+        if isinstance(inner_steps, bool) or not isinstance(inner_steps, int):
+            raise TypeError(
+                f"inner_steps must be a whole number, got {type(inner_steps).__name__}. "
+                "Pass one such as 5."
+            )
+        self.inner_steps = int(number("inner_steps", inner_steps, at_least=1, remedy="Pass 5."))
+        self.gamma = number("gamma", gamma, above=0, remedy="Pass a number such as 0.03.")
+        self.inner_lr = number("inner_lr", inner_lr, above=0, remedy="Pass a number such as 0.1.")
+        self.noise = number("noise", noise, remedy="Pass a number such as 1e-4, or 0 for none.")
+        self.averaging = number("averaging", averaging, below=1, remedy="Pass 0.75, say.")
+        self.scoping = number("scoping", scoping, remedy="Pass a number such as 1e-3, or 0.")
+        self.num_steps = 0
+        super().__init__(model)
+
+    @property
+    def gamma_now(self) -> float:
+        """`gamma_t`, at the current step."""
+        return self.gamma * (1.0 + self.scoping) ** self.num_steps
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of steps taken, which scoping needs."""
+        return {"num_steps": self.num_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from `state`, a `state_dict` saved before."""
+        self.num_steps = int(state["num_steps"])
+
+    def _advance(self) -> None:
+        self.num_steps += 1
+
+    def _direction(self, weights: Weights, passes: Passes) -> tuple[Vector, Report]:
+        loss, aux = passes.run(weights)
+        scale = passes.scale(loss.device)
+        gradient = weights.take_gradients()
+        norm = total(dot(gradient, gradient), loss.device).sqrt()
+        with Buffers(self.model).kept(), weights.saved() as w:
+            walk = _Walk(self, weights.parameters, w)
+            walk.step_(gradient, scale)
+            for _ in range(self.inner_steps - 1):
+                weights.move_(walk.v)
+                passes.run(weights)
+                walk.step_(weights.take_gradients(into=gradient), scale)
+            direction = walk.direction(into=gradient, scale=scale)
+        return direction, single_pass_report(loss, norm, scale, aux)
+
+
+class _Walk:
+    """The Langevin walk `v` and its running average `mu`, both in at least float32."""
+
+    def __init__(self, settings: EntropySGD, parameters: list[nn.Parameter], w: Vector) -> None:
+        self._settings = settings
+        self._gamma = settings.gamma_now
+        self._w = w
+        self.v = Vector(w.layout, wide=True).read_(parameters)
+        self._mu = Vector(w.layout, wide=True).read_(parameters)
+        self._noise = Vector(w.layout, wide=True)
+
+    def step_(self, gradient: Vector, scale: Tensor | None) -> None:
+        """One step along `gradient`, which is `scale` times that of the loss."""
+        lr, averaging, noise = (
+            self._settings.inner_lr,
+            self._settings.averaging,
+            self._settings.noise,
+        )
+        if noise:
+            # Piece by piece, so that the numbers do not depend on the layout.
+            for view in self._noise.views:
+                view.normal_()
+        parts = (gradient, self._w, self.v, self._mu, self._noise)
+        for flats in zip(*(part.flats for part in parts), strict=True):
+            unscale = None if scale is None else scalar_for(flats[0], scale).reciprocal()
+            for g, w, v, mu, normal in chunks(*flats):
+                force = (v - widened(w)).mul_(self._gamma)
+                force.add_(widened(g) if unscale is None else widened(g) * unscale)
+                v.sub_(force, alpha=lr).add_(normal, alpha=lr**0.5 * noise)
+                mu.mul_(averaging).add_(v, alpha=1.0 - averaging)
+
+    def direction(self, into: Vector, scale: Tensor | None) -> Vector:
+        """`gamma * (w - mu)`, times `scale`, since the caller will unscale it."""
+        for out_flat, w_flat, mu_flat in zip(
+            into.flats, self._w.flats, self._mu.flats, strict=True
+        ):
+            factor = 1.0 if scale is None else scalar_for(out_flat, scale)
+            for out, w, mu in chunks(out_flat, w_flat, mu_flat):
+                out.copy_((widened(w) - mu).mul_(self._gamma).mul_(factor))
+        return into

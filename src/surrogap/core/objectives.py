@@ -1,0 +1,445 @@
+"""Which way to go: sharpness-aware objectives as ways to fill `.grad`.
+
+One step at weights `w`, on one batch:
+
+1. `g = grad f(w)`.
+2. Climb to `w + delta`, at distance `rho` (`ascent.py`).
+3. `g_p = grad f(w + delta)`, on the same batch with the same random numbers (`passes.py`).
+4. Put `w` back exactly (`weights.py`), and add `d = a * g + b * g_p` to `.grad`.
+
+`a` and `b` are functions of three numbers, `<g, g>`, `<g, g_p>` and `<g_p, g_p>`. They are all that
+one two-pass objective has and another has not, so each of them here is a few lines.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from surrogap.core.arguments import number
+from surrogap.core.ascent import Ascent, Kind
+from surrogap.core.passes import Buffers, Closure, Passes, RandomState
+from surrogap.core.report import Report
+from surrogap.core.rho import Schedule, radius
+from surrogap.core.vectors import Vector, combine_, dot, total
+from surrogap.core.weights import Weights
+
+Predicate = Callable[[str, nn.Parameter], bool]
+
+
+class Products(NamedTuple):
+    """The three inner products that decide a direction."""
+
+    gg: Tensor  # <g, g>
+    gp: Tensor  # <g, g_p>
+    pp: Tensor  # <g_p, g_p>
+
+
+class Objective(ABC):
+    """Something to minimise, by way of the direction that it adds to `.grad`.
+
+    Args:
+        model: Every parameter that the optimizer moves must be in it, each pass through the
+            closure adds to the gradients of others. To train several modules together, put them
+            into an `nn.ModuleList`.
+
+    Raises:
+        TypeError: `model` is no module.
+        ValueError: `model` has no trainable parameter, or a complex one.
+        RuntimeError: A parameter has a post-accumulate-grad hook.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model must be a torch.nn.Module, got {type(model).__name__}. "
+                "Pass the model itself, not its parameters or its optimizer."
+            )
+        self.model = model
+        self._is_running = False
+        self._weights()  # so that a model that cannot be trained is refused here
+
+    def backward(
+        self,
+        closure: Closure | Sequence[Closure],
+        *,
+        scaler: GradScaler | None = None,
+        backward: Callable[[Tensor], object] | None = None,
+        sync: bool = True,
+    ) -> Report:
+        """Adds the objective's direction to `.grad`, as `loss.backward()` adds the gradient.
+
+        Afterwards the weights are bit for bit what they were, BatchNorm's statistics have moved
+        once, and the random generators are where one pass leaves them. If anything raises, weights,
+        gradients and buffers are what they were before the call.
+
+        Args:
+            closure: Runs the forward pass and returns the loss, or `(loss, aux)`; it does not call
+                `backward`. A list of closures is one batch in micro-batches, with one perturbation
+                for all of them; as with `loss.backward()`, their losses add up, so divide each by
+                their number for a mean.
+            scaler: What scales the loss. Unscale, clip and step afterwards, as always.
+            backward: What to call on the loss in place of `loss.backward()`, for frameworks that
+                bring their own. Where it scales the loss, the report's norms are scaled too.
+            sync: False for all but the last of several calls that share one optimizer step;
+                schedules that count steps count the last.
+
+        Raises:
+            TypeError: An argument has the wrong type, or the closure returned no tensor.
+            ValueError: The list of closures is empty, or the model or the radius is not valid now.
+            RuntimeError: The closure returned a loss without graph or no scalar, called `backward`
+                itself, or reached no parameter; or a gradient is sparse.
+        """
+        passes = Passes(closure, scaler, backward)
+        if self._is_running:
+            raise RuntimeError(
+                "closure must not call backward, got one that called this objective's. "
+                "Return the loss; the objective calls backward itself, once per pass."
+            )
+        weights = self._weights()
+        self._is_running = True
+        try:
+            with (
+                torch.no_grad(),
+                Buffers(self.model).kept(on_error_only=True),
+                weights.gradients_added() as add,
+            ):
+                direction, report = self._direction(weights, passes)
+                add(direction)
+        finally:
+            self._is_running = False
+        if sync:
+            self._advance()
+        return report
+
+    @abstractmethod
+    def _direction(self, weights: Weights, passes: Passes) -> tuple[Vector, Report]:
+        """Runs the passes, with `.grad` empty before and after, and puts the weights back."""
+
+    def _weights(self) -> Weights:
+        return Weights(self.model)
+
+    def _advance(self) -> None:
+        """Counts a step, where there is something to count."""
+
+
+@final
+class Vanilla(Objective):
+    """The plain gradient, `d = g`: one pass, to compare with.
+
+    >>> model = nn.Linear(3, 1)
+    >>> report = Vanilla(model).backward(lambda: model(torch.ones(2, 3)).square().mean())
+    >>> bool(report.gap.isnan())
+    True
+    """
+
+    def __init__(self, model: nn.Module, **unknown: object) -> None:
+        if unknown:
+            raise TypeError(
+                f"Vanilla must get a model alone, got {', '.join(unknown)} too. It makes no second "
+                "pass: for rho use SAM, for alpha use GSAM or ASAM."
+            )
+        super().__init__(model)
+
+    def _direction(self, weights: Weights, passes: Passes) -> tuple[Vector, Report]:
+        loss, aux = passes.run(weights)
+        g = weights.take_gradients()
+        norm = total(dot(g, g), loss.device).sqrt()
+        return g, single_pass_report(loss, norm, passes.scale(loss.device), aux)
+
+
+def single_pass_report(loss: Tensor, norm: Tensor, scale: Tensor | None, aux: object) -> Report:
+    """A report of what a first pass alone shows."""
+    nan = torch.full_like(loss, torch.nan)
+    norm = norm if scale is None else norm / scale
+    return Report(loss, nan, nan, norm, nan, nan, nan, aux)
+
+
+class TwoPass(Objective):
+    """An objective whose direction is `a * g + b * g_p`.
+
+    Args:
+        model: The model to train.
+        rho: The radius: a number or a schedule of `surrogap.rho`.
+        ascent: Where the second pass runs.
+        perturb: Which parameters climb, from a parameter's name and itself; None for all. The
+            others stay where they are in the second pass, and get their direction like all.
+    """
+
+    def __init__(
+        self, model: nn.Module, rho: float | Schedule, ascent: Ascent, perturb: Predicate | None
+    ) -> None:
+        if perturb is not None and not callable(perturb):
+            raise TypeError(
+                "perturb must be a function of a parameter's name and the parameter, got "
+                f'{type(perturb).__name__}. Pass one such as lambda name, p: "norm" in name.'
+            )
+        self.rho = rho
+        self.perturb = perturb
+        self._ascent = ascent
+        if not isinstance(rho, Schedule):
+            radius(rho)
+        super().__init__(model)
+
+    @abstractmethod
+    def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
+        """`a` and `b` of `d = a * g + b * g_p`."""
+
+    def _weights(self) -> Weights:
+        weights = Weights(self.model, self._kind)
+        if all(kind is Kind.STILL for kind in weights.kinds):
+            raise ValueError(
+                "perturb must select a trainable parameter, got False for all of them. Names are "
+                f"such as {weights.names[0]!r}; leave perturb out to perturb all."
+            )
+        return weights
+
+    def _kind(self, name: str, parameter: nn.Parameter) -> Kind:
+        # torch.compile puts its prefix into names; a predicate should not have to know.
+        if self.perturb and not self.perturb(name.replace("_orig_mod.", ""), parameter):
+            return Kind.STILL
+        return self._ascent.kind(parameter)
+
+    def _direction(self, weights: Weights, passes: Passes) -> tuple[Vector, Report]:
+        rho_now = radius(self.rho)
+        random_state = RandomState(weights.devices)
+        loss, aux = passes.run(weights)
+        device, scale = loss.device, passes.scale(loss.device)
+        rho = torch.full_like(loss, rho_now)
+        g = weights.take_gradients()
+        gg = dot(g, g)
+        with Buffers(self.model).kept(), random_state.replayed(), weights.saved() as w:
+            weights.move_(self._ascent.point(w, g, gg, rho, scale))
+            perturbed_loss, _ = passes.run(weights)
+        # The weights are back, so the memory of their copy can take the second gradient.
+        g_p = weights.take_gradients(into=w)
+        products = Products(*(total(parts, device) for parts in (gg, dot(g, g_p), dot(g_p, g_p))))
+        a, b = self._coefficients(products)
+        d = combine_(a, g, b, g_p)
+        return d, _report(loss, perturbed_loss, products, rho, scale, aux)
+
+    def _advance(self) -> None:
+        if isinstance(self.rho, Schedule):
+            self.rho.advance()
+
+
+def _report(
+    loss: Tensor,
+    perturbed_loss: Tensor,
+    products: Products,
+    rho: Tensor,
+    scale: Tensor | None,
+    aux: object,
+) -> Report:
+    g_norm, p_norm = products.gg.sqrt(), products.pp.sqrt()
+    return Report(
+        loss=loss,
+        perturbed_loss=perturbed_loss,
+        gap=perturbed_loss - loss,
+        grad_norm=g_norm if scale is None else g_norm / scale,
+        perturbed_grad_norm=p_norm if scale is None else p_norm / scale,
+        cosine=(products.gp / (g_norm * p_norm)).clamp(-1.0, 1.0),
+        rho=rho,
+        aux=aux,
+    )
+
+
+def _ascent_coefficients(products: Products, alpha: float) -> tuple[Tensor, Tensor]:
+    """Of `g_p - alpha * g_perp`, with `g_perp = g - c * g_p` and `c = <g, g_p> / ||g_p||^2`."""
+    c = _ratio(products.gp, products.pp)
+    return torch.full_like(c, 0.0 - alpha), 1.0 + alpha * c
+
+
+def _ratio(numerator: Tensor, squared_norm: Tensor) -> Tensor:
+    """Of an inner product with a vector to its square; 0 for the zero vector."""
+    return torch.where(squared_norm == 0, 0.0, numerator / squared_norm)
+
+
+def _alpha(alpha: float) -> float:
+    return number("alpha", alpha, remedy="Pass a non-negative number, such as 0.4; 0 is SAM.")
+
+
+def _eps(eps: float) -> float:
+    return number("eps", eps, remedy="Leave it out for 1e-12.")
+
+
+@final
+class SAM(TwoPass):
+    """Minimises the perturbed loss `f_p`: `d = g_p` (Foret et al. 2021).
+
+    Args:
+        model: The model to train.
+        rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
+        perturb: Which parameters climb, from a parameter's name and itself; None for all.
+        eps: Added to the gradient's norm before dividing by it.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `rho` or `eps` is negative or not finite, the model has no trainable parameter,
+            or `perturb` selects none.
+
+    >>> model = nn.Linear(3, 1)
+    >>> report = SAM(model, rho=0.1).backward(lambda: model(torch.ones(2, 3)).square().mean())
+    >>> bool(report.perturbed_loss > report.loss)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        rho: float | Schedule = 0.05,
+        perturb: Predicate | None = None,
+        eps: float = 1e-12,
+    ) -> None:
+        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb)
+
+    def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
+        return _ascent_coefficients(products, alpha=0.0)
+
+
+@final
+class GSAM(TwoPass):
+    """Minimises the perturbed loss and the surrogate gap together: the paper's method.
+
+    `minimize="perturbed"`, min(f_p, h): `d = g_p - alpha * g_perp`, where `g_perp` is the part of
+    `g` orthogonal to `g_p`. It ascends along `g_perp`, which lowers the gap `h = f_p - f` and does
+    not change `f_p` (section 4.2).
+
+    `minimize="plain"`, min(f, h): `d = g + alpha * g_p_perp`, where `g_p_perp` is the part of `g_p`
+    orthogonal to `g` (the ablation "min(f_p, h) vs. min(f, h)").
+
+    Args:
+        model: The model to train.
+        rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
+        alpha: The weight of the gap. 0 gives SAM, or the plain gradient for "plain".
+        minimize: "perturbed" or "plain".
+        perturb: Which parameters climb, from a parameter's name and itself; None for all.
+        eps: Added to the gradient's norm before dividing by it.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `rho`, `alpha` or `eps` is negative or not finite, `minimize` is unknown, the
+            model has no trainable parameter, or `perturb` selects none.
+
+    >>> model = nn.Linear(3, 1)
+    >>> objective = GSAM(model, rho=0.1, alpha=0.4)
+    >>> report = objective.backward(lambda: model(torch.ones(2, 3)).square().mean())
+    >>> bool(report.gap > 0)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        rho: float | Schedule = 0.05,
+        alpha: float = 0.4,
+        minimize: Literal["perturbed", "plain"] = "perturbed",
+        perturb: Predicate | None = None,
+        eps: float = 1e-12,
+    ) -> None:
+        self.alpha = _alpha(alpha)
+        if minimize not in ("perturbed", "plain"):
+            raise ValueError(
+                f'minimize must be "perturbed" or "plain", got {minimize!r}. '
+                'Pass "perturbed" for min(f_p, h), the paper\'s method, "plain" for min(f, h).'
+            )
+        self.minimize = minimize
+        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb)
+
+    def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
+        if self.minimize == "perturbed":
+            return _ascent_coefficients(products, self.alpha)
+        c = _ratio(products.gp, products.gg)
+        return 1.0 - self.alpha * c, torch.full_like(c, self.alpha)
+
+
+@final
+class ASAM(TwoPass):
+    """SAM in a ball that adapts to the weights (Kwon et al. 2021); with `alpha`, "ASAM + ascent".
+
+    `delta = rho * T^2 g / (||T g|| + eps)`, where `T = |w| + eta` on tensors of two or more
+    dimensions, and 1 on biases and the weights of norms. Its `rho` is about ten times SAM's.
+
+    Args:
+        model: The model to train.
+        rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
+        eta: Added to the weights' magnitudes.
+        alpha: The weight of the gap, as in GSAM: `d = g_p - alpha * g_perp`. 0 gives ASAM itself.
+        perturb: Which parameters climb, from a parameter's name and itself; None for all.
+        eps: Added to the norm before dividing by it.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `rho`, `eta`, `alpha` or `eps` is negative or not finite, the model has no
+            trainable parameter, or `perturb` selects none.
+
+    >>> model = nn.Linear(3, 1)
+    >>> report = ASAM(model, rho=0.5).backward(lambda: model(torch.ones(2, 3)).square().mean())
+    >>> bool(report.gap > 0)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        rho: float | Schedule = 0.5,
+        eta: float = 0.01,
+        alpha: float = 0.0,
+        perturb: Predicate | None = None,
+        eps: float = 1e-12,
+    ) -> None:
+        self.alpha = _alpha(alpha)
+        eta = number("eta", eta, remedy="Pass a non-negative number, such as 0.01.")
+        super().__init__(model, rho, Ascent(eta=eta, eps=_eps(eps)), perturb)
+
+    def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
+        return _ascent_coefficients(products, self.alpha)
+
+
+@final
+class GapPenalty(TwoPass):
+    """Minimises `f_p + lam * h`: `d = g_p + lam * (g_p - g)`, the paper's baseline (section 4.1).
+
+    Unlike GSAM's, this descent on `h` may raise `f_p`.
+
+    Args:
+        model: The model to train.
+        rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
+        lam: The weight of the gap. 0 gives SAM.
+        perturb: Which parameters climb, from a parameter's name and itself; None for all.
+        eps: Added to the gradient's norm before dividing by it.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `rho`, `lam` or `eps` is negative or not finite, the model has no trainable
+            parameter, or `perturb` selects none.
+
+    >>> model = nn.Linear(3, 1)
+    >>> objective = GapPenalty(model, rho=0.1, lam=0.1)
+    >>> report = objective.backward(lambda: model(torch.ones(2, 3)).square().mean())
+    >>> bool(report.gap > 0)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        rho: float | Schedule = 0.05,
+        lam: float = 0.1,
+        perturb: Predicate | None = None,
+        eps: float = 1e-12,
+    ) -> None:
+        self.lam = number("lam", lam, remedy="Pass a non-negative number, such as 0.1; 0 is SAM.")
+        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb)
+
+    def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
+        return torch.full_like(products.gg, 0.0 - self.lam), torch.full_like(
+            products.gg, 1.0 + self.lam
+        )

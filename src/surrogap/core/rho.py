@@ -1,0 +1,153 @@
+"""How far to look: the radius rho of the perturbation, as a number or a schedule."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, final
+
+from torch.optim import Optimizer
+
+from surrogap.core.arguments import number
+
+_REMEDY = "Pass a non-negative number, such as 0.05."
+
+
+class Schedule(ABC):
+    """A radius that changes from step to step. Subclass it for a schedule of your own."""
+
+    @abstractmethod
+    def value(self) -> float:
+        """The radius of the current step. Asking does not change it."""
+
+    def advance(self) -> None:
+        """Called once after each step that ended well; where `sync=False`, it is not a step."""
+
+
+def radius(rho: float | Schedule) -> float:
+    """The radius of the current step, checked.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is negative, NaN or infinite.
+    """
+    return number("rho", rho.value() if isinstance(rho, Schedule) else rho, remedy=_REMEDY)
+
+
+@final
+class ProportionalToLR(Schedule):
+    """A radius that follows the learning rate, as the paper trains (section 5).
+
+    `rho_t = rho_min + (rho_max - rho_min) * (lr_t - lr_min) / (lr_max - lr_min)`, kept within
+    `[0, rho_max]`: during warm-up `lr_t` may lie below `lr_min`. It reads the optimizer's learning
+    rate at each step, so it needs no state: any scheduler, and any checkpoint of it, will do.
+
+    Args:
+        optimizer: Whose learning rate to follow.
+        rho_max: The radius at `lr_max`.
+        rho_min: The radius at `lr_min`.
+        lr_max: The largest learning rate of the run.
+        lr_min: The smallest learning rate after warm-up.
+        group: Which of the optimizer's parameter groups to read.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A bound is negative or not a number, `lr_min` is not below `lr_max`, or
+            `rho_min` is above `rho_max`. Also at a step: the learning rate is above `lr_max`.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
+    >>> rho = ProportionalToLR(optimizer, rho_max=0.6, rho_min=0.1, lr_max=0.5, lr_min=0.1)
+    >>> round(rho.value(), 6)
+    0.35
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        rho_max: float,
+        rho_min: float,
+        lr_max: float,
+        lr_min: float,
+        group: int = 0,
+    ) -> None:
+        if not isinstance(getattr(optimizer, "param_groups", None), list):
+            raise TypeError(
+                f"optimizer must be a torch optimizer, got {type(optimizer).__name__}. "
+                "Pass the optimizer whose learning rate rho follows."
+            )
+        if not 0 <= group < len(optimizer.param_groups):
+            raise ValueError(
+                f"group must be the index of one of the optimizer's {len(optimizer.param_groups)} "
+                f"parameter groups, got {group}. Pass group=0 for the first."
+            )
+        self.optimizer = optimizer
+        self.rho_max = number("rho_max", rho_max, remedy=_REMEDY)
+        self.rho_min = number("rho_min", rho_min, remedy=_REMEDY)
+        self.lr_max = number("lr_max", lr_max, remedy="Pass the schedule's peak learning rate.")
+        self.lr_min = number("lr_min", lr_min, remedy="Pass the schedule's last learning rate.")
+        self.group = group
+        if self.lr_min >= self.lr_max:
+            raise ValueError(
+                f"lr_min must be below lr_max, got lr_min={lr_min} and lr_max={lr_max}. "
+                f"For a constant radius pass rho={rho_max}."
+            )
+        if self.rho_min > self.rho_max:
+            raise ValueError(
+                f"rho_min must not exceed rho_max, got rho_min={rho_min} and rho_max={rho_max}. "
+                "The radius shrinks with the learning rate: exchange the two."
+            )
+
+    def value(self) -> float:
+        """The radius for the learning rate that the optimizer has now."""
+        lr = float(self.optimizer.param_groups[self.group]["lr"])
+        # Schedulers reach their peak only to rounding, hence the tolerance.
+        if not lr <= self.lr_max * (1 + 1e-6):
+            raise ValueError(
+                f"lr_max must bound the learning rate, got lr={lr} and lr_max={self.lr_max}. "
+                "Give lr_max and lr_min in the optimizer's own units, as absolute learning rates."
+            )
+        slope = (self.rho_max - self.rho_min) / (self.lr_max - self.lr_min)
+        rho = self.rho_min + slope * (lr - self.lr_min)
+        return min(max(rho, 0.0), self.rho_max)
+
+
+@final
+class InverseSqrt(Schedule):
+    """The radius of the paper's convergence theorem (5.1): `rho_t = rho_0 / sqrt(t)`, t from 1.
+
+    It counts steps, so save its `state_dict` beside the optimizer's.
+
+    Args:
+        rho_0: The radius of the first step.
+
+    Raises:
+        TypeError: `rho_0` is no number.
+        ValueError: `rho_0` is negative, NaN or infinite.
+
+    >>> rho = InverseSqrt(0.2)
+    >>> for _ in range(3):
+    ...     rho.advance()
+    >>> rho.value()
+    0.1
+    """
+
+    def __init__(self, rho_0: float) -> None:
+        self.rho_0 = number("rho_0", rho_0, remedy=_REMEDY)
+        self.num_steps = 0
+
+    def value(self) -> float:
+        """The radius of the current step."""
+        return self.rho_0 / math.sqrt(self.num_steps + 1)
+
+    def advance(self) -> None:
+        """Counts a step."""
+        self.num_steps += 1
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of steps taken."""
+        return {"num_steps": self.num_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from `state`, a `state_dict` saved before."""
+        self.num_steps = int(state["num_steps"])

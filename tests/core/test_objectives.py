@@ -1,0 +1,299 @@
+"""Which way: directions against the reference, identities, closed forms, and wrong arguments."""
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Vanilla
+from surrogap.core.objectives import Objective
+from tests import reference, zoo
+from tests.table import ALPHA, OBJECTIVES, RHO, every_objective, every_two_pass
+
+
+@every_objective
+@pytest.mark.parametrize("kind", zoo.MODELS)
+def test_direction_is_the_reference(name: str, kind: str, device: torch.device) -> None:
+    model, data = zoo.MODELS[kind]().double().to(device), zoo.batch(device=device)
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    entry = OBJECTIVES[name]
+    expected = entry.reference(f, w, reference.is_matrix(model).to(device))
+    assert zoo.relative_error(zoo.direction(entry.make, model, data), expected) < 1e-11
+
+
+@every_objective
+def test_direction_in_float32(name: str, device: torch.device) -> None:
+    model, data = zoo.mlp().to(device), zoo.batch(device=device)
+    single = zoo.direction(OBJECTIVES[name].make, model, data)
+    double = zoo.direction(OBJECTIVES[name].make, model.double(), data)
+    assert single.dtype == torch.float32
+    assert zoo.relative_error(single, double) < 2e-5
+
+
+def select_first_layer(name: str, _: nn.Parameter) -> bool:
+    return name.startswith("1.")
+
+
+@pytest.mark.parametrize("name", ["SAM", "GSAM", "GSAM-plain", "GapPenalty"])
+def test_perturb_selects_what_climbs_and_all_descend(name: str) -> None:
+    model, data = zoo.mlp().double(), zoo.batch()
+    makers: dict[str, Callable[[nn.Module], Objective]] = {
+        "SAM": lambda m: SAM(m, rho=RHO, perturb=select_first_layer),
+        "GSAM": lambda m: GSAM(m, rho=RHO, perturb=select_first_layer),
+        "GSAM-plain": lambda m: GSAM(m, rho=RHO, minimize="plain", perturb=select_first_layer),
+        "GapPenalty": lambda m: GapPenalty(m, rho=RHO, lam=0.1, perturb=select_first_layer),
+    }
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    mask = torch.arange(w.numel()) < model[1].weight.numel() + model[1].bias.numel()
+    delta = reference.climb(f, w, RHO, mask=mask)
+    expected = {
+        "SAM": lambda: reference.sam(f, w, delta),
+        "GSAM": lambda: reference.gsam(f, w, delta, 0.4),
+        "GSAM-plain": lambda: reference.gsam_plain(f, w, delta, 0.4),
+        "GapPenalty": lambda: reference.gap_penalty(f, w, delta, 0.1),
+    }[name]()
+    assert zoo.relative_error(zoo.direction(makers[name], model, data), expected) < 1e-11
+
+
+def test_asam_with_perturb() -> None:
+    model, data = zoo.mlp().double(), zoo.batch()
+    only = zoo.direction(lambda m: ASAM(m, perturb=lambda _, p: p.ndim >= 2), model, data)
+    every = zoo.direction(ASAM, model, data)
+    # Where only vectors climb, T is 1, and ASAM is SAM.
+    vectors = zoo.direction(lambda m: ASAM(m, perturb=lambda _, p: p.ndim < 2), model, data)
+    sam = zoo.direction(lambda m: SAM(m, rho=0.5, perturb=lambda _, p: p.ndim < 2), model, data)
+    assert torch.equal(vectors, sam)
+    assert zoo.relative_error(only, every) > 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_alpha_zero_is_sam_bit_for_bit(dtype: torch.dtype, device: torch.device) -> None:
+    model, data = zoo.Attention().to(device, dtype), zoo.batch(device=device)
+    sam = zoo.direction(lambda m: SAM(m, rho=RHO), model, data)
+    gsam = zoo.direction(lambda m: GSAM(m, rho=RHO, alpha=0.0), model, data)
+    assert zoo.same_bits([sam], [gsam])
+
+
+def test_asam_with_eta_one_at_zero_weights_is_sam() -> None:
+    model, data = zoo.mlp().double(), zoo.batch()
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    nn.init.ones_(model[3].bias[:1])
+    asam = zoo.direction(lambda m: ASAM(m, rho=RHO, eta=1.0), model, data)
+    sam = zoo.direction(lambda m: SAM(m, rho=RHO), model, data)
+    assert torch.equal(asam, sam)
+
+
+@every_two_pass
+def test_rho_zero_is_the_plain_gradient(name: str) -> None:
+    model, data = zoo.convnet().double(), zoo.batch()
+
+    ours = zoo.direction(partial(OBJECTIVES[name].make, rho=0.0), model, data)
+    assert zoo.relative_error(ours, zoo.direction(Vanilla, model, data)) < 1e-15
+
+
+def test_rho_zero_of_sam_is_the_plain_gradient_bit_for_bit() -> None:
+    model, data = zoo.convnet(), zoo.batch()
+    sam = zoo.direction(lambda m: SAM(m, rho=0.0), model, data)
+    assert torch.equal(sam, zoo.direction(Vanilla, model, data))
+
+
+def test_vanilla_is_loss_backward_bit_for_bit(device: torch.device) -> None:
+    model, data = zoo.convnet().to(device), zoo.batch(device=device)
+    ours = zoo.direction(Vanilla, model, data)
+    zoo.closure_of(model, data)().backward()
+    assert torch.equal(ours, zoo.flat_grad(model))
+
+
+def test_lam_zero_is_sam_bit_for_bit() -> None:
+    model, data = zoo.mlp(), zoo.batch()
+    sam = zoo.direction(lambda m: SAM(m, rho=RHO), model, data)
+    assert torch.equal(sam, zoo.direction(lambda m: GapPenalty(m, rho=RHO, lam=0), model, data))
+
+
+def test_alpha_zero_of_plain_is_the_plain_gradient() -> None:
+    model, data = zoo.mlp(), zoo.batch()
+    gsam = zoo.direction(lambda m: GSAM(m, rho=RHO, alpha=0.0, minimize="plain"), model, data)
+    assert torch.equal(gsam, zoo.direction(Vanilla, model, data))
+
+
+def test_ascent_is_orthogonal_to_the_perturbed_gradient() -> None:
+    model, data = zoo.mlp().double(), zoo.batch()
+    g_p = zoo.direction(lambda m: SAM(m, rho=RHO), model, data)
+    g_perp = g_p - zoo.direction(lambda m: GSAM(m, rho=RHO, alpha=1.0), model, data)
+    g = zoo.direction(Vanilla, model, data)
+    assert g_perp.norm() > 1e-3 * g.norm()
+    assert abs(float(g_perp @ g_p)) < 1e-13 * float(g_perp.norm() * g_p.norm())
+    assert float(g_perp @ g) > 0  # an ascent: along g_perp the loss rises
+
+
+@every_two_pass
+@pytest.mark.parametrize("factor", [2.0**-10, 1e3])
+def test_direction_scales_with_the_loss(name: str, factor: float) -> None:
+    model, data = zoo.mlp().double(), zoo.batch()
+    make = partial(OBJECTIVES[name].make, eps=0.0)  # eps alone is not homogeneous
+    one = zoo.direction(make, model, data)
+    closure = zoo.closure_of(model, data)
+    make(model).backward(lambda: factor * closure())
+    assert zoo.relative_error(zoo.flat_grad(model), factor * one) < 1e-14
+
+
+class Quadratic(nn.Module):
+    """`f(w) = w' H w / 2`, with eigenvalues 1, 2, ..., n."""
+
+    def __init__(self, size: int = 6) -> None:
+        super().__init__()
+        basis = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64)).Q
+        self.hessian = basis @ torch.diag(torch.arange(1.0, size + 1).double()) @ basis.T
+        self.top = basis[:, -1]
+        self.w = nn.Parameter(torch.randn(size, dtype=torch.float64))
+
+    def forward(self) -> Tensor:
+        return self.w @ self.hessian @ self.w / 2
+
+
+def test_quadratic_gap_has_its_closed_form() -> None:
+    model = Quadratic()
+    g = (model.hessian @ model.w).detach()
+    expected = RHO * g.norm() + RHO**2 / 2 * (g @ model.hessian @ g) / (g @ g)
+    report = SAM(model, rho=RHO).backward(model)
+    assert float(report.gap) == pytest.approx(float(expected), rel=1e-11)
+
+
+def test_gap_at_a_minimum_gives_the_top_eigenvalue() -> None:
+    """Lemma 3.3: `sigma_max = 2 h / rho^2`, approached along the top eigenvector."""
+    model = Quadratic()
+    with torch.no_grad():
+        model.w.copy_(1e-9 * model.top)
+    report = SAM(model, rho=RHO, eps=0.0).backward(model)
+    assert float(2 * report.gap / report.rho**2) == pytest.approx(6.0, rel=1e-7)
+
+
+@every_two_pass
+@pytest.mark.parametrize("eps", [0.0, 1e-12])
+def test_zero_gradient_climbs_nowhere(name: str, eps: float) -> None:
+    model = Quadratic()
+    nn.init.zeros_(model.w)
+    report = OBJECTIVES[name].make(model, eps=eps).backward(model)
+    assert torch.equal(model.w.grad, torch.zeros(6, dtype=torch.float64))
+    assert float(report.gap) == 0.0
+    assert math.isnan(report.cosine)
+
+
+def test_direction_at_a_cosine_of_almost_one(device: torch.device) -> None:
+    """In float32, with 1 - cosine = 1e-7: at this angle a cosine alone would be rounded away."""
+    size, angle = 10**6, math.sqrt(2e-7)
+    generator = torch.Generator().manual_seed(3)
+    g, other = torch.randn(2, size, generator=generator, dtype=torch.float64)
+    other = reference.orthogonal_part(other, g)
+    g, g_p = g.float(), (math.cos(angle) * g + math.sin(angle) * other * g.norm() / other.norm())
+    g_p = g_p.float()
+    # What the passes return is given by hand: a linear loss whose slope is g, then g_p.
+    model = nn.Linear(size, 1, bias=False).to(device)
+    slopes = iter([g.to(device), g_p.to(device)])
+    report = GSAM(model, alpha=ALPHA).backward(lambda: model(next(slopes)).sum())
+    expected = g_p.double() - ALPHA * reference.orthogonal_part(g.double(), g_p.double())
+    assert zoo.relative_error(zoo.flat_grad(model), expected) < 3e-7
+    assert abs(1 - float(report.cosine) - 1e-7) < 2.5e-7
+    # The part that the ascent adds is itself right to what rounding g and g_p left of it.
+    ascent = zoo.flat_grad(model).double() - g_p.double()
+    assert zoo.relative_error(ascent, expected - g_p.double()) < 1e-3
+
+
+BAD_NUMBERS = [-0.1, float("nan"), float("inf"), "0.1", None, True, torch.tensor(0.1)]
+
+
+@pytest.mark.parametrize("value", BAD_NUMBERS)
+@pytest.mark.parametrize(
+    ("objective", "argument"),
+    [
+        *((cls, "rho") for cls in (SAM, ASAM, GSAM, GapPenalty)),
+        *((cls, "eps") for cls in (SAM, ASAM, GSAM, GapPenalty)),
+        (GSAM, "alpha"),
+        (ASAM, "alpha"),
+        (ASAM, "eta"),
+        (GapPenalty, "lam"),
+        *((EntropySGD, name) for name in ("gamma", "inner_lr", "noise", "averaging", "scoping")),
+    ],
+)
+def test_bad_numbers(objective: type[Objective], argument: str, value: object) -> None:
+    is_number = isinstance(value, float)
+    message = f"{argument} must be {'(at least|above)' if is_number else 'a number'}.*, got .*"
+    with pytest.raises(ValueError if is_number else TypeError, match=message):
+        objective(nn.Linear(2, 1), **{argument: value})
+
+
+def test_numbers_of_numpy_and_integers_are_numbers() -> None:
+    import numpy as np
+
+    assert SAM(nn.Linear(2, 1), rho=np.float32(0.5)).rho == 0.5
+    assert GSAM(nn.Linear(2, 1), rho=1, alpha=2).alpha == 2.0
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: SAM([nn.Linear(2, 1)]), TypeError, "model must be a torch.nn.Module, got list"),
+        (lambda: SAM(nn.ReLU()), ValueError, "model must have a trainable parameter, got none"),
+        (
+            lambda: SAM(nn.Linear(2, 1).requires_grad_(False)),
+            ValueError,
+            "model must have a trainable parameter, got none",
+        ),
+        (
+            lambda: SAM(nn.Linear(2, 1, dtype=torch.complex64)),
+            ValueError,
+            "weight must be real, got torch.complex64. Hold it",
+        ),
+        (
+            lambda: SAM(nn.Linear(2, 1), perturb=lambda name, p: False),
+            ValueError,
+            "perturb must select a trainable parameter, got False for all of them. Names are such "
+            "as 'weight'",
+        ),
+        (
+            lambda: GSAM(nn.Linear(2, 1), perturb="norm"),
+            TypeError,
+            "perturb must be a function of a parameter's name and the parameter, got str",
+        ),
+        (
+            lambda: GSAM(nn.Linear(2, 1), minimize="gap"),
+            ValueError,
+            'minimize must be "perturbed" or "plain", got \'gap\'',
+        ),
+        (
+            lambda: Vanilla(nn.Linear(2, 1), alpha=0.4),
+            TypeError,
+            "Vanilla must get a model alone, got alpha too. It makes no second pass",
+        ),
+    ],
+)
+def test_bad_arguments(make: Callable[[], Objective], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize("rho", [-1.0, float("nan"), "wide"])
+def test_radius_is_checked_at_each_step(rho: object) -> None:
+    model, data = zoo.mlp(), zoo.batch()
+    objective = SAM(model)
+    before = zoo.bits(model)
+    objective.rho = rho
+    with pytest.raises((TypeError, ValueError), match="rho must be"):
+        objective.backward(zoo.closure_of(model, data))
+    assert zoo.same_bits(before, zoo.bits(model))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_perturb_is_asked_at_each_step() -> None:
+    """Freezing the only part that climbs is caught at the next step, not ignored."""
+    model, data = zoo.mlp(), zoo.batch()
+    objective = SAM(model, perturb=select_first_layer)
+    objective.backward(zoo.closure_of(model, data))
+    model[1].requires_grad_(False)
+    with pytest.raises(ValueError, match="perturb must select a trainable parameter"):
+        objective.backward(zoo.closure_of(model, data))

@@ -1,0 +1,106 @@
+"""The paper's equations, slowly, in float64, over one flat weight vector.
+
+Nothing here is shared with `src`: a loss is a function of a vector, a gradient is
+`torch.autograd.grad`, and each direction is its formula.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[Tensor], Tensor]
+
+EPS = 1e-12
+
+
+def loss_of(model: nn.Module, compute: Callable[[nn.Module], Tensor]) -> tuple[Loss, Tensor]:
+    """`compute(model)` as a function of one flat vector of its trainable parameters.
+
+    Returns:
+        The function, and the vector at which `model` stands. Both in float64.
+    """
+    model = model.double()
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    ends = [0, *torch.tensor([p.numel() for p in named.values()]).cumsum(0).tolist()]
+
+    def loss(w: Tensor) -> Tensor:
+        pieces = {
+            name: w[start:end].view(p.shape)
+            for (name, p), (start, end) in zip(named.items(), pairwise(ends), strict=True)
+        }
+        return compute(lambda *x: torch.func.functional_call(model, pieces, x))
+
+    return loss, torch.cat([p.detach().reshape(-1) for p in named.values()])
+
+
+def is_matrix(model: nn.Module) -> Tensor:
+    """For each weight, whether its tensor has two or more dimensions."""
+    return torch.cat([torch.full((p.numel(),), p.ndim >= 2) for p in model.parameters()])
+
+
+def gradient(f: Loss, w: Tensor) -> Tensor:
+    w = w.detach().clone().requires_grad_()
+    return torch.autograd.grad(f(w), w)[0]
+
+
+def climb(f: Loss, w: Tensor, rho: float, *, mask: Tensor | None = None) -> Tensor:
+    """`rho g / (||g|| + eps)`; with `mask`, of the weights it selects alone."""
+    g = gradient(f, w)
+    g = g if mask is None else g * mask
+    return rho * g / (g.norm() + EPS)
+
+
+def adaptive_climb(f: Loss, w: Tensor, rho: float, eta: float, matrix: Tensor) -> Tensor:
+    """`rho T^2 g / (||T g|| + eps)`, `T = |w| + eta` where `matrix`, else 1."""
+    g = gradient(f, w)
+    scaling = torch.where(matrix, w.abs() + eta, 1.0)
+    return rho * scaling**2 * g / ((scaling * g).norm() + EPS)
+
+
+def orthogonal_part(of: Tensor, to: Tensor) -> Tensor:
+    return of - (of @ to) / (to @ to) * to
+
+
+def vanilla(f: Loss, w: Tensor) -> Tensor:
+    return gradient(f, w)
+
+
+def sam(f: Loss, w: Tensor, delta: Tensor) -> Tensor:
+    return gradient(f, w + delta)
+
+
+def gsam(f: Loss, w: Tensor, delta: Tensor, alpha: float) -> Tensor:
+    g, g_p = gradient(f, w), gradient(f, w + delta)
+    return g_p - alpha * orthogonal_part(g, g_p)
+
+
+def gsam_plain(f: Loss, w: Tensor, delta: Tensor, alpha: float) -> Tensor:
+    g, g_p = gradient(f, w), gradient(f, w + delta)
+    return g + alpha * orthogonal_part(g_p, g)
+
+
+def gap_penalty(f: Loss, w: Tensor, delta: Tensor, lam: float) -> Tensor:
+    g, g_p = gradient(f, w), gradient(f, w + delta)
+    return g_p + lam * (g_p - g)
+
+
+def entropy_sgd(
+    losses: Sequence[Loss],
+    w: Tensor,
+    *,
+    gamma: float,
+    inner_lr: float,
+    averaging: float,
+    noise: float = 0.0,
+    normals: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """One loss for each inner step, and one draw of N(0, I) if there is noise."""
+    v, mu = w.clone(), w.clone()
+    for step, f in enumerate(losses):
+        normal = normals[step] if normals else torch.zeros_like(w)
+        drift = gradient(f, v) + gamma * (v - w)
+        v = v - (inner_lr * drift - inner_lr**0.5 * noise * normal)
+        mu = averaging * mu + (1 - averaging) * v
+    return gamma * (w - mu)
