@@ -3,6 +3,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+# The networks here are so small that a second thread only waits for the first.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:

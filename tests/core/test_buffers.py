@@ -1,0 +1,88 @@
+"""Buffers end as the first pass leaves them: BatchNorm's statistics, and all others."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surrogap import SAM
+from tests import zoo
+from tests.table import OBJECTIVES, every_objective, every_two_pass
+
+
+class Averaging(nn.Module):
+    """A running mean that is assigned anew instead of written in place, and a constant."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("constant", torch.ones(1).expand(size))
+        self.register_buffer("absent", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, *range(2, x.ndim)))
+        return x * self.constant.sum()
+
+
+NORMS = {
+    "BatchNorm1d": (1, nn.BatchNorm1d),
+    "BatchNorm2d": (2, nn.BatchNorm2d),
+    "BatchNorm3d": (3, nn.BatchNorm3d),
+    "BatchNorm2d, cumulative": (2, partial(nn.BatchNorm2d, momentum=None)),
+    "SyncBatchNorm": (2, nn.SyncBatchNorm),
+    "SyncBatchNorm, cumulative": (2, partial(nn.SyncBatchNorm, momentum=None)),
+    "InstanceNorm1d": (1, partial(nn.InstanceNorm1d, track_running_stats=True)),
+    "InstanceNorm2d": (2, partial(nn.InstanceNorm2d, track_running_stats=True)),
+    "InstanceNorm3d": (3, partial(nn.InstanceNorm3d, track_running_stats=True)),
+    "assigned": (2, Averaging),
+}
+
+
+def normalised(norm: str) -> tuple[nn.Module, Tensor]:
+    dims, make = NORMS[norm]
+    conv = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[dims]
+    return nn.Sequential(conv(3, 6, 2), make(6), nn.Tanh()), torch.randn(5, 3, *[4] * dims)
+
+
+@every_objective
+@pytest.mark.parametrize("norm", NORMS)
+def test_statistics_move_once(name: str, norm: str, device: torch.device) -> None:
+    model, x = (part.to(device) for part in normalised(norm))
+    plain, before = copy.deepcopy(model), zoo.bits(model)
+    plain(x).square().mean().backward()
+    OBJECTIVES[name].make(model).backward(lambda: model(x).square().mean())
+    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+    assert not zoo.same_bits(before, zoo.bits(model))
+
+
+@every_two_pass
+@pytest.mark.parametrize("norm", ["BatchNorm2d", "BatchNorm2d, cumulative", "assigned"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_statistics_are_restored_when_the_closure_raises(name: str, norm: str, number: int) -> None:
+    model, x = normalised(norm)
+    model(x)
+    before, passes = zoo.bits(model), iter([1, 2])
+
+    def closure() -> Tensor:
+        loss = model(x).square().mean()
+        if next(passes) == number:
+            raise KeyboardInterrupt
+        return loss
+
+    with pytest.raises(KeyboardInterrupt):
+        OBJECTIVES[name].make(model).backward(closure)
+    assert zoo.same_bits(before, zoo.bits(model))
+    assert model.training
+    OBJECTIVES[name].make(model).backward(lambda: model(x).square().mean())
+    assert not zoo.same_bits(before, zoo.bits(model))
+
+
+def test_spectral_norm_iterates_once() -> None:
+    """Its vectors are buffers of a parametrization, which a forward pass moves."""
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4))
+    plain, x = copy.deepcopy(model), torch.randn(3, 5)
+    plain(x).square().mean().backward()
+    SAM(model).backward(lambda: model(x).square().mean())
+    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))

@@ -1,0 +1,106 @@
+"""Models that are more than plain modules: compiled, parametrized."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from surrogap import SAM
+from tests import zoo
+from tests.table import OBJECTIVES, every_objective
+
+
+@every_objective
+@pytest.mark.parametrize("kind", ["mlp", "convnet"])
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)],
+)
+def test_compiled_models(name: str, kind: str, backend: str) -> None:
+    torch.compiler.reset()
+    device = "cpu" if backend == "aot_eager" else "cuda"
+    model, data = zoo.MODELS[kind]().double().to(device), zoo.batch(device=device)
+    plain, before = copy.deepcopy(model), [p.detach().clone() for p in model.parameters()]
+    compiled = torch.compile(model, backend=backend)
+    for objective, net in (
+        (OBJECTIVES[name].make(compiled), compiled),
+        (OBJECTIVES[name].make(plain), plain),
+    ):
+        for _ in range(2):
+            objective.backward(zoo.closure_of(net, data))
+    assert zoo.relative_error(zoo.flat_grad(model), zoo.flat_grad(plain)) < 1e-10
+    assert zoo.same_bits(before, [p.detach() for p in model.parameters()])
+    for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.gpu
+@every_objective
+def test_models_compiled_to_cuda_graphs(name: str) -> None:
+    """They reuse the memory of their outputs and gradients from call to call."""
+    torch.compiler.reset()
+    model, data = zoo.mlp().double().cuda(), zoo.batch(device="cuda")
+    expected = copy.deepcopy(model)
+    report = OBJECTIVES[name].make(expected).backward(zoo.closure_of(expected, data))
+    compiled = torch.compile(model, mode="reduce-overhead")
+    objective = OBJECTIVES[name].make(compiled)
+    for _ in range(4):
+        model.zero_grad()
+        ours = objective.backward(zoo.closure_of(compiled, data))
+    assert zoo.relative_error(zoo.flat_grad(model), zoo.flat_grad(expected)) < 1e-10
+    assert float(ours.loss) == pytest.approx(float(report.loss), rel=1e-12)
+
+
+def test_perturb_sees_names_without_the_prefix_of_compile() -> None:
+    model, data = zoo.mlp().double(), zoo.batch()
+    names: list[str] = []
+    compiled = torch.compile(model, backend="eager")
+    SAM(compiled, perturb=lambda name, p: names.append(name) or True)
+    assert names == [name for name, _ in model.named_parameters()]
+    expected = zoo.direction(
+        lambda m: SAM(m, perturb=lambda name, p: name.startswith("1.")), model, data
+    )
+    SAM(compiled, perturb=lambda name, p: name.startswith("1.")).backward(
+        zoo.closure_of(model, data)
+    )
+    assert torch.equal(zoo.flat_grad(model), expected)
+
+
+class Symmetric(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.triu() + x.triu(1).T
+
+
+@every_objective
+def test_parametrized_models(name: str) -> None:
+    """The direction is that of the parameters beneath, as if the formula stood in the model."""
+
+    class ByHand(nn.Module):
+        def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+            super().__init__()
+            self.bias, self.weight = nn.Parameter(bias.clone()), nn.Parameter(weight.clone())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.weight.triu() + self.weight.triu(1).T
+            return nn.functional.linear(x, weight, self.bias)
+
+    model = nn.Linear(5, 5).double()
+    by_hand = ByHand(model.weight.detach(), model.bias.detach())
+    parametrize.register_parametrization(model, "weight", Symmetric())
+    before, x = zoo.bits(model), torch.randn(7, 5, dtype=torch.float64)
+    for net in (model, by_hand):
+        OBJECTIVES[name].make(net).backward(lambda net=net: torch.tanh(net(x)).square().mean())
+    assert zoo.relative_error(zoo.flat_grad(model), zoo.flat_grad(by_hand)) < 1e-12
+    assert zoo.same_bits(before, zoo.bits(model))
+
+
+@every_objective
+@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.orthogonal])
+def test_parametrizations_of_torch(name: str, wrap: object) -> None:
+    model = wrap(nn.Linear(5, 5))
+    before, x = [p.detach().clone() for p in model.parameters()], torch.randn(7, 5)
+    OBJECTIVES[name].make(model).backward(lambda: torch.tanh(model(x)).square().mean())
+    assert zoo.same_bits(before, [p.detach() for p in model.parameters()])
+    assert zoo.flat_grad(model).norm() > 0

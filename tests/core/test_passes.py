@@ -1,0 +1,210 @@
+"""The closure's contract, and micro-batches."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surrogap import GSAM, SAM
+from tests import zoo
+from tests.table import OBJECTIVES, RHO, every_objective
+
+
+@every_objective
+def test_gradients_accumulate(name: str, device: torch.device) -> None:
+    """Several calls are m-sharpness: the sum of the directions of each."""
+    model = zoo.mlp().double().to(device)
+    first, second = zoo.batch(device=device, seed=1), zoo.batch(device=device, seed=2)
+    make = OBJECTIVES[name].make
+    expected = zoo.direction(make, model, first) + zoo.direction(make, model, second)
+    objective = make(model)
+    objective.backward(zoo.closure_of(model, first))
+    held = [p.grad for p in model.parameters()]
+    objective.backward(zoo.closure_of(model, second))
+    assert all(p.grad is g for p, g in zip(model.parameters(), held, strict=True))
+    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-15
+    assert all(p.grad.stride() == p.stride() for p in model.parameters())
+
+
+@every_objective
+@pytest.mark.parametrize("sizes", [[4, 4], [1, 5, 2]])
+def test_a_list_of_closures_is_one_batch(name: str, sizes: list[int]) -> None:
+    model, (x, y) = zoo.mlp().double(), zoo.batch(8)
+    whole = zoo.direction(OBJECTIVES[name].make, model, (x, y))
+    parts = zip(x.split(sizes), y.split(sizes), strict=True)
+    closures = [
+        lambda part=part: (zoo.cross_entropy(model, part) * len(part[1]) / 8, len(part[1]))
+        for part in parts
+    ]
+    report = OBJECTIVES[name].make(model).backward(closures)
+    assert zoo.relative_error(zoo.flat_grad(model), whole) < 1e-13
+    assert float(report.loss) == pytest.approx(
+        float(zoo.cross_entropy(model, (x, y)).detach()), rel=1e-14
+    )
+    assert report.aux == sizes
+
+
+def test_the_list_differs_from_separate_calls() -> None:
+    """One perturbation for all of them is not one each."""
+    model, (x, y) = zoo.mlp().double(), zoo.batch(8)
+    whole = zoo.direction(partial(SAM, rho=RHO), model, (x, y))
+    halves = [
+        zoo.direction(partial(SAM, rho=RHO), model, part)
+        for part in zip(x.split(4), y.split(4), strict=True)
+    ]
+    assert zoo.relative_error(sum(halves) / 2, whole) > 1e-3
+
+
+def test_aux_is_that_of_the_first_pass() -> None:
+    model, (x, y) = zoo.mlp(), zoo.batch()
+    x = x.float()
+
+    def closure() -> tuple[Tensor, Tensor]:
+        logits = model(x)
+        return nn.functional.cross_entropy(logits, y), logits
+
+    report = SAM(model, rho=1.0).backward(closure)
+    assert torch.equal(report.aux, model(x))
+    assert SAM(model).backward(zoo.closure_of(model, (x, y))).aux is None
+
+
+def test_own_backward_is_called_once_per_pass() -> None:
+    model, data = zoo.mlp().double(), zoo.batch()
+    seen: list[Tensor] = []
+
+    def backward(loss: Tensor) -> None:
+        seen.append(loss.detach())
+        (3 * loss).backward()
+
+    expected = zoo.direction(SAM, model, data)
+    report = SAM(model).backward(zoo.closure_of(model, data), backward=backward)
+    assert [float(report.loss), float(report.perturbed_loss)] == [float(loss) for loss in seen]
+    assert zoo.relative_error(zoo.flat_grad(model), 3 * expected) < 1e-10
+
+
+def test_backward_may_be_called_without_gradients_enabled() -> None:
+    model, data = zoo.mlp(), zoo.batch()
+    expected = zoo.direction(SAM, model, data)
+    with torch.no_grad():
+        SAM(model).backward(zoo.closure_of(model, data))
+    assert torch.equal(zoo.flat_grad(model), expected)
+
+
+def test_a_loss_with_one_element_is_a_scalar() -> None:
+    model, data = zoo.mlp(), zoo.batch()
+    closure = zoo.closure_of(model, data)
+    report = SAM(model).backward(lambda: closure().reshape(1, 1))
+    assert report.loss.shape == report.gap.shape == ()
+
+
+def linear_loss(model: nn.Module) -> Tensor:
+    return model(torch.ones(2, 3)).sum()
+
+
+def own_backward(model: nn.Module) -> Tensor:
+    loss = linear_loss(model)
+    loss.backward(retain_graph=True)
+    return loss
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (lambda m: m(torch.ones(2, 3)), RuntimeError, r"return a real scalar, got shape \(2, 1\)"),
+        (lambda m: 0.5, TypeError, r"return the loss as a tensor, or \(loss, aux\), got float"),
+        (lambda m: None, TypeError, "return the loss as a tensor.*got NoneType"),
+        (lambda m: (1, 2, 3), TypeError, "return the loss as a tensor.*got tuple"),
+        (lambda m: torch.tensor(1.0), RuntimeError, "return a loss with a graph, got one without"),
+        (lambda m: torch.tensor(1), RuntimeError, "return a real scalar.*dtype torch.int64"),
+        (
+            lambda m: torch.view_as_complex(m(torch.ones(2, 3)).view(1, 2)).sum(),
+            RuntimeError,
+            "return a real scalar.*dtype torch.complex64",
+        ),
+        (own_backward, RuntimeError, "closure must not call backward, got one that changed .grad"),
+    ],
+)
+def test_bad_closures(
+    bad: Callable[[nn.Module], object], error: type[Exception], message: str, number: int
+) -> None:
+    model = nn.Linear(3, 1)
+    before, passes = zoo.bits(model), iter([1, 2])
+
+    def closure() -> object:
+        return bad(model) if next(passes) == number else linear_loss(model)
+
+    with pytest.raises(error, match=message):
+        SAM(model).backward(closure)
+    assert zoo.same_bits(before, zoo.bits(model))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_later_closure_of_a_list_must_not_call_backward_either() -> None:
+    model = nn.Linear(3, 1)
+    good = partial(linear_loss, model)
+    with pytest.raises(RuntimeError, match="closure must not call backward"):
+        SAM(model).backward([good, lambda: own_backward(model)])
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_nesting_is_refused(number: int) -> None:
+    model = zoo.convnet()
+    objective, plain = SAM(model), zoo.closure_of(model, zoo.batch())
+    before, passes = zoo.bits(model), iter([1, 2])
+
+    def closure() -> Tensor:
+        if next(passes) == number:
+            objective.backward(plain)
+        return plain()
+
+    with pytest.raises(RuntimeError, match="got one that called this objective's"):
+        objective.backward(closure)
+    assert zoo.same_bits(before, zoo.bits(model))
+    assert all(p.grad is None for p in model.parameters())
+    objective.backward(plain)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_nesting_of_another_objective_is_refused(number: int) -> None:
+    model = zoo.convnet()
+    plain, passes = zoo.closure_of(model, zoo.batch()), iter([1, 2])
+    before = zoo.bits(model)
+
+    def closure() -> Tensor:
+        if next(passes) == number:
+            GSAM(model).backward(plain)
+        return plain()
+
+    with pytest.raises(RuntimeError, match="closure must not call backward"):
+        SAM(model).backward(closure)
+    assert zoo.same_bits(before, zoo.bits(model))
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((torch.tensor(1.0),), TypeError, "closure must be a function.*got Tensor. Pass one such"),
+        (([],), ValueError, r"closure must not be an empty list, got \[\]"),
+        (([1],), TypeError, "closure must be a function"),
+        ((None,), TypeError, "closure must be a function.*got NoneType"),
+    ],
+)
+def test_bad_closure_arguments(
+    arguments: tuple[object, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        SAM(nn.Linear(3, 1)).backward(*arguments)
+
+
+def test_bad_scaler_and_backward() -> None:
+    model = nn.Linear(3, 1)
+    closure = partial(linear_loss, model)
+    with pytest.raises(TypeError, match=r"scaler must be a .*GradScaler, got float"):
+        SAM(model).backward(closure, scaler=2.0)
+    with pytest.raises(TypeError, match="backward must be a function of the loss, got str"):
+        SAM(model).backward(closure, backward="loss")

@@ -1,0 +1,98 @@
+"""Both passes draw the same random numbers."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchvision.ops import StochasticDepth
+
+from surrogap import SAM
+from tests import zoo
+from tests.table import OBJECTIVES, every_two_pass
+
+
+class Noisy(nn.Module):
+    """Every source of randomness that a forward pass may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.dropout = nn.Dropout(0.5)
+        self.depth = StochasticDepth(0.5, "row")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(torch.tanh(self.layers[0](x)))
+        x = x + self.depth(torch.tanh(self.layers[1](x)))
+        x = x + checkpoint(lambda h: self.dropout(self.layers[2](h)), x, use_reentrant=False)
+        x = x * (0.5 + random.random()) * np.random.uniform(0.5, 1.5)
+        return x.square().mean()
+
+
+def draws(device: torch.device) -> list[float]:
+    """What each generator yields next."""
+    return [
+        float(torch.rand(())),
+        float(torch.rand((), device=device)),
+        random.random(),
+        float(np.random.rand()),
+    ]
+
+
+def seed_everything() -> None:
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+
+
+@every_two_pass
+def test_both_passes_draw_the_same_numbers(name: str, device: torch.device) -> None:
+    model, x = Noisy().double().to(device), torch.randn(32, 16, device=device).double()
+    # With no climb, both passes are the same function if their masks are the same.
+    seed_everything()
+    report = OBJECTIVES[name].make(model, rho=0.0).backward(lambda: model(x))
+    assert float(report.gap) == 0.0
+    assert float(report.cosine) == pytest.approx(1.0, abs=1e-14)
+    after = draws(device)
+    # One plain pass, and what it leaves behind.
+    seed_everything()
+    plain = copy.deepcopy(model)
+    plain.zero_grad()
+    loss = plain(x)
+    loss.backward()
+    assert torch.equal(report.loss, loss)
+    assert zoo.relative_error(zoo.flat_grad(model), zoo.flat_grad(plain)) < 1e-14
+    assert after == draws(device)
+
+
+@every_two_pass
+def test_generators_are_where_one_pass_leaves_them_though_the_second_draws_more(name: str) -> None:
+    model, x, counts = Noisy(), torch.randn(4, 16), iter([0, 5])
+
+    def closure() -> Tensor:
+        loss = model(x)
+        for _ in range(next(counts)):
+            draws(torch.device("cpu"))
+        return loss
+
+    seed_everything()
+    OBJECTIVES[name].make(model).backward(closure)
+    after = draws(torch.device("cpu"))
+    seed_everything()
+    model(x)
+    assert after == draws(torch.device("cpu"))
+
+
+def test_micro_batches_draw_different_numbers_and_each_the_same_in_both_passes() -> None:
+    model, x, seen = Noisy(), torch.randn(4, 16), []
+
+    def closure() -> Tensor:
+        seen.append(float(torch.rand(())))
+        return model(x)
+
+    SAM(model).backward([closure, closure])
+    assert seen[:2] == seen[2:]
+    assert seen[0] != seen[1]

@@ -1,0 +1,101 @@
+"""What a report says, where it lives, and that making it does not wait for the device."""
+
+import copy
+from dataclasses import fields
+
+import pytest
+import torch
+
+from surrogap import SAM, Report, Vanilla
+from tests import reference, zoo
+from tests.table import ETA, OBJECTIVES, RHO, every_objective, every_two_pass
+
+
+@every_two_pass
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_fields(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    model, data = zoo.mlp().to(device, dtype), zoo.batch(device=device)
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    report = OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
+    matrix = reference.is_matrix(model).to(device)
+    adaptive = reference.adaptive_climb(f, w, RHO, ETA, matrix)
+    delta = adaptive if name.startswith("ASAM") else reference.climb(f, w, RHO)
+    g, g_p = reference.gradient(f, w), reference.gradient(f, w + delta)
+    expected = {
+        "loss": f(w),
+        "perturbed_loss": f(w + delta),
+        "gap": f(w + delta) - f(w),
+        "grad_norm": g.norm(),
+        "perturbed_grad_norm": g_p.norm(),
+        "cosine": g @ g_p / (g.norm() * g_p.norm()),
+        "rho": RHO,
+    }
+    tolerance = 1e-11 if dtype == torch.float64 else 2e-5
+    for field, value in expected.items():
+        assert float(getattr(report, field)) == pytest.approx(float(value), rel=tolerance), field
+    assert float(report.cosine) < 0.9999  # the two gradients are not the same one
+
+
+@every_objective
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_fields_are_scalars_of_full_precision_on_the_device(
+    name: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    model, data = zoo.mlp().to(device, dtype), zoo.batch(device=device)
+    report = OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
+    for field in fields(Report):
+        if field.name != "aux":
+            value = getattr(report, field.name)
+            assert value.shape == ()
+            assert value.device.type == device.type
+            assert value.dtype == torch.promote_types(dtype, torch.float32)
+            assert not value.requires_grad
+
+
+def test_vanilla_reports_what_it_knows() -> None:
+    model, data = zoo.mlp().double(), zoo.batch()
+    report = Vanilla(model).backward(zoo.closure_of(model, data))
+    assert float(report.grad_norm) == pytest.approx(float(zoo.flat_grad(model).norm()))
+    missing = (report.perturbed_loss, report.gap, report.perturbed_grad_norm, report.cosine)
+    assert all(bool(value.isnan()) for value in (*missing, report.rho))
+
+
+def test_norms_are_of_this_call_alone() -> None:
+    """Not of what earlier calls have left in `.grad`."""
+    model, data = zoo.mlp().double(), zoo.batch()
+    objective = SAM(model)
+    first = objective.backward(zoo.closure_of(model, data))
+    second = objective.backward(zoo.closure_of(model, data))
+    assert float(first.grad_norm) == float(second.grad_norm)
+
+
+@pytest.mark.gpu
+@every_objective
+@pytest.mark.parametrize("kind", zoo.MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_synchronisation(name: str, kind: str, dtype: torch.dtype) -> None:
+    """Dropout, BatchNorm, a scaler and clipping included: CUDA would raise at the first wait."""
+    model = zoo.Attention(dropout=0.1) if kind == "attention" else zoo.MODELS[kind]()
+    model = model.to("cuda", dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float32)
+    objective, closure = (
+        OBJECTIVES[name].make(model),
+        zoo.closure_of(model, zoo.batch(device="cuda")),
+    )
+
+    def step() -> Report:
+        optimizer.zero_grad()
+        report = objective.backward(closure, scaler=scaler)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return report
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        report = step()
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            float(report.loss)  # else the test would show nothing
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,169 @@
+"""Loss scaling and autocast: one `unscale_`, ordinary clipping, and overflows that hurt nothing."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from surrogap import EntropySGD
+from tests import zoo
+from tests.table import OBJECTIVES, every_objective
+
+SCALE = 2.0**12
+
+
+def scaler_for(device: torch.device) -> GradScaler:
+    return GradScaler(device.type, init_scale=SCALE, growth_interval=1000)
+
+
+@every_objective
+def test_scaled_direction_is_the_direction_times_the_scale(name: str, device: torch.device) -> None:
+    model, data = zoo.mlp().double().to(device), zoo.batch(device=device)
+    plain = copy.deepcopy(model)
+    expected = OBJECTIVES[name].make(plain).backward(zoo.closure_of(plain, data))
+    report = (
+        OBJECTIVES[name]
+        .make(model)
+        .backward(zoo.closure_of(model, data), scaler=scaler_for(device))
+    )
+    assert zoo.relative_error(zoo.flat_grad(model), SCALE * zoo.flat_grad(plain)) < 1e-13
+    for field in ("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm", "cosine"):
+        ours, theirs = getattr(report, field), getattr(expected, field)
+        assert float(ours) == pytest.approx(float(theirs), rel=1e-12, nan_ok=True), field
+
+
+@every_objective
+def test_a_disabled_scaler_changes_nothing(name: str) -> None:
+    model, data = zoo.mlp(), zoo.batch()
+    expected = zoo.direction(OBJECTIVES[name].make, model, data)
+    scaler = GradScaler("cpu", enabled=False)
+    OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data), scaler=scaler)
+    assert torch.equal(zoo.flat_grad(model), expected)
+
+
+def train(
+    name: str, model: nn.Module, data: zoo.Batch, scaler: GradScaler | None, dtype: torch.dtype
+) -> list[float]:
+    """Three clipped steps under autocast; the gradient norms that clipping saw."""
+    objective = OBJECTIVES[name].make(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    norms, x = [], data[0].float()
+
+    def closure() -> Tensor:
+        with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
+            return nn.functional.cross_entropy(model(x), data[1])
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        objective.backward(closure, scaler=scaler)
+        if scaler:
+            scaler.unscale_(optimizer)
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+    return norms
+
+
+@every_objective
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_clipped_training_under_autocast(
+    name: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Three steps are what they are in float32 without a scaler, to half precision."""
+    model, data = zoo.mlp().to(device), zoo.batch(device=device)
+    plain = copy.deepcopy(model)
+    scaler = scaler_for(device) if dtype == torch.float16 else None
+    norms = train(name, model, data, scaler, dtype)
+    expected = train(name, plain, data, None, torch.float32)
+    assert norms == pytest.approx(expected, rel=0.05)
+    moved = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    target = torch.cat([p.detach().reshape(-1) for p in plain.parameters()])
+    assert zoo.relative_error(moved, target) < 2e-3
+    assert scaler is None or scaler.get_scale() == SCALE
+
+
+@every_objective
+@pytest.mark.parametrize("overflowing", [{1}, {2}, {1, 2}], ids=["first", "second", "both"])
+@pytest.mark.parametrize("poison", [float("inf"), float("nan")])
+def test_overflow(name: str, overflowing: set[int], poison: float, device: torch.device) -> None:
+    """An infinite gradient skips one step: weights intact, scale halved, the next step right."""
+    if name == "Vanilla":
+        overflowing = {1}
+    model, data = zoo.convnet().to(device), zoo.batch(device=device)
+    scaler, number = scaler_for(device), iter(range(1, 100))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    objective, closure = OBJECTIVES[name].make(model), zoo.closure_of(model, data)
+    weights = [p.detach().clone() for p in model.parameters()]
+
+    def overflow() -> Tensor:
+        loss = closure()
+        if next(number) in overflowing:
+            # The loss is finite, and one entry of one gradient is not.
+            first = model[0].weight.reshape(-1)[0]
+            loss = loss + (first - first.detach()) * torch.tensor(poison, device=device)
+            return torch.nan_to_num(loss.detach()) + (loss - loss.detach())
+        return loss
+
+    def step(run: object) -> None:
+        optimizer.zero_grad()
+        objective.backward(run, scaler=scaler)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    step(overflow)
+    assert zoo.same_bits(weights, [p.detach() for p in model.parameters()])
+    assert not optimizer.state
+    assert scaler.get_scale() == SCALE / 2
+    twin = copy.deepcopy(model)
+    expected = zoo.direction(OBJECTIVES[name].make, twin, data)
+    expected *= min(1.0, 1.0 / (float(expected.norm()) + 1e-6))
+    step(closure)
+    assert scaler.get_scale() == SCALE / 2
+    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-5
+    moved = torch.cat([p.detach().reshape(-1).cpu() for p in model.parameters()])
+    start = torch.cat([w.reshape(-1).cpu() for w in weights])
+    assert zoo.relative_error(start - moved, 0.1 * expected) < 1e-4
+
+
+@every_objective
+def test_without_a_scaler_non_finite_gradients_reach_grad(name: str) -> None:
+    """So that a guard in the caller's loop sees them."""
+    model = zoo.mlp()
+    before, closure = zoo.bits(model), zoo.closure_of(model, zoo.batch())
+    OBJECTIVES[name].make(model).backward(lambda: closure() * float("inf"))
+    assert zoo.same_bits(before, zoo.bits(model))
+    assert not bool(zoo.flat_grad(model).isfinite().any())
+
+
+def test_a_non_finite_gradient_climbs_nowhere() -> None:
+    model, seen = nn.Linear(4, 1, bias=False), []
+    slope = torch.tensor([1.0, float("inf"), float("nan"), -2.0])
+
+    def closure() -> Tensor:
+        seen.append(model.weight.detach().clone())
+        return (model.weight * slope).sum()
+
+    for name in OBJECTIVES:
+        if name not in ("Vanilla", "EntropySGD"):
+            seen.clear()
+            OBJECTIVES[name].make(model).backward(closure)
+            assert zoo.same_bits(seen[:1], seen[1:]), name
+
+
+def test_entropy_sgd_with_a_scaler_walks_unscaled() -> None:
+    """The walk is not homogeneous in the loss: a scale left in it would show."""
+    model, data = zoo.mlp().double(), zoo.batch()
+    plain = copy.deepcopy(model)
+    torch.manual_seed(2)
+    EntropySGD(plain, noise=0.01).backward(zoo.closure_of(plain, data))
+    torch.manual_seed(2)
+    scaler = GradScaler("cpu", init_scale=SCALE)
+    EntropySGD(model, noise=0.01).backward(zoo.closure_of(model, data), scaler=scaler)
+    assert zoo.relative_error(zoo.flat_grad(model), SCALE * zoo.flat_grad(plain)) < 1e-13
