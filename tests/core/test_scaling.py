@@ -88,6 +88,33 @@ def test_clipped_training_under_autocast(
 
 
 @every_objective
+def test_autocast_around_the_call_is_autocast_in_the_closure(
+    name: str, device: torch.device
+) -> None:
+    """Its cache of cast weights, which lives as long as it, must not hide the perturbation."""
+    model, data = zoo.mlp().to(device), zoo.batch(device=device)
+    inside, outside = copy.deepcopy(model), copy.deepcopy(model)
+    closure = zoo.closure_of(inside, data)
+
+    def cast() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return closure()
+
+    expected = OBJECTIVES[name].make(inside, **loud(name)).backward(cast)
+    with torch.autocast(device.type, torch.bfloat16):
+        objective = OBJECTIVES[name].make(outside, **loud(name))
+        report = objective.backward(zoo.closure_of(outside, data))
+    assert torch.equal(zoo.flat_grad(outside), zoo.flat_grad(inside))
+    assert float(report.gap) == pytest.approx(float(expected.gap), nan_ok=True)
+    assert name in ("Vanilla", "EntropySGD") or float(report.gap) > 0.01
+
+
+def loud(name: str) -> dict[str, float]:
+    """A radius that bfloat16 cannot miss."""
+    return {} if name in ("Vanilla", "EntropySGD") else {"rho": 0.5}
+
+
+@every_objective
 @pytest.mark.parametrize("overflowing", [{1}, {2}, {1, 2}], ids=["first", "second", "both"])
 @pytest.mark.parametrize("poison", [float("inf"), float("nan")])
 def test_overflow(name: str, overflowing: set[int], poison: float, device: torch.device) -> None:

@@ -63,32 +63,32 @@ class Ascent:
         # Where the norm is zero or not finite there is no direction to climb in.
         climbs = (norm > 0) & norm.isfinite()
         step = torch.where(climbs, rho / (norm + eps), 0.0)
-        point = Vector(w.layout)
-        for group, *flats in zip(w.layout.groups, w.flats, g.flats, point.flats, strict=True):
-            step_here, climbs_here = scalar_for(flats[0], step), climbs.to(group.device)
+        point = [torch.empty_like(flat) for flat in w.flats]
+        for kind, *flats in zip(w.layout.kinds, w.flats, g.flats, point, strict=True):
+            step_here, climbs_here = scalar_for(flats[0], step), climbs.to(flats[0].device)
             for w_chunk, g_chunk, out in chunks(*flats):
-                if group.kind is Kind.STILL:
+                if kind is Kind.STILL:
                     out.copy_(w_chunk)
                     continue
                 start, along = widened(w_chunk), widened(g_chunk)
-                if group.kind is Kind.SCALED:
+                if kind is Kind.SCALED:
                     along = self._scaling(start).square_().mul_(along)
                 moved = torch.addcmul(start, along, step_here)
                 # A step of 0 along an infinite gradient would be NaN.
                 out.copy_(torch.where(climbs_here, moved, start))
-        return point
+        return Vector(w.layout, point)
 
     def _norm(
         self, w: Vector, g: Vector, squared_norms: Sequence[Tensor], device: torch.device
     ) -> Tensor:
         """`||T g||` over all parameters that climb."""
         parts = []
-        for group, w_flat, g_flat, squared_norm in zip(
-            w.layout.groups, w.flats, g.flats, squared_norms, strict=True
+        for kind, w_flat, g_flat, squared_norm in zip(
+            w.layout.kinds, w.flats, g.flats, squared_norms, strict=True
         ):
-            if group.kind is Kind.PLAIN:
+            if kind is Kind.PLAIN:
                 parts.append(squared_norm)
-            elif group.kind is Kind.SCALED:
+            elif kind is Kind.SCALED:
                 scaled = (
                     self._scaling(widened(a)).mul_(widened(b)) for a, b in chunks(w_flat, g_flat)
                 )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from surrogap.core.arguments import number
@@ -37,7 +38,6 @@ class EntropySGD(Objective):
         TypeError: An argument has the wrong type.
         ValueError: An argument is out of bounds, or the model has no trainable parameter.
 
-    >>> import torch
     >>> model = nn.Linear(3, 1)
     >>> objective = EntropySGD(model, inner_steps=1, averaging=0.0, noise=0.0, inner_lr=0.1)
     >>> report = objective.backward(lambda: model(torch.ones(2, 3)).square().mean())
@@ -86,59 +86,62 @@ class EntropySGD(Objective):
     def _advance(self) -> None:
         self.num_steps += 1
 
-    def _direction(self, weights: Weights, passes: Passes) -> tuple[Vector, Report]:
+    def _direction(
+        self, weights: Weights, buffers: Buffers, passes: Passes
+    ) -> tuple[Vector, Report]:
         loss, aux = passes.run(weights)
         scale = passes.scale(loss.device)
         gradient = weights.take_gradients()
         norm = total(dot(gradient, gradient), loss.device).sqrt()
-        with Buffers(self.model).kept(), weights.saved() as w:
-            walk = _Walk(self, weights.parameters, w)
-            walk.step_(gradient, scale)
+        with buffers.kept(), weights.saved() as w:
+            walk = _Walk(self, w, scale)
+            walk.step_(gradient)
             for _ in range(self.inner_steps - 1):
                 weights.move_(walk.v)
                 passes.run(weights)
-                walk.step_(weights.take_gradients(into=gradient), scale)
-            direction = walk.direction(into=gradient, scale=scale)
+                walk.step_(weights.take_gradients())
+            direction = walk.direction()
         return direction, single_pass_report(loss, norm, scale, aux)
 
 
 class _Walk:
-    """The Langevin walk `v` and its running average `mu`, both in at least float32."""
+    """The Langevin walk `v` from `w` and its running average `mu`, both in at least float32.
 
-    def __init__(self, settings: EntropySGD, parameters: list[nn.Parameter], w: Vector) -> None:
+    Args:
+        settings: Whose walk.
+        w: Where it starts.
+        scale: By what the gradients are multiplied, or None.
+    """
+
+    def __init__(self, settings: EntropySGD, w: Vector, scale: Tensor | None) -> None:
         self._settings = settings
         self._gamma = settings.gamma_now
+        self._scale = scale
         self._w = w
-        self.v = Vector(w.layout, wide=True).read_(parameters)
-        self._mu = Vector(w.layout, wide=True).read_(parameters)
-        self._noise = Vector(w.layout, wide=True)
+        self.v = w.widened()
+        self._mu = w.widened()
 
-    def step_(self, gradient: Vector, scale: Tensor | None) -> None:
-        """One step along `gradient`, which is `scale` times that of the loss."""
-        lr, averaging, noise = (
-            self._settings.inner_lr,
-            self._settings.averaging,
-            self._settings.noise,
-        )
-        if noise:
-            # Piece by piece, so that the numbers do not depend on the layout.
-            for view in self._noise.views:
-                view.normal_()
-        parts = (gradient, self._w, self.v, self._mu, self._noise)
-        for flats in zip(*(part.flats for part in parts), strict=True):
-            unscale = None if scale is None else scalar_for(flats[0], scale).reciprocal()
-            for g, w, v, mu, normal in chunks(*flats):
-                force = (v - widened(w)).mul_(self._gamma)
-                force.add_(widened(g) if unscale is None else widened(g) * unscale)
-                v.sub_(force, alpha=lr).add_(normal, alpha=lr**0.5 * noise)
-                mu.mul_(averaging).add_(v, alpha=1.0 - averaging)
+    def step_(self, gradient: Vector) -> None:
+        """One step along `gradient`."""
+        lr, averaging = self._settings.inner_lr, self._settings.averaging
+        for flats in zip(self._w.flats, gradient.flats, self.v.flats, strict=True):
+            unscale = 1.0 if self._scale is None else 1.0 / scalar_for(flats[0], self._scale)
+            for w, g, v in chunks(*flats):
+                force = (v - widened(w)).mul_(self._gamma).add_(widened(g) * unscale)
+                v.sub_(force, alpha=lr)
+        if self._settings.noise:
+            # Piece by piece, so that the numbers drawn do not depend on the layout.
+            for piece in self.v.views():
+                piece.add_(torch.randn_like(piece), alpha=lr**0.5 * self._settings.noise)
+        for v, mu in zip(self.v.flats, self._mu.flats, strict=True):
+            mu.mul_(averaging).add_(v, alpha=1.0 - averaging)
 
-    def direction(self, into: Vector, scale: Tensor | None) -> Vector:
-        """`gamma * (w - mu)`, times `scale`, since the caller will unscale it."""
-        for out_flat, w_flat, mu_flat in zip(
-            into.flats, self._w.flats, self._mu.flats, strict=True
-        ):
-            factor = 1.0 if scale is None else scalar_for(out_flat, scale)
-            for out, w, mu in chunks(out_flat, w_flat, mu_flat):
-                out.copy_((widened(w) - mu).mul_(self._gamma).mul_(factor))
-        return into
+    def direction(self) -> Vector:
+        """`gamma * (w - mu)`, times the scale, since the caller will unscale it."""
+        flats = []
+        for w, mu in zip(self._w.flats, self._mu.flats, strict=True):
+            factor = (
+                self._gamma if self._scale is None else self._gamma * scalar_for(w, self._scale)
+            )
+            flats.append(mu.neg_().add_(w).mul_(factor).to(w.dtype))
+        return Vector(self._w.layout, flats)

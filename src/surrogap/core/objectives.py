@@ -12,7 +12,7 @@ one two-pass objective has and another has not, so each of them here is a few li
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal, NamedTuple, final
 
 import torch
@@ -60,7 +60,7 @@ class Objective(ABC):
             )
         self.model = model
         self._is_running = False
-        self._weights()  # so that a model that cannot be trained is refused here
+        self._weights(model.modules())  # so that a model that cannot be trained is refused here
 
     def backward(
         self,
@@ -99,15 +99,16 @@ class Objective(ABC):
                 "closure must not call backward, got one that called this objective's. "
                 "Return the loss; the objective calls backward itself, once per pass."
             )
-        weights = self._weights()
+        modules = list(self.model.modules())
+        weights, buffers = self._weights(modules), Buffers(modules)
         self._is_running = True
         try:
             with (
                 torch.no_grad(),
-                Buffers(self.model).kept(on_error_only=True),
+                buffers.kept(on_error_only=True),
                 weights.gradients_added() as add,
             ):
-                direction, report = self._direction(weights, passes)
+                direction, report = self._direction(weights, buffers, passes)
                 add(direction)
         finally:
             self._is_running = False
@@ -116,11 +117,13 @@ class Objective(ABC):
         return report
 
     @abstractmethod
-    def _direction(self, weights: Weights, passes: Passes) -> tuple[Vector, Report]:
+    def _direction(
+        self, weights: Weights, buffers: Buffers, passes: Passes
+    ) -> tuple[Vector, Report]:
         """Runs the passes, with `.grad` empty before and after, and puts the weights back."""
 
-    def _weights(self) -> Weights:
-        return Weights(self.model)
+    def _weights(self, modules: Iterable[nn.Module]) -> Weights:
+        return Weights(self.model, modules)
 
     def _advance(self) -> None:
         """Counts a step, where there is something to count."""
@@ -144,7 +147,9 @@ class Vanilla(Objective):
             )
         super().__init__(model)
 
-    def _direction(self, weights: Weights, passes: Passes) -> tuple[Vector, Report]:
+    def _direction(
+        self, weights: Weights, buffers: Buffers, passes: Passes
+    ) -> tuple[Vector, Report]:
         loss, aux = passes.run(weights)
         g = weights.take_gradients()
         norm = total(dot(g, g), loss.device).sqrt()
@@ -188,22 +193,28 @@ class TwoPass(Objective):
     def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
         """`a` and `b` of `d = a * g + b * g_p`."""
 
-    def _weights(self) -> Weights:
-        weights = Weights(self.model, self._kind)
-        if all(kind is Kind.STILL for kind in weights.kinds):
+    def _weights(self, modules: Iterable[nn.Module]) -> Weights:
+        return Weights(self.model, modules, self._kinds)
+
+    def _kinds(self, weights: Weights) -> list[Hashable]:
+        if self.perturb is None:
+            return [self._ascent.kind(parameter) for parameter in weights.parameters]
+        # torch.compile puts its prefix into names; a predicate should not have to know.
+        names = [name.replace("_orig_mod.", "") for name in weights.names]
+        kinds: list[Hashable] = [
+            self._ascent.kind(parameter) if self.perturb(name, parameter) else Kind.STILL
+            for name, parameter in zip(names, weights.parameters, strict=True)
+        ]
+        if all(kind is Kind.STILL for kind in kinds):
             raise ValueError(
                 "perturb must select a trainable parameter, got False for all of them. Names are "
-                f"such as {weights.names[0]!r}; leave perturb out to perturb all."
+                f"such as {names[0]!r}; leave perturb out to perturb all."
             )
-        return weights
+        return kinds
 
-    def _kind(self, name: str, parameter: nn.Parameter) -> Kind:
-        # torch.compile puts its prefix into names; a predicate should not have to know.
-        if self.perturb and not self.perturb(name.replace("_orig_mod.", ""), parameter):
-            return Kind.STILL
-        return self._ascent.kind(parameter)
-
-    def _direction(self, weights: Weights, passes: Passes) -> tuple[Vector, Report]:
+    def _direction(
+        self, weights: Weights, buffers: Buffers, passes: Passes
+    ) -> tuple[Vector, Report]:
         rho_now = radius(self.rho)
         random_state = RandomState(weights.devices)
         loss, aux = passes.run(weights)
@@ -211,11 +222,11 @@ class TwoPass(Objective):
         rho = torch.full_like(loss, rho_now)
         g = weights.take_gradients()
         gg = dot(g, g)
-        with Buffers(self.model).kept(), random_state.replayed(), weights.saved() as w:
+        with buffers.kept(), random_state.replayed(), weights.saved() as w:
             weights.move_(self._ascent.point(w, g, gg, rho, scale))
             perturbed_loss, _ = passes.run(weights)
-        # The weights are back, so the memory of their copy can take the second gradient.
-        g_p = weights.take_gradients(into=w)
+        del w  # before the second gradient asks for memory
+        g_p = weights.take_gradients()
         products = Products(*(total(parts, device) for parts in (gg, dot(g, g_p), dot(g_p, g_p))))
         a, b = self._coefficients(products)
         d = combine_(a, g, b, g_p)

@@ -4,13 +4,14 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from surrogap.core.vectors import Layout, Vector, widened
+from surrogap.core.vectors import Layout, wide
 from surrogap.core.weights import Weights
 
 Closure = Callable[[], Tensor | tuple[Tensor, Any]]
@@ -73,24 +74,28 @@ class Passes:
                 called `backward`.
         """
         results = [self._run(closure, weights) for closure in self._closures]
-        loss = torch.stack([loss for loss, _ in results]).sum()
+        loss = sum((loss for loss, _ in results[1:]), start=results[0][0])
         auxes = [aux for _, aux in results]
         return loss, auxes[0] if self._is_single else auxes
 
     def _run(self, closure: Closure, weights: Weights) -> tuple[Tensor, Any]:
-        before = _marks(weights)
+        versions = _versions(weights)
+        # Under an autocast around the whole call, casts of the weights made in an earlier pass
+        # would stand in for the weights of this one.
+        torch.clear_autocast_cache()
         with torch.enable_grad():
             result = closure()
             loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
             _check_loss(loss)
-            if _marks(weights) != before:
+            if _versions(weights) != versions:
                 raise RuntimeError(
                     "closure must not call backward, got one that changed .grad. "
                     "Return the loss; the objective calls backward itself, once per pass."
                 )
             self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled to CUDA graphs reuses the memory of what it returns.
-        return widened(loss.detach()).reshape(()).clone(), aux
+        copy = torch.empty((), dtype=wide(loss.dtype), device=loss.device)
+        return copy.copy_(loss.detach().reshape(())), aux
 
     def scale(self, device: torch.device) -> Tensor | None:
         """By what the loss is multiplied, as a scalar on `device`; None without a scaler."""
@@ -99,9 +104,9 @@ class Passes:
         return self._scaler.scale(torch.ones((), device=device))
 
 
-def _marks(weights: Weights) -> list[tuple[int, int] | None]:
+def _versions(weights: Weights) -> list[int | None]:
     """What changes when anything is added to `.grad`."""
-    return [None if g is None else (id(g), g._version) for g in weights.gradients]
+    return [None if gradient is None else gradient._version for gradient in weights.gradients]
 
 
 def _check_loss(loss: object) -> None:
@@ -132,67 +137,64 @@ class RandomState:
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
-        self._devices = [device for device in devices if device.type != "cpu"]
-        self._states = self._current()
+        self._generators = [_Generator(torch.get_rng_state, torch.set_rng_state)]
+        self._generators += [_of_device(device) for device in devices if device.type != "cpu"]
+        self._generators.append(_Generator(random.getstate, random.setstate))
+        if numpy_random := sys.modules.get("numpy.random"):
+            self._generators.append(_Generator(numpy_random.get_state, numpy_random.set_state))
+        self._states = [generator.get() for generator in self._generators]
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
         """Draws the same numbers again in the body; afterwards the generators are as before it."""
-        end = self._current()
+        end = [generator.get() for generator in self._generators]
         self._set(self._states)
         try:
             yield
         finally:
             self._set(end)
 
-    def _current(self) -> list[Any]:
-        states: list[Any] = [random.getstate(), torch.get_rng_state()]
-        states += [
-            torch.get_device_module(device).get_rng_state(*_which(device))
-            for device in self._devices
-        ]
-        if numpy_random := sys.modules.get("numpy.random"):
-            states.append(numpy_random.get_state())
-        return states
-
     def _set(self, states: Sequence[Any]) -> None:
-        python, cpu, *rest = states
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        for device, state in zip(self._devices, rest, strict=False):
-            torch.get_device_module(device).set_rng_state(state, *_which(device))
-        if len(rest) > len(self._devices):
-            sys.modules["numpy.random"].set_state(rest[-1])
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set(state)
 
 
-def _which(device: torch.device) -> tuple[torch.device, ...]:
-    # torch.mps has a single generator, and its functions take no device.
-    return () if device.type == "mps" else (device,)
+class _Generator(NamedTuple):
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+
+def _of_device(device: torch.device) -> _Generator:
+    module = torch.get_device_module(device)
+    if device.type == "mps":  # a single generator, whose functions take no device
+        return _Generator(module.get_rng_state, module.set_rng_state)
+    return _Generator(
+        partial(module.get_rng_state, device), partial(module.set_rng_state, device=device)
+    )
 
 
 class Buffers:
-    """The buffers of `model`: BatchNorm's statistics, and whatever else a forward pass may move."""
+    """The buffers of some modules: BatchNorm's statistics, and whatever else a pass may move."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._homes = [
             (module._buffers, name)
-            for module in model.modules()
+            for module in modules
             for name, buffer in module._buffers.items()
-            if buffer is not None
+            if buffer is not None and _is_writable(buffer)
         ]
 
     @contextmanager
     def kept(self, *, on_error_only: bool = False) -> Iterator[None]:
         """Whatever the body does to the buffers is undone after it, or only where it raises."""
-        tensors = [home[name] for home, name in self._homes]
-        writable = [t for t in tensors if t is not None and _is_writable(t)]
-        copy = Vector(Layout(writable)).read_(writable)
+        tensors = [tensor for home, name in self._homes if (tensor := home[name]) is not None]
+        copy = Layout(tensors).read(tensors)
 
         def put_back() -> None:
             # The tensor itself too: some modules assign a new one instead of writing in place.
             for (home, name), tensor in zip(self._homes, tensors, strict=True):
                 home[name] = tensor
-            copy.write_to_(writable)
+            copy.write_to_(tensors)
 
         try:
             yield
@@ -205,6 +207,7 @@ class Buffers:
 
 def _is_writable(buffer: Tensor) -> bool:
     """Whether a forward pass could write into it: not so if it repeats itself in memory."""
-    return buffer.layout is torch.strided and all(
-        stride != 0 or size <= 1 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)
-    )
+    if buffer.layout is not torch.strided or buffer.is_contiguous():
+        return buffer.layout is torch.strided
+    pairs = zip(buffer.shape, buffer.stride(), strict=True)
+    return all(stride > 0 for size, stride in pairs if size > 1)

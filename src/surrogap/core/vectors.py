@@ -1,10 +1,9 @@
 """One long vector made of many tensors.
 
 The mathematics speaks of `w` and `g` as vectors; a network holds them in hundreds of pieces, on
-several devices and in several dtypes perhaps. A `Layout` gives each piece its place in a few flat
-buffers, one for each (device, dtype, kind); a `Vector` is such a set of buffers. Copies in and out
-are fused over all pieces, and the arithmetic between runs on the flat buffers, so its cost in
-kernel launches does not grow with the number of parameters.
+several devices and in several dtypes perhaps. A `Layout` sorts the pieces into groups, and a
+`Vector` holds each group as one flat tensor: copies in and out are fused over all pieces, and the
+arithmetic between does not grow in kernel launches with their number.
 
 Numbers in half precision are widened to float32 for all arithmetic, a chunk at a time, and rounded
 once when they are stored.
@@ -13,126 +12,105 @@ once when they are stored.
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import add
-from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch._C._nn import flatten_dense_tensors, unflatten_dense_tensors
 
 # Elements handled at a time: on a CPU what fits its caches, elsewhere what bounds the memory for
 # widened copies at 64 MiB each.
 _CHUNK_CPU = 2**18
 _CHUNK_DEVICE = 2**24
-# Pieces start at multiples of this many elements, so that every kernel may use wide loads.
-_ALIGNMENT = 8
-
-
-class Group(NamedTuple):
-    """What the pieces in one flat buffer have in common."""
-
-    device: torch.device
-    dtype: torch.dtype
-    kind: Hashable
-
-
-class _Place(NamedTuple):
-    buffer: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-    offset: int
 
 
 class Layout:
-    """Where each of `tensors` lies in flat buffers.
+    """How to lay `tensors` out in flat ones: one for each device, dtype and kind.
 
     Args:
-        tensors: The pieces. Only their device, dtype, shape and strides matter.
-        kinds: A label for each piece, or none; pieces with different labels lie in different
-            buffers.
+        tensors: The pieces. Vectors of this layout take over their shapes and memory formats.
+        kinds: A label for each piece, or none.
+
+    Attributes:
+        kinds: The label of each group.
+        members: The indices of each group's pieces.
     """
 
     def __init__(self, tensors: Sequence[Tensor], kinds: Sequence[Hashable] = ()) -> None:
-        self.groups: list[Group] = []
-        self.lengths: list[int] = []
-        self.members: list[list[int]] = []
-        self._places: list[_Place] = []
-        buffers: dict[Group, int] = {}
+        groups: dict[Hashable, list[int]] = {}
         for index, tensor in enumerate(tensors):
-            group = Group(tensor.device, tensor.dtype, kinds[index] if kinds else None)
-            buffer = buffers.setdefault(group, len(buffers))
-            if buffer == len(self.groups):
-                self.groups.append(group)
-                self.lengths.append(0)
-                self.members.append([])
-            place = _Place(buffer, tensor.shape, _dense_stride(tensor), self.lengths[buffer])
-            self._places.append(place)
-            self.members[buffer].append(index)
-            self.lengths[buffer] += -(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT
+            kind = kinds[index] if kinds else None
+            groups.setdefault((tensor.device, tensor.dtype, kind), []).append(index)
+        self.members = list(groups.values())
+        self.kinds = [kinds[members[0]] if kinds else None for members in self.members]
+        self._pieces = tensors
+        # The strides of a dense copy, for channels_last and the like.
+        self._strides = {
+            index: torch.empty_like(tensor).stride()
+            for index, tensor in enumerate(tensors)
+            if not tensor.is_contiguous()
+        }
+
+    def read(self, tensors: Sequence[Tensor | None]) -> "Vector":
+        """An exact copy of `tensors` as a vector; None stands for zeros."""
+        flats = []
+        for members in self.members:
+            group = [self._in_order(index, tensors[index]) for index in members]
+            flat = flatten_dense_tensors(group)
+            # Of a single tensor torch makes a view.
+            flats.append(flat.clone() if len(group) == 1 else flat)
+        return Vector(self, flats)
+
+    def _in_order(self, index: int, tensor: Tensor | None) -> Tensor:
+        """`tensor`, such that reading it row by row gives the piece's own order in memory."""
+        if tensor is None:
+            return torch.zeros_like(self._pieces[index]).reshape(-1)
+        if (stride := self._strides.get(index)) is None:
+            return tensor
+        if tensor.stride() != stride:
+            tensor = torch.empty_strided(
+                tensor.shape, stride, dtype=tensor.dtype, device=tensor.device
+            ).copy_(tensor)
+        return tensor.as_strided((tensor.numel(),), (1,))
 
     def views(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        """Each piece as a view of `flats`, with its own shape and strides."""
-        return [
-            flats[buffer].as_strided(shape, stride, offset)
-            for buffer, shape, stride, offset in self._places
-        ]
-
-
-def _dense_stride(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a copy that keeps the memory format and has no holes."""
-    return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor).stride()
+        """The pieces as views of `flats`, each with its shape and memory format."""
+        views: list[Tensor] = [torch.Tensor()] * len(self._pieces)
+        for members, flat in zip(self.members, flats, strict=True):
+            pieces = unflatten_dense_tensors(flat, [self._pieces[index] for index in members])
+            for index, view in zip(members, pieces, strict=True):
+                views[index] = view
+        for index, stride in self._strides.items():
+            view = views[index]
+            views[index] = view.as_strided(view.shape, stride)
+        return views
 
 
 class Vector:
-    """A vector of zeros with the pieces of `layout`.
+    """A vector, as one flat tensor for each group of its layout."""
 
-    Args:
-        layout: Where the pieces lie.
-        wide: Whether to hold half precision as float32.
-
-    Attributes:
-        flats: One flat buffer for each of `layout.groups`.
-        views: Each piece as a view of its buffer.
-    """
-
-    def __init__(self, layout: Layout, *, wide: bool = False) -> None:
+    def __init__(self, layout: Layout, flats: list[Tensor]) -> None:
         self.layout = layout
-        self.flats = [
-            torch.zeros(
-                length,
-                dtype=_wide(group.dtype) if wide else group.dtype,
-                device=group.device,
-            )
-            for group, length in zip(layout.groups, layout.lengths, strict=True)
-        ]
-        self.views = layout.views(self.flats)
+        self.flats = flats
 
-    def read_(self, tensors: Sequence[Tensor | None]) -> Self:
-        """Copies `tensors` into the pieces; None stands for zeros."""
-        for members in self.layout.members:
-            here: list[Tensor] = []
-            there: list[Tensor] = []
-            for index in members:
-                tensor = tensors[index]
-                if tensor is None:
-                    self.views[index].zero_()
-                else:
-                    here.append(self.views[index])
-                    there.append(tensor)
-            _copy_(here, there)
-        return self
+    def views(self) -> list[Tensor]:
+        """The pieces, as views."""
+        return self.layout.views(self.flats)
+
+    def widened(self) -> "Vector":
+        """A copy, with half precision as float32."""
+        return Vector(self.layout, [flat.to(wide(flat.dtype), copy=True) for flat in self.flats])
 
     def write_to_(self, tensors: Sequence[Tensor]) -> None:
         """Copies the pieces into `tensors`, in place."""
+        views = self.views()
         for members in self.layout.members:
-            _copy_([tensors[index] for index in members], [self.views[index] for index in members])
-
-
-def _copy_(into: list[Tensor], source: list[Tensor]) -> None:
-    if into:
-        torch._foreach_copy_(into, source)
+            torch._foreach_copy_(
+                [tensors[index] for index in members], [views[index] for index in members]
+            )
 
 
 def dot(x: Vector, y: Vector) -> list[Tensor]:
-    """The inner product `<x, y>`, in parts: one scalar for each buffer, at least float32."""
+    """The inner product `<x, y>`, in parts: one scalar for each group, at least float32."""
     return [
         flat_dot((widened(a), widened(b)) for a, b in chunks(x_flat, y_flat))
         for x_flat, y_flat in zip(x.flats, y.flats, strict=True)
@@ -141,7 +119,8 @@ def dot(x: Vector, y: Vector) -> list[Tensor]:
 
 def flat_dot(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     """The sum of the inner products of pairs of flat tensors."""
-    return torch.stack([_dot(a, b) for a, b in pairs]).sum()
+    parts = [_dot(a, b) for a, b in pairs]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -169,12 +148,14 @@ def combine_(a: Tensor, x: Vector, b: Tensor, y: Vector) -> Vector:
 def chunks(*flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Flat tensors of one length, cut at the same places."""
     size = _CHUNK_CPU if flats[0].device.type == "cpu" else _CHUNK_DEVICE
+    if flats[0].numel() <= size:
+        return iter([flats])
     return zip(*(torch.split(flat, size) for flat in flats), strict=True)
 
 
 def widened(tensor: Tensor) -> Tensor:
     """`tensor` itself, or its copy in float32 if it has half precision."""
-    return tensor.to(_wide(tensor.dtype))
+    return tensor.to(wide(tensor.dtype))
 
 
 def scalar_for(flat: Tensor, scalar: Tensor) -> Tensor:
@@ -182,8 +163,9 @@ def scalar_for(flat: Tensor, scalar: Tensor) -> Tensor:
 
     The dtype matters: beside a tensor in half precision, torch would first round the scalar to it.
     """
-    return scalar.to(device=flat.device, dtype=_wide(flat.dtype))
+    return scalar.to(device=flat.device, dtype=wide(flat.dtype))
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which numbers of `dtype` are computed with: at least float32."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,6 +1,6 @@
 """The trainable parameters during one call of `backward`: gradients out and in, there and back."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -18,7 +18,8 @@ class Weights:
 
     Args:
         model: Whose parameters.
-        kind: A label for each parameter, from its name and itself; see `Layout`.
+        modules: The modules of `model`, which the caller has at hand; it saves a walk through it.
+        kinds: Gives each parameter a label; see `Layout`.
 
     Raises:
         ValueError: There is no trainable parameter, or one is complex.
@@ -26,25 +27,35 @@ class Weights:
     """
 
     def __init__(
-        self, model: nn.Module, kind: Callable[[str, nn.Parameter], Hashable] | None = None
+        self,
+        model: nn.Module,
+        modules: Iterable[nn.Module],
+        kinds: Callable[["Weights"], list[Hashable]] | None = None,
     ) -> None:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if not named:
+        self._model = model
+        every = (p for module in modules for p in module._parameters.values())
+        self.parameters = list(dict.fromkeys(p for p in every if p is not None and p.requires_grad))
+        if not self.parameters:
             raise ValueError(
                 "model must have a trainable parameter, got none with requires_grad=True. "
                 "Unfreeze the part to train."
             )
-        self.names = [name for name, _ in named]
-        self.parameters = [parameter for _, parameter in named]
-        self.kinds = [kind(*pair) if kind else None for pair in named]
-        self._reached = [False] * len(named)
-        for name, parameter in named:
-            _check_parameter(name, parameter)
+        for index, parameter in enumerate(self.parameters):
+            if parameter._post_accumulate_grad_hooks or parameter.is_complex():
+                self._refuse(index)
+        self._kinds = kinds(self) if kinds else []
+        self._reached = [False] * len(self.parameters)
+
+    @property
+    def names(self) -> list[str]:
+        """What the parameters are called. A slow walk, so not for every step."""
+        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        return [names[parameter] for parameter in self.parameters]
 
     @cached_property
     def layout(self) -> Layout:
         """Where each parameter lies in a vector. Lazy modules have no shape before a first pass."""
-        return Layout(self.parameters, self.kinds)
+        return Layout(self.parameters, self._kinds)
 
     @property
     def devices(self) -> set[torch.device]:
@@ -56,11 +67,6 @@ class Weights:
         """What `.grad` holds now."""
         return [parameter.grad for parameter in self.parameters]
 
-    @gradients.setter
-    def gradients(self, gradients: list[Tensor | None]) -> None:
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-
     @contextmanager
     def gradients_added(self) -> Iterator[Callable[[Vector], None]]:
         """Clears `.grad`, and gives the body a function that adds a vector to what was there.
@@ -68,59 +74,61 @@ class Weights:
         If the body raises, `.grad` is what it was.
         """
         before = self.gradients
-        self.gradients = [None] * len(before)
+        self._clear()
         try:
             yield lambda direction: self._add(before, direction)
         except BaseException:
-            self.gradients = before
+            for parameter, gradient in zip(self.parameters, before, strict=True):
+                parameter.grad = gradient
             raise
+
+    def _clear(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _add(self, before: list[Tensor | None], direction: Vector) -> None:
         """Like `Tensor.backward`: adds in place, and leaves None what no pass has reached."""
         sums: list[Tensor] = []
         terms: list[Tensor] = []
-        after = before.copy()
-        for index, (gradient, view) in enumerate(zip(before, direction.views, strict=True)):
-            if not self._reached[index]:
-                continue
-            if gradient is None:
-                after[index] = view
-            else:
-                sums.append(gradient)
-                terms.append(view)
+        pieces = zip(self.parameters, before, direction.views(), self._reached, strict=True)
+        for parameter, gradient, view, is_reached in pieces:
+            if gradient is not None:
+                parameter.grad = gradient
+                if is_reached:
+                    sums.append(gradient)
+                    terms.append(view)
+            elif is_reached:
+                parameter.grad = view
         if sums:
             torch._foreach_add_(sums, terms)
-        self.gradients = after
 
-    def take_gradients(self, into: Vector | None = None) -> Vector:
+    def take_gradients(self) -> Vector:
         """Moves `.grad` into a vector, zeros where there is none.
 
         Raises:
             RuntimeError: There is no gradient at all, or one is sparse.
         """
         gradients = self.gradients
-        if all(gradient is None for gradient in gradients):
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                self._reached[index] = True
+                if gradient.layout is not torch.strided:
+                    raise RuntimeError(
+                        f"{self.names[index]} must have a dense gradient, got layout "
+                        f"{gradient.layout}. Build its layer with sparse=False."
+                    )
+        if not any(self._reached):
             raise RuntimeError(
                 "loss must depend on the model's trainable parameters, got a gradient for none of "
                 "them. Build the objective from the model that the closure runs."
             )
-        for index, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            self._reached[index] = True
-            if gradient.layout is not torch.strided:
-                raise RuntimeError(
-                    f"{self.names[index]} must have a dense gradient, got layout "
-                    f"{gradient.layout}. Build its layer with sparse=False."
-                )
-        vector = (into or Vector(self.layout)).read_(gradients)
-        self.gradients = [None] * len(gradients)
-        return vector
+        self._clear()
+        return self.layout.read(gradients)
 
     @contextmanager
     def saved(self) -> Iterator[Vector]:
         """Gives the body an exact copy of the weights, and puts it back whatever happens there."""
-        copy = Vector(self.layout).read_(self.parameters)
+        copy = self.layout.read(self.parameters)
         try:
             yield copy
         finally:
@@ -130,14 +138,13 @@ class Weights:
         """Writes `to` into the weights, in place."""
         to.write_to_(self.parameters)
 
-
-def _check_parameter(name: str, parameter: nn.Parameter) -> None:
-    if parameter.is_complex():
-        raise ValueError(
-            f"{name} must be real, got {parameter.dtype}. "
-            "Hold it as a real parameter and call torch.view_as_complex in the forward pass."
-        )
-    if parameter._post_accumulate_grad_hooks:
+    def _refuse(self, index: int) -> None:
+        name, parameter = self.names[index], self.parameters[index]
+        if parameter.is_complex():
+            raise ValueError(
+                f"{name} must be real, got {parameter.dtype}. "
+                "Hold it as a real parameter and call torch.view_as_complex in the forward pass."
+            )
         raise RuntimeError(
             f"{name} must not have a post-accumulate-grad hook, got one. It would act on the "
             "gradient of each pass: remove it, and step the optimizer after backward."

@@ -1,0 +1,95 @@
+"""Imports point one way, and `import surrogap` stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import surrogap
+
+ROOT = Path(surrogap.__file__).parent
+
+# What the modules of each room may import of ours, besides their own room.
+ALLOWED: dict[str, set[str]] = {
+    "core": set(),
+    "models": set(),
+    "data": set(),
+    "analysis": {"core"},
+    "integrations": {"core"},
+    "evaluation": {"data"},
+    "training": {"core", "models", "data", "evaluation"},
+    "experiments": {"core", "models", "data", "evaluation", "training", "analysis"},
+    "cli": {
+        *("core", "models", "data", "analysis", "integrations", "evaluation", "training"),
+        "experiments",
+    },
+}
+CORE_MAY_IMPORT = {"torch", "surrogap"} | set(sys.stdlib_module_names)
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """The full names of all modules that a file imports, at any depth of its code."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def room_of(name: str) -> str | None:
+    """The room that a name such as `surrogap.core.rho` lives in."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "surrogap" and len(parts) > 2 else None
+
+
+def wrong_imports(room: str, names: set[str]) -> set[str]:
+    allowed = ALLOWED[room] | {room}
+    return {
+        name for name in names if name.split(".")[0] == "surrogap" and room_of(name) not in allowed
+    }
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_direction(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    names = imported(path)
+    if room.endswith(".py"):  # the front door re-exports what the core has
+        assert all(room_of(name) == "core" for name in names)
+        return
+    assert room in ALLOWED, f"{room} is no room of the house"
+    assert not wrong_imports(room, names)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda p: p.name)
+def test_core_needs_torch_and_the_standard_library_alone(path: Path) -> None:
+    assert {name.split(".")[0] for name in imported(path)} <= CORE_MAY_IMPORT
+
+
+def test_the_rule_finds_a_wrong_import() -> None:
+    assert wrong_imports("core", {"surrogap.cli.train", "torch", "surrogap.core.rho"}) == {
+        "surrogap.cli.train"
+    }
+    assert wrong_imports("training", {"surrogap.analysis.gap", "surrogap.core.rho"}) == {
+        "surrogap.analysis.gap"
+    }
+    assert wrong_imports("core", {"surrogap.SAM"}) == {"surrogap.SAM"}
+
+
+def loaded_after(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after a statement."""
+    code = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+
+
+def test_import_loads_nothing_heavier_than_torch() -> None:
+    new = loaded_after("import surrogap, surrogap.rho") - loaded_after("import torch")
+    assert new - set(sys.stdlib_module_names) == {"surrogap"}
