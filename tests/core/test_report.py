@@ -1,12 +1,12 @@
 """What a report says, where it lives, and that making it does not wait for the device."""
 
 import copy
-from dataclasses import fields
 
 import pytest
 import torch
 
 from surrogap import SAM, Report, Vanilla
+from surrogap.core.report import MEASURES
 from tests import reference, zoo
 from tests.table import ETA, OBJECTIVES, RHO, every_objective, every_two_pass
 
@@ -43,13 +43,12 @@ def test_fields_are_scalars_of_full_precision_on_the_device(
 ) -> None:
     model, data = zoo.mlp().to(device, dtype), zoo.batch(device=device)
     report = OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
-    for field in fields(Report):
-        if field.name != "aux":
-            value = getattr(report, field.name)
-            assert value.shape == ()
-            assert value.device.type == device.type
-            assert value.dtype == torch.promote_types(dtype, torch.float32)
-            assert not value.requires_grad
+    for name in MEASURES:
+        value = getattr(report, name)
+        assert value.shape == ()
+        assert value.device.type == device.type
+        assert value.dtype == torch.promote_types(dtype, torch.float32)
+        assert not value.requires_grad
 
 
 def test_vanilla_reports_what_it_knows() -> None:
@@ -58,6 +57,25 @@ def test_vanilla_reports_what_it_knows() -> None:
     assert float(report.grad_norm) == pytest.approx(float(zoo.flat_grad(model).norm()))
     missing = (report.perturbed_loss, report.gap, report.perturbed_grad_norm, report.cosine)
     assert all(bool(value.isnan()) for value in (*missing, report.rho))
+
+
+def test_a_report_prints_its_measures() -> None:
+    model, data = zoo.mlp(), zoo.batch()
+    text = repr(SAM(model, rho=0.5).backward(zoo.closure_of(model, data)))
+    assert text.startswith("Report(loss=")
+    assert text.endswith("rho=0.5)")
+
+
+def test_a_report_keeps_what_it_saw() -> None:
+    """It is derived when it is asked for, even after later steps and changes to `.grad`."""
+    model, data = zoo.mlp(), zoo.batch()
+    objective, closure = SAM(model), zoo.closure_of(model, data)
+    early, late = objective.backward(closure), objective.backward(closure)
+    expected = float(early.grad_norm), float(early.cosine)
+    objective.backward(lambda: 100 * closure())
+    for p in model.parameters():
+        p.grad.zero_()
+    assert (float(late.grad_norm), float(late.cosine)) == expected
 
 
 def test_norms_are_of_this_call_alone() -> None:
@@ -70,6 +88,7 @@ def test_norms_are_of_this_call_alone() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @every_objective
 @pytest.mark.parametrize("kind", zoo.MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -92,8 +111,8 @@ def test_no_synchronisation(name: str, kind: str, dtype: torch.dtype) -> None:
 
     step()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         report = step()
         with pytest.raises(RuntimeError, match="synchroniz"):
             float(report.loss)  # else the test would show nothing

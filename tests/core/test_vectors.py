@@ -7,7 +7,6 @@ from torch import Tensor
 from surrogap.core.vectors import Layout, combine_, dot, total
 from tests import zoo
 
-CPU = torch.device("cpu")
 HALVES = [torch.bfloat16, torch.float16]
 
 
@@ -77,7 +76,7 @@ def test_groups_are_one_per_device_dtype_and_kind() -> None:
 def test_dot(dtype: torch.dtype, device: torch.device) -> None:
     x, y = pieces(dtype, device), pieces(dtype, device)
     layout = Layout(x)
-    actual = total(dot(layout.read(x), layout.read(y)), CPU)
+    actual = total(dot(layout.read(x), layout.read(y))).cpu()
     expected = flat(x).double().cpu() @ flat(y).double().cpu()
     scale = float(flat(x).double().norm() * flat(y).double().norm())
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -93,7 +92,7 @@ def test_dot_over_many_elements_in_half_precision(dtype: torch.dtype, device: to
     tensor.normal_(0.02, 0.01, generator=torch.Generator(device).manual_seed(0))
     expected = sum(float(part.double() @ part.double()) for part in tensor.split(10**6))
     vector = Layout([tensor]).read([tensor])
-    assert float(total(dot(vector, vector), CPU)) == pytest.approx(expected, rel=1e-6)
+    assert float(total(dot(vector, vector))) == pytest.approx(expected, rel=1e-6)
 
 
 def test_dot_over_many_elements_in_single_precision(device: torch.device) -> None:
@@ -102,7 +101,7 @@ def test_dot_over_many_elements_in_single_precision(device: torch.device) -> Non
     tensor.normal_(0.02, 0.01, generator=torch.Generator(device).manual_seed(0))
     expected = sum(float(part.double() @ part.double()) for part in tensor.split(10**6))
     vector = Layout([tensor]).read([tensor])
-    assert float(total(dot(vector, vector), CPU)) == pytest.approx(expected, rel=3e-7)
+    assert float(total(dot(vector, vector))) == pytest.approx(expected, rel=3e-7)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

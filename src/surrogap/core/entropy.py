@@ -10,7 +10,7 @@ from surrogap.core.arguments import number
 from surrogap.core.objectives import Objective, single_pass_report
 from surrogap.core.passes import Buffers, Passes
 from surrogap.core.report import Report
-from surrogap.core.vectors import Vector, chunks, dot, scalar_for, total, widened
+from surrogap.core.vectors import Gradients, Layout, Vector, chunks, scalar_for, widened
 from surrogap.core.weights import Weights
 
 
@@ -88,20 +88,32 @@ class EntropySGD(Objective):
 
     def _direction(
         self, weights: Weights, buffers: Buffers, passes: Passes
-    ) -> tuple[Vector, Report]:
+    ) -> tuple[Gradients, Report]:
         loss, aux = passes.run(weights)
         scale = passes.scale(loss.device)
-        gradient = weights.take_gradients()
-        norm = total(dot(gradient, gradient), loss.device).sqrt()
-        with buffers.kept(), weights.saved() as w:
-            walk = _Walk(self, w, scale)
-            walk.step_(gradient)
-            for _ in range(self.inner_steps - 1):
-                weights.move_(walk.v)
-                passes.run(weights)
-                walk.step_(weights.take_gradients())
-            direction = walk.direction()
-        return direction, single_pass_report(loss, norm, scale, aux)
+        layout = Layout(weights.parameters)
+        gradients = weights.take_gradients()
+        is_reached = [gradient is not None for gradient in gradients]
+        g = layout.read(gradients)
+        report = single_pass_report(loss, aux, g, scale)
+        w = layout.read(weights.parameters)
+        walk = _Walk(self, w, scale)
+        with buffers.kept():
+            try:
+                walk.step_(g)
+                for _ in range(self.inner_steps - 1):
+                    walk.v.write_to_(weights.parameters)
+                    passes.run(weights)
+                    gradients = weights.take_gradients()
+                    for index, gradient in enumerate(gradients):
+                        is_reached[index] |= gradient is not None
+                    walk.step_(layout.read(gradients))
+            finally:
+                w.write_to_(weights.parameters)
+        views = walk.direction().views()
+        return [
+            v if reached else None for v, reached in zip(views, is_reached, strict=True)
+        ], report
 
 
 class _Walk:

@@ -2,40 +2,33 @@
 
 One step at weights `w`, on one batch:
 
-1. `g = grad f(w)`.
-2. Climb to `w + delta`, at distance `rho` (`ascent.py`).
-3. `g_p = grad f(w + delta)`, on the same batch with the same random numbers (`passes.py`).
-4. Put `w` back exactly (`weights.py`), and add `d = a * g + b * g_p` to `.grad`.
+1. `g = grad f(w)` (`passes.py`, `weights.py`).
+2. Climb to `w + delta`, at distance `rho` (`ascent.py`, `arithmetic.py`).
+3. `g_p = grad f(w + delta)`, on the same batch with the same random numbers.
+4. Put `w` back exactly, and add `d = a * g + b * g_p` to `.grad`.
 
 `a` and `b` are functions of three numbers, `<g, g>`, `<g, g_p>` and `<g_p, g_p>`. They are all that
 one two-pass objective has and another has not, so each of them here is a few lines.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Literal, NamedTuple, final
+from collections.abc import Callable, Sequence
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from surrogap.core.arguments import number
+from surrogap.core.arithmetic import Coefficients, choose
 from surrogap.core.ascent import Ascent, Kind
 from surrogap.core.passes import Buffers, Closure, Passes, RandomState
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
-from surrogap.core.vectors import Vector, combine_, dot, total
+from surrogap.core.vectors import Gradients, Layout, Vector, dot, total
 from surrogap.core.weights import Weights
 
 Predicate = Callable[[str, nn.Parameter], bool]
-
-
-class Products(NamedTuple):
-    """The three inner products that decide a direction."""
-
-    gg: Tensor  # <g, g>
-    gp: Tensor  # <g, g_p>
-    pp: Tensor  # <g_p, g_p>
 
 
 class Objective(ABC):
@@ -59,8 +52,9 @@ class Objective(ABC):
                 "Pass the model itself, not its parameters or its optimizer."
             )
         self.model = model
+        self._buffers = Buffers()
         self._is_running = False
-        self._weights(model.modules())  # so that a model that cannot be trained is refused here
+        Weights(model, model.modules())  # refuses here what cannot be trained
 
     def backward(
         self,
@@ -100,7 +94,8 @@ class Objective(ABC):
                 "Return the loss; the objective calls backward itself, once per pass."
             )
         modules = list(self.model.modules())
-        weights, buffers = self._weights(modules), Buffers(modules)
+        weights, buffers = Weights(self.model, modules), self._buffers
+        buffers.look(modules)
         self._is_running = True
         try:
             with (
@@ -119,11 +114,8 @@ class Objective(ABC):
     @abstractmethod
     def _direction(
         self, weights: Weights, buffers: Buffers, passes: Passes
-    ) -> tuple[Vector, Report]:
+    ) -> tuple[Gradients, Report]:
         """Runs the passes, with `.grad` empty before and after, and puts the weights back."""
-
-    def _weights(self, modules: Iterable[nn.Module]) -> Weights:
-        return Weights(self.model, modules)
 
     def _advance(self) -> None:
         """Counts a step, where there is something to count."""
@@ -149,18 +141,18 @@ class Vanilla(Objective):
 
     def _direction(
         self, weights: Weights, buffers: Buffers, passes: Passes
-    ) -> tuple[Vector, Report]:
+    ) -> tuple[Gradients, Report]:
         loss, aux = passes.run(weights)
         g = weights.take_gradients()
-        norm = total(dot(g, g), loss.device).sqrt()
-        return g, single_pass_report(loss, norm, passes.scale(loss.device), aux)
+        vector = Layout(weights.parameters).read(g)
+        return g, single_pass_report(loss, aux, vector, passes.scale(loss.device))
 
 
-def single_pass_report(loss: Tensor, norm: Tensor, scale: Tensor | None, aux: object) -> Report:
+def single_pass_report(loss: Tensor, aux: object, g: Vector, scale: Tensor | None) -> Report:
     """A report of what a first pass alone shows."""
     nan = torch.full_like(loss, torch.nan)
-    norm = norm if scale is None else norm / scale
-    return Report(loss, nan, nan, norm, nan, nan, nan, aux)
+    products = torch.stack([total(dot(g, g)).to(loss), nan, nan])
+    return Report(loss, nan, aux, _products=lambda: products, _scale=scale)
 
 
 class TwoPass(Objective):
@@ -188,24 +180,22 @@ class TwoPass(Objective):
         if not isinstance(rho, Schedule):
             radius(rho)
         super().__init__(model)
+        self._kinds(Weights(model, model.modules()))
 
     @abstractmethod
-    def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
+    def _coefficients(self) -> Coefficients:
         """`a` and `b` of `d = a * g + b * g_p`."""
 
-    def _weights(self, modules: Iterable[nn.Module]) -> Weights:
-        return Weights(self.model, modules, self._kinds)
-
-    def _kinds(self, weights: Weights) -> list[Hashable]:
+    def _kinds(self, weights: Weights) -> list[Kind]:
         if self.perturb is None:
             return [self._ascent.kind(parameter) for parameter in weights.parameters]
         # torch.compile puts its prefix into names; a predicate should not have to know.
         names = [name.replace("_orig_mod.", "") for name in weights.names]
-        kinds: list[Hashable] = [
+        kinds = [
             self._ascent.kind(parameter) if self.perturb(name, parameter) else Kind.STILL
             for name, parameter in zip(names, weights.parameters, strict=True)
         ]
-        if all(kind is Kind.STILL for kind in kinds):
+        if all(kind == Kind.STILL for kind in kinds):
             raise ValueError(
                 "perturb must select a trainable parameter, got False for all of them. Names are "
                 f"such as {names[0]!r}; leave perturb out to perturb all."
@@ -214,59 +204,25 @@ class TwoPass(Objective):
 
     def _direction(
         self, weights: Weights, buffers: Buffers, passes: Passes
-    ) -> tuple[Vector, Report]:
-        rho_now = radius(self.rho)
+    ) -> tuple[Gradients, Report]:
+        rho, kinds = radius(self.rho), self._kinds(weights)
         random_state = RandomState(weights.devices)
         loss, aux = passes.run(weights)
-        device, scale = loss.device, passes.scale(loss.device)
-        rho = torch.full_like(loss, rho_now)
-        g = weights.take_gradients()
-        gg = dot(g, g)
-        with buffers.kept(), random_state.replayed(), weights.saved() as w:
-            weights.move_(self._ascent.point(w, g, gg, rho, scale))
+        scale = passes.scale(loss.device)
+        # Lazy modules have no shape before the first pass, so this comes after it.
+        arithmetic = choose(weights.parameters, kinds, self._ascent)
+        with (
+            buffers.kept(),
+            random_state.replayed(),
+            arithmetic.climbed(weights.take_gradients(), rho, scale),
+        ):
             perturbed_loss, _ = passes.run(weights)
-        del w  # before the second gradient asks for memory
-        g_p = weights.take_gradients()
-        products = Products(*(total(parts, device) for parts in (gg, dot(g, g_p), dot(g_p, g_p))))
-        a, b = self._coefficients(products)
-        d = combine_(a, g, b, g_p)
-        return d, _report(loss, perturbed_loss, products, rho, scale, aux)
+        direction = arithmetic.combination(weights.take_gradients(), self._coefficients())
+        return direction, Report(loss, perturbed_loss, aux, rho, arithmetic.products, scale)
 
     def _advance(self) -> None:
         if isinstance(self.rho, Schedule):
             self.rho.advance()
-
-
-def _report(
-    loss: Tensor,
-    perturbed_loss: Tensor,
-    products: Products,
-    rho: Tensor,
-    scale: Tensor | None,
-    aux: object,
-) -> Report:
-    g_norm, p_norm = products.gg.sqrt(), products.pp.sqrt()
-    return Report(
-        loss=loss,
-        perturbed_loss=perturbed_loss,
-        gap=perturbed_loss - loss,
-        grad_norm=g_norm if scale is None else g_norm / scale,
-        perturbed_grad_norm=p_norm if scale is None else p_norm / scale,
-        cosine=(products.gp / (g_norm * p_norm)).clamp(-1.0, 1.0),
-        rho=rho,
-        aux=aux,
-    )
-
-
-def _ascent_coefficients(products: Products, alpha: float) -> tuple[Tensor, Tensor]:
-    """Of `g_p - alpha * g_perp`, with `g_perp = g - c * g_p` and `c = <g, g_p> / ||g_p||^2`."""
-    c = _ratio(products.gp, products.pp)
-    return torch.full_like(c, 0.0 - alpha), 1.0 + alpha * c
-
-
-def _ratio(numerator: Tensor, squared_norm: Tensor) -> Tensor:
-    """Of an inner product with a vector to its square; 0 for the zero vector."""
-    return torch.where(squared_norm == 0, 0.0, numerator / squared_norm)
 
 
 def _alpha(alpha: float) -> float:
@@ -308,8 +264,8 @@ class SAM(TwoPass):
     ) -> None:
         super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb)
 
-    def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
-        return _ascent_coefficients(products, alpha=0.0)
+    def _coefficients(self) -> Coefficients:
+        return Coefficients(a_0=0.0, b_0=1.0)
 
 
 @final
@@ -362,11 +318,10 @@ class GSAM(TwoPass):
         self.minimize = minimize
         super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb)
 
-    def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
+    def _coefficients(self) -> Coefficients:
         if self.minimize == "perturbed":
-            return _ascent_coefficients(products, self.alpha)
-        c = _ratio(products.gp, products.gg)
-        return 1.0 - self.alpha * c, torch.full_like(c, self.alpha)
+            return Coefficients(a_0=0.0 - self.alpha, b_0=1.0, b_1=self.alpha)
+        return Coefficients(a_0=1.0, b_0=self.alpha, a_1=-self.alpha)
 
 
 @final
@@ -409,8 +364,8 @@ class ASAM(TwoPass):
         eta = number("eta", eta, remedy="Pass a non-negative number, such as 0.01.")
         super().__init__(model, rho, Ascent(eta=eta, eps=_eps(eps)), perturb)
 
-    def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
-        return _ascent_coefficients(products, self.alpha)
+    def _coefficients(self) -> Coefficients:
+        return Coefficients(a_0=0.0 - self.alpha, b_0=1.0, b_1=self.alpha)
 
 
 @final
@@ -450,7 +405,5 @@ class GapPenalty(TwoPass):
         self.lam = number("lam", lam, remedy="Pass a non-negative number, such as 0.1; 0 is SAM.")
         super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb)
 
-    def _coefficients(self, products: Products) -> tuple[Tensor, Tensor]:
-        return torch.full_like(products.gg, 0.0 - self.lam), torch.full_like(
-            products.gg, 1.0 + self.lam
-        )
+    def _coefficients(self) -> Coefficients:
+        return Coefficients(a_0=0.0 - self.lam, b_0=1.0 + self.lam)

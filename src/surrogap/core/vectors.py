@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 from torch._C._nn import flatten_dense_tensors, unflatten_dense_tensors
 
+# One tensor for each parameter; None where there is no gradient, which counts as zero.
+Gradients = list[Tensor | None]
+
 # Elements handled at a time: on a CPU what fits its caches, elsewhere what bounds the memory for
 # widened copies at 64 MiB each.
 _CHUNK_CPU = 2**18
@@ -129,9 +132,9 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum() if a.device.type == "cpu" else torch.dot(a, b)
 
 
-def total(parts: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The sum of scalars that may lie on several devices, on `device`."""
-    return reduce(add, (part.to(device) for part in parts))
+def total(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of scalars that may lie on several devices, on the first one's."""
+    return reduce(add, (part.to(parts[0].device) for part in parts))
 
 
 def combine_(a: Tensor, x: Vector, b: Tensor, y: Vector) -> Vector:

@@ -1,13 +1,12 @@
-"""The trainable parameters during one call of `backward`: gradients out and in, there and back."""
+"""The trainable parameters during one call of `backward`, and their gradients."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from surrogap.core.vectors import Layout, Vector
+from surrogap.core.vectors import Gradients
 
 
 class Weights:
@@ -19,19 +18,13 @@ class Weights:
     Args:
         model: Whose parameters.
         modules: The modules of `model`, which the caller has at hand; it saves a walk through it.
-        kinds: Gives each parameter a label; see `Layout`.
 
     Raises:
         ValueError: There is no trainable parameter, or one is complex.
         RuntimeError: A parameter has a hook that would act on the gradient of a single pass.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        modules: Iterable[nn.Module],
-        kinds: Callable[["Weights"], list[Hashable]] | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, modules: Iterable[nn.Module]) -> None:
         self._model = model
         every = (p for module in modules for p in module._parameters.values())
         self.parameters = list(dict.fromkeys(p for p in every if p is not None and p.requires_grad))
@@ -43,8 +36,6 @@ class Weights:
         for index, parameter in enumerate(self.parameters):
             if parameter._post_accumulate_grad_hooks or parameter.is_complex():
                 self._refuse(index)
-        self._kinds = kinds(self) if kinds else []
-        self._reached = [False] * len(self.parameters)
 
     @property
     def names(self) -> list[str]:
@@ -52,24 +43,19 @@ class Weights:
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         return [names[parameter] for parameter in self.parameters]
 
-    @cached_property
-    def layout(self) -> Layout:
-        """Where each parameter lies in a vector. Lazy modules have no shape before a first pass."""
-        return Layout(self.parameters, self._kinds)
-
     @property
     def devices(self) -> set[torch.device]:
         """Where the parameters lie."""
         return {parameter.device for parameter in self.parameters}
 
     @property
-    def gradients(self) -> list[Tensor | None]:
+    def gradients(self) -> Gradients:
         """What `.grad` holds now."""
         return [parameter.grad for parameter in self.parameters]
 
     @contextmanager
-    def gradients_added(self) -> Iterator[Callable[[Vector], None]]:
-        """Clears `.grad`, and gives the body a function that adds a vector to what was there.
+    def gradients_added(self) -> Iterator[Callable[[Gradients], None]]:
+        """Clears `.grad`, and gives the body a function that adds a direction to what was there.
 
         If the body raises, `.grad` is what it was.
         """
@@ -86,57 +72,41 @@ class Weights:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _add(self, before: list[Tensor | None], direction: Vector) -> None:
+    def _add(self, before: Gradients, direction: Gradients) -> None:
         """Like `Tensor.backward`: adds in place, and leaves None what no pass has reached."""
         sums: list[Tensor] = []
         terms: list[Tensor] = []
-        pieces = zip(self.parameters, before, direction.views(), self._reached, strict=True)
-        for parameter, gradient, view, is_reached in pieces:
-            if gradient is not None:
-                parameter.grad = gradient
-                if is_reached:
-                    sums.append(gradient)
-                    terms.append(view)
-            elif is_reached:
-                parameter.grad = view
+        for parameter, gradient, term in zip(self.parameters, before, direction, strict=True):
+            parameter.grad = term if gradient is None else gradient
+            if gradient is not None and term is not None:
+                sums.append(gradient)
+                terms.append(term)
         if sums:
             torch._foreach_add_(sums, terms)
 
-    def take_gradients(self) -> Vector:
-        """Moves `.grad` into a vector, zeros where there is none.
+    def take_gradients(self) -> Gradients:
+        """What `.grad` holds, which is empty afterwards.
 
         Raises:
             RuntimeError: There is no gradient at all, or one is sparse.
         """
         gradients = self.gradients
+        is_empty = True
         for index, gradient in enumerate(gradients):
             if gradient is not None:
-                self._reached[index] = True
+                is_empty = False
                 if gradient.layout is not torch.strided:
                     raise RuntimeError(
                         f"{self.names[index]} must have a dense gradient, got layout "
                         f"{gradient.layout}. Build its layer with sparse=False."
                     )
-        if not any(self._reached):
+        if is_empty:
             raise RuntimeError(
                 "loss must depend on the model's trainable parameters, got a gradient for none of "
                 "them. Build the objective from the model that the closure runs."
             )
         self._clear()
-        return self.layout.read(gradients)
-
-    @contextmanager
-    def saved(self) -> Iterator[Vector]:
-        """Gives the body an exact copy of the weights, and puts it back whatever happens there."""
-        copy = self.layout.read(self.parameters)
-        try:
-            yield copy
-        finally:
-            copy.write_to_(self.parameters)
-
-    def move_(self, to: Vector) -> None:
-        """Writes `to` into the weights, in place."""
-        to.write_to_(self.parameters)
+        return gradients
 
     def _refuse(self, index: int) -> None:
         name, parameter = self.names[index], self.parameters[index]

@@ -1,0 +1,168 @@
+"""The arithmetic of a two-pass step: climb, put back, combine.
+
+Two implementations of one interface: `Flat` here, with torch's operators, for every device and
+dtype; and `kernels.Fused`, where a step's many small operators would cost more time to launch than
+to run.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from surrogap.core.ascent import Ascent, Kind
+from surrogap.core.vectors import (
+    Gradients,
+    Layout,
+    Vector,
+    chunks,
+    combine_,
+    dot,
+    flat_dot,
+    scalar_for,
+    total,
+    widened,
+)
+
+
+class Coefficients(NamedTuple):
+    """What an objective is: the direction `d = a * g + b * g_p`.
+
+    `a = a_0 + a_1 * <g, g_p> / <g, g>` and `b = b_0 + b_1 * <g, g_p> / <g_p, g_p>`. The ratios are
+    those of the projections of one gradient onto the other; on a gradient of zero they are 0.
+    """
+
+    a_0: float
+    b_0: float
+    a_1: float = 0.0
+    b_1: float = 0.0
+
+
+class Arithmetic(ABC):
+    """The arithmetic of one step.
+
+    Args:
+        parameters: The weights, moved in place.
+        kinds: What each of them does in the climb.
+        ascent: The geometry of the climb.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent) -> None:
+        self._parameters = parameters
+        self._kinds = kinds
+        self._ascent = ascent
+
+    @abstractmethod
+    def climbed(
+        self, g: Gradients, rho: float, scale: Tensor | None
+    ) -> AbstractContextManager[None]:
+        """A context: the weights are at `w + delta` in it, and at `w` after it, whatever happens.
+
+        Args:
+            g: The gradient at `w`, times `scale`; None stands for zeros. It is kept for later.
+            rho: The radius. Where `g` is zero or not finite, `delta` is zero.
+            scale: By what the loss was multiplied, or None; `eps` is multiplied by it too, so that
+                `delta` does not depend on it.
+        """
+
+    @abstractmethod
+    def combination(self, g_p: Gradients, coefficients: Coefficients) -> Gradients:
+        """The direction `d`, perhaps in the memory of `g_p`; None where neither has a gradient."""
+
+    @abstractmethod
+    def products(self) -> Tensor:
+        """`<g, g>`, `<g, g_p>` and `<g_p, g_p>` as one tensor, once there is a direction."""
+
+
+class Flat(Arithmetic):
+    """With torch's operators, on one flat tensor for each device, dtype and kind."""
+
+    @contextmanager
+    def climbed(self, g: Gradients, rho: float, scale: Tensor | None) -> Iterator[None]:
+        """See `Arithmetic`."""
+        layout = Layout(self._parameters, self._kinds)
+        self._is_reached = [piece is not None for piece in g]
+        self._g = layout.read(g)
+        del g  # the copy takes its place in memory
+        self._gg = dot(self._g, self._g)
+        w = layout.read(self._parameters)
+        try:
+            self._point(w, rho, scale).write_to_(self._parameters)
+            yield
+        finally:
+            w.write_to_(self._parameters)
+
+    def _point(self, w: Vector, rho: float, scale: Tensor | None) -> Vector:
+        """`w + delta`."""
+        norm = self._norm(w)
+        eps = self._ascent.eps if scale is None else self._ascent.eps * scale.to(norm.device)
+        # Where the norm is zero or not finite there is no direction to climb in.
+        climbs = (norm > 0) & norm.isfinite()
+        step = torch.where(climbs, rho / (norm + eps), 0.0)
+        point = [torch.empty_like(flat) for flat in w.flats]
+        for kind, *flats in zip(w.layout.kinds, w.flats, self._g.flats, point, strict=True):
+            step_here, climbs_here = scalar_for(flats[0], step), climbs.to(flats[0].device)
+            for w_chunk, g_chunk, out in chunks(*flats):
+                if kind == Kind.STILL:
+                    out.copy_(w_chunk)
+                    continue
+                start, along = widened(w_chunk), widened(g_chunk)
+                if kind == Kind.SCALED:
+                    along = self._scaling(start).square_().mul_(along)
+                moved = torch.addcmul(start, along, step_here)
+                # A step of 0 along an infinite gradient would be NaN.
+                out.copy_(torch.where(climbs_here, moved, start))
+        return Vector(w.layout, point)
+
+    def _norm(self, w: Vector) -> Tensor:
+        """`||T g||` over all parameters that climb."""
+        parts = []
+        for kind, w_flat, g_flat, squared_norm in zip(
+            w.layout.kinds, w.flats, self._g.flats, self._gg, strict=True
+        ):
+            if kind == Kind.PLAIN:
+                parts.append(squared_norm)
+            elif kind == Kind.SCALED:
+                scaled = (
+                    self._scaling(widened(a)).mul_(widened(b)) for a, b in chunks(w_flat, g_flat)
+                )
+                parts.append(flat_dot((x, x) for x in scaled))
+        return total(parts).sqrt()
+
+    def _scaling(self, w: Tensor) -> Tensor:
+        assert self._ascent.eta is not None  # no parameter is SCALED without it
+        return w.abs().add_(self._ascent.eta)
+
+    def combination(self, g_p: Gradients, coefficients: Coefficients) -> Gradients:
+        """See `Arithmetic`."""
+        is_reached = [a or b is not None for a, b in zip(self._is_reached, g_p, strict=True)]
+        vector = self._g.layout.read(g_p)
+        parts = (self._gg, dot(self._g, vector), dot(vector, vector))
+        gg, gp, pp = (total(part) for part in parts)
+        self._products = torch.stack([gg, gp, pp])
+        a = coefficients.a_0 + coefficients.a_1 * _ratio(gp, gg)
+        b = coefficients.b_0 + coefficients.b_1 * _ratio(gp, pp)
+        views = combine_(a, self._g, b, vector).views()
+        return [view if reached else None for view, reached in zip(views, is_reached, strict=True)]
+
+    def products(self) -> Tensor:
+        """See `Arithmetic`."""
+        return self._products
+
+
+def choose(parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent) -> Arithmetic:
+    """The fastest arithmetic for these parameters."""
+    if parameters[0].device.type == "cuda" and find_spec("triton"):
+        from surrogap.core.kernels import Fused  # Triton takes a second to load
+
+        if Fused.takes(parameters):
+            return Fused(parameters, kinds, ascent)
+    return Flat(parameters, kinds, ascent)
+
+
+def _ratio(numerator: Tensor, squared_norm: Tensor) -> Tensor:
+    return torch.where(squared_norm == 0, 0.0, numerator / squared_norm)

@@ -1,0 +1,311 @@
+"""The arithmetic of a two-pass step as five kernels, each over all tensors at once.
+
+An operator of torch costs a few microseconds to launch, tens where the processor's caches are cold,
+and a step of `Flat` needs about a hundred, views included: several percent of a small model's
+step. Here a kernel finds its tensors in a table of addresses, so nothing is copied together and
+taken apart, and the scalars between kernels never leave the device: each kernel adds up the partial
+sums of the one before by itself.
+
+A pass over memory is cut into blocks, dealt out to a fixed number of programs, so sums come out
+the same on every run.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from surrogap.core.arithmetic import Arithmetic, Coefficients
+from surrogap.core.ascent import Ascent, Kind
+from surrogap.core.vectors import Gradients
+
+_BLOCK = 4096
+_PROGRAMS_PER_PROCESSOR = 4
+_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+# The rows of a plan, and of the partial sums.
+_NUM_ROWS = 5
+_GG, _TT, _GP, _PP = range(4)
+
+
+@triton.jit
+def _addresses(table, plan, block, num_blocks, dtype: tl.constexpr, size: tl.constexpr):
+    """Where the elements of a block lie, and which of them there are."""
+    address = tl.load(table + tl.load(plan + block))
+    offsets = tl.arange(0, size)
+    left = tl.where(address == 0, 0, tl.load(plan + 2 * num_blocks + block))
+    start = tl.load(plan + num_blocks + block)
+    return address.to(tl.pointer_type(dtype)) + start + offsets, offsets < left
+
+
+@triton.jit
+def _read(table, plan, block, num_blocks, dtype: tl.constexpr, size: tl.constexpr):
+    """A block as float32, zeros where there is nothing."""
+    pointers, is_there = _addresses(table, plan, block, num_blocks, dtype, size)
+    return tl.load(pointers, mask=is_there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _total(sums, row, num_sums, padded: tl.constexpr):
+    offsets = tl.arange(0, padded)
+    return tl.sum(tl.load(sums + row * num_sums + offsets, mask=offsets < num_sums, other=0.0))
+
+
+@triton.jit
+def _scaling(kind, w, eta):
+    """T."""
+    return tl.where(kind == 2, tl.abs(w) + eta, tl.where(kind == 1, 1.0, 0.0))
+
+
+@triton.jit
+def _norms_kernel(
+    g_table, w_table, plan, num_blocks, sums, num_sums, first, eta,
+    dtype: tl.constexpr, size: tl.constexpr, is_scaled: tl.constexpr,
+):  # fmt: skip
+    """Partial sums of `||g||^2` and `||T g||^2`."""
+    gg = tl.zeros((size,), tl.float32)
+    tt = tl.zeros((size,), tl.float32)
+    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        g = _read(g_table, plan, block, num_blocks, dtype, size)
+        kind = tl.load(plan + 4 * num_blocks + block)
+        gg += g * g
+        if is_scaled:
+            w = _read(w_table, plan, block, num_blocks, dtype, size)
+            g *= _scaling(kind, w, eta)
+        tt += tl.where(kind == 0, 0.0, g * g)
+    place = first + tl.program_id(0)
+    tl.store(sums + place, tl.sum(gg))
+    tl.store(sums + num_sums + place, tl.sum(tt))
+
+
+@triton.jit
+def _climb_kernel(
+    g_table, w_table, plan, num_blocks, saved, sums, num_sums, rho, eps, scale, eta,
+    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_loss_scaled: tl.constexpr,
+):  # fmt: skip
+    """`saved <- w`, `w <- w + rho * T^2 g / (||T g|| + eps)`."""
+    norm = tl.sqrt_rn(_total(sums, 1, num_sums, padded))
+    if is_loss_scaled:
+        eps *= tl.load(scale)
+    climbs = (norm > 0.0) & (norm < float("inf"))
+    step = tl.where(climbs, tl.div_rn(rho, norm + eps), 0.0)
+    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        pointers, is_there = _addresses(w_table, plan, block, num_blocks, dtype, size)
+        exact = tl.load(pointers, mask=is_there)
+        tl.store(
+            saved + tl.load(plan + 3 * num_blocks + block) + tl.arange(0, size),
+            exact,
+            mask=is_there,
+        )
+        kind = tl.load(plan + 4 * num_blocks + block)
+        w = exact.to(tl.float32)
+        scaling = _scaling(kind, w, eta)
+        g = _read(g_table, plan, block, num_blocks, dtype, size)
+        # Where it must not climb, a step of 0 along an infinite gradient would be NaN.
+        moved = tl.where(climbs & (kind != 0), w + step * (scaling * scaling * g), w)
+        tl.store(pointers, moved.to(dtype), mask=is_there)
+
+
+@triton.jit
+def _restore_kernel(
+    w_table, plan, num_blocks, saved, dtype: tl.constexpr, size: tl.constexpr
+):  # fmt: skip
+    """`w <- saved`."""
+    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        pointers, is_there = _addresses(w_table, plan, block, num_blocks, dtype, size)
+        start = tl.load(plan + 3 * num_blocks + block)
+        exact = tl.load(saved + start + tl.arange(0, size), mask=is_there)
+        tl.store(pointers, exact, mask=is_there)
+
+
+@triton.jit
+def _products_kernel(
+    g_table, p_table, plan, num_blocks, sums, num_sums, first,
+    dtype: tl.constexpr, size: tl.constexpr,
+):  # fmt: skip
+    """Partial sums of `<g, g_p>` and `||g_p||^2`."""
+    gp = tl.zeros((size,), tl.float32)
+    pp = tl.zeros((size,), tl.float32)
+    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        g = _read(g_table, plan, block, num_blocks, dtype, size)
+        p = _read(p_table, plan, block, num_blocks, dtype, size)
+        gp += g * p
+        pp += p * p
+    place = first + tl.program_id(0)
+    tl.store(sums + 2 * num_sums + place, tl.sum(gp))
+    tl.store(sums + 3 * num_sums + place, tl.sum(pp))
+
+
+@triton.jit
+def _ratio(numerator, squared_norm):
+    return tl.where(squared_norm == 0.0, 0.0, tl.div_rn(numerator, squared_norm))
+
+
+@triton.jit
+def _combine_kernel(
+    g_table, p_table, plan, num_blocks, sums, num_sums, a_0, b_0, a_1, b_1,
+    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    """`g_p <- a * g + b * g_p`, rounded once."""
+    gp = _total(sums, 2, num_sums, padded)
+    a = a_0 + a_1 * _ratio(gp, _total(sums, 0, num_sums, padded))
+    b = b_0 + b_1 * _ratio(gp, _total(sums, 3, num_sums, padded))
+    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        g = _read(g_table, plan, block, num_blocks, dtype, size)
+        pointers, is_there = _addresses(p_table, plan, block, num_blocks, dtype, size)
+        p = tl.load(pointers, mask=is_there).to(tl.float32)
+        tl.store(pointers, (a * g + b * p).to(dtype), mask=is_there)
+
+
+class _Group:
+    """The tensors of one dtype: where their blocks are, and their saved copy."""
+
+    def __init__(
+        self, parameters: Sequence[Tensor], kinds: Sequence[Kind], members: list[int]
+    ) -> None:
+        self.members = members
+        mine = [parameters[index] for index in members]
+        self.dtype = mine[0].dtype
+        sizes = tuple([parameter.numel() for parameter in mine])
+        self.plan = _plan(sizes, tuple([kinds[index] for index in members]), mine[0].device)
+        self.num_blocks = self.plan.shape[1]
+        self.w_table = self.table(mine)
+        self.saved = torch.empty(sum(sizes), dtype=self.dtype, device=mine[0].device)
+
+    def table(self, tensors: Gradients | Sequence[Tensor]) -> Tensor:
+        return _table(tuple([0 if t is None else t.data_ptr() for t in tensors]), self.plan.device)
+
+
+@lru_cache(maxsize=16)
+def _plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Tensor:
+    """For each block: its tensor, its start there, what is left, its start among all, its kind."""
+    rows: list[list[int]] = [[] for _ in range(_NUM_ROWS)]
+    starts = accumulate(sizes, initial=0)
+    for index, (size, kind, first) in enumerate(zip(sizes, kinds, starts, strict=False)):
+        for start in range(0, size, _BLOCK):
+            for row, value in zip(
+                rows, (index, start, size - start, first + start, int(kind)), strict=True
+            ):
+                row.append(value)
+    return _on_device(rows, device)
+
+
+# The allocator hands out the same addresses step after step, so most tables are there already.
+@lru_cache(maxsize=64)
+def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+    return _on_device(addresses, device)
+
+
+def _on_device(numbers: object, device: torch.device) -> Tensor:
+    pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
+
+
+@lru_cache
+def _num_programs(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 3
+    return _PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class Fused(Arithmetic):
+    """With the kernels of this module, for dense tensors on one CUDA device."""
+
+    def __init__(self, parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent) -> None:
+        super().__init__(parameters, kinds, ascent)
+        self._device = parameters[0].device
+        members: dict[torch.dtype, list[int]] = {}
+        for index, parameter in enumerate(parameters):
+            members.setdefault(parameter.dtype, []).append(index)
+        self._groups = [_Group(parameters, kinds, indices) for indices in members.values()]
+        self._programs = _num_programs(self._device)
+        self._num_sums = self._programs * len(self._groups)
+        self._padded = triton.next_power_of_2(self._num_sums)
+        self._sums = torch.empty(4, self._num_sums, device=self._device)
+
+    @staticmethod
+    def takes(parameters: Sequence[Tensor]) -> bool:
+        """Whether the kernels can work on these tensors."""
+        device = parameters[0].device
+        return device.type == "cuda" and all(
+            p.device == device and p.dtype in _DTYPES and (p.is_contiguous() or _is_dense(p))
+            for p in parameters
+        )
+
+    @contextmanager
+    def climbed(self, g: Gradients, rho: float, scale: Tensor | None) -> Iterator[None]:
+        """See `Arithmetic`."""
+        self._g = self._in_order(g)
+        del g
+        eta, is_scaled = self._ascent.eta or 0.0, self._ascent.eta is not None
+        self._g_tables = [
+            group.table([self._g[i] for i in group.members]) for group in self._groups
+        ]
+        for index, (group, g_table) in enumerate(zip(self._groups, self._g_tables, strict=True)):
+            self._launch(
+                _norms_kernel, group, g_table, group.w_table, group.plan, group.num_blocks,
+                self._sums, self._num_sums, index * self._programs, eta, is_scaled=is_scaled,
+            )  # fmt: skip
+        try:
+            for group, g_table in zip(self._groups, self._g_tables, strict=True):
+                self._launch(
+                    _climb_kernel, group, g_table, group.w_table, group.plan, group.num_blocks,
+                    group.saved, self._sums, self._num_sums, rho, self._ascent.eps,
+                    self._sums if scale is None else scale, eta,
+                    padded=self._padded, is_loss_scaled=scale is not None,
+                )  # fmt: skip
+            yield
+        finally:
+            for group in self._groups:
+                self._launch(
+                    _restore_kernel, group, group.w_table, group.plan, group.num_blocks, group.saved
+                )
+                del group.saved
+
+    def combination(self, g_p: Gradients, coefficients: Coefficients) -> Gradients:
+        """See `Arithmetic`."""
+        result = self._in_order(g_p)
+        for index, (g, p) in enumerate(zip(self._g, result, strict=True)):
+            if p is None and g is not None:
+                result[index] = torch.zeros_like(self._parameters[index])
+        p_tables = [group.table([result[i] for i in group.members]) for group in self._groups]
+        pairs = list(zip(self._groups, self._g_tables, p_tables, strict=True))
+        for index, (group, g_table, p_table) in enumerate(pairs):
+            self._launch(
+                _products_kernel, group, g_table, p_table, group.plan, group.num_blocks,
+                self._sums, self._num_sums, index * self._programs,
+            )  # fmt: skip
+        for group, g_table, p_table in pairs:
+            self._launch(
+                _combine_kernel, group, g_table, p_table, group.plan, group.num_blocks,
+                self._sums, self._num_sums, *coefficients, padded=self._padded,
+            )  # fmt: skip
+        self._g = []
+        return result
+
+    def products(self) -> Tensor:
+        """See `Arithmetic`."""
+        return self._sums[[_GG, _GP, _PP]].sum(1)
+
+    def _in_order(self, gradients: Gradients) -> Gradients:
+        """`gradients` in the memory formats of their parameters."""
+        return [
+            g if g is None or g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+            for g, p in zip(gradients, self._parameters, strict=True)
+        ]
+
+    def _launch(
+        self, kernel: triton.JITFunction, group: _Group, *args: object, **options: object
+    ) -> None:
+        # Triton launches on the current device, which need not be the model's.
+        with torch.cuda.device_of(self._sums):  # type: ignore[no-untyped-call]
+            kernel[(self._programs,)](*args, dtype=_DTYPES[group.dtype], size=_BLOCK, **options)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether it fills its memory without gaps, in whatever order."""
+    return torch.empty_like(tensor).stride() == tensor.stride()

@@ -1,0 +1,163 @@
+"""The fused arithmetic against the plain one. Without a GPU, Triton's interpreter runs it."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from surrogap.core.arithmetic import Arithmetic, Coefficients, Flat, choose
+from surrogap.core.ascent import Ascent, Kind
+from surrogap.core.kernels import Fused
+from surrogap.core.vectors import Gradients
+from tests import zoo
+
+COEFFICIENTS = {
+    "SAM": Coefficients(0.0, 1.0),
+    "GSAM": Coefficients(-0.4, 1.0, b_1=0.4),
+    "GSAM-plain": Coefficients(1.0, 0.4, a_1=-0.4),
+    "GapPenalty": Coefficients(-0.3, 1.3),
+}
+KINDS = {
+    "plain": [Kind.PLAIN] * 6,
+    "scaled": [Kind.PLAIN, Kind.PLAIN, Kind.SCALED, Kind.SCALED, Kind.PLAIN, Kind.PLAIN],
+    "partly still": [Kind.STILL, Kind.PLAIN, Kind.SCALED, Kind.STILL, Kind.PLAIN, Kind.PLAIN],
+}
+
+
+def tensors(dtype: torch.dtype, device: torch.device, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(), (7,), (33, 50), (2, 3, 4, 5), (0, 3), (9001,)]
+    made = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+    made[3] = made[3].to(memory_format=torch.channels_last)
+    return made
+
+
+def step(
+    cls: type[Arithmetic],
+    w: list[Tensor],
+    g: Gradients,
+    g_p: Gradients,
+    kinds: list[Kind],
+    coefficients: Coefficients,
+    scale: Tensor | None = None,
+) -> tuple[list[Tensor], Gradients, Tensor]:
+    """Where an arithmetic climbs to, its direction and its products, on copies of everything."""
+    weights = [t.clone() for t in w]
+    arithmetic = cls(weights, kinds, Ascent(eta=0.01, eps=1e-3))
+    with arithmetic.climbed([None if t is None else t.clone() for t in g], 0.3, scale):
+        moved = [t.clone() for t in weights]
+    assert zoo.same_bits(w, weights)
+    copies: Gradients = [None if t is None else t.clone() for t in g_p]
+    direction = arithmetic.combination(copies, coefficients)
+    return moved, direction, arithmetic.products()
+
+
+def assert_close(actual: Gradients, expected: Gradients, dtype: torch.dtype) -> None:
+    # One unit in the last place: the two may round a tie, or fuse a product and a sum, differently.
+    tolerance = 2 * torch.finfo(dtype).eps
+    for one, other in zip(actual, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.stride() == other.stride()
+            assert one.dtype == dtype
+            torch.testing.assert_close(
+                one, other, rtol=tolerance, atol=2 * tolerance, equal_nan=True
+            )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("objective", COEFFICIENTS)
+def test_fused_is_flat(
+    dtype: torch.dtype, kinds: str, objective: str, device: torch.device
+) -> None:
+    w, g, g_p = (tensors(dtype, device, seed) for seed in (1, 2, 3))
+    arguments = (w, g, g_p, KINDS[kinds], COEFFICIENTS[objective])
+    moved, direction, products = step(Fused, *arguments)
+    expected_point, expected, expected_products = step(Flat, *arguments)
+    assert_close(moved, expected_point, dtype)
+    assert not torch.equal(moved[2], w[2])
+    assert_close(direction, expected, dtype)
+    torch.testing.assert_close(products, expected_products, rtol=2e-6, atol=1e-3)
+
+
+def test_missing_gradients_are_zero(device: torch.device) -> None:
+    w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
+    some: Gradients = [None, *g[1:5], None]
+    others: Gradients = [None, None, *g_p[2:]]
+    arguments = (w, some, others, KINDS["plain"], COEFFICIENTS["GSAM"])
+    moved, direction, products = step(Fused, *arguments)
+    expected_point, expected, expected_products = step(Flat, *arguments)
+    assert_close(moved, expected_point, torch.float32)
+    assert_close(direction, expected, torch.float32)
+    assert direction[0] is None
+    assert direction[1] is not None
+    torch.testing.assert_close(products, expected_products, rtol=2e-6, atol=1e-3)
+
+
+def test_a_scale_multiplies_eps(device: torch.device) -> None:
+    w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
+    scale = torch.tensor(2.0**14, device=device)
+    arguments = (KINDS["plain"], COEFFICIENTS["GSAM"])
+    plain = step(Fused, w, g, g_p, *arguments)[0]
+    scaled = step(Fused, w, [t * scale for t in g], g_p, *arguments, scale)[0]
+    assert_close(scaled, plain, torch.float32)
+    assert_close(
+        step(Flat, w, [t * scale for t in g], g_p, *arguments, scale)[0], scaled, w[0].dtype
+    )
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy, in the interpreter
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize("poison", [float("inf"), float("nan"), 0.0])
+def test_no_direction_to_climb_in(poison: float, device: torch.device) -> None:
+    w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
+    g[2][3, 4] = poison
+    g = [t * 0.0 for t in g] if poison == 0.0 else g
+    arguments = (w, g, g_p, KINDS["scaled"], COEFFICIENTS["SAM"])
+    moved, direction, _ = step(Fused, *arguments)
+    assert zoo.same_bits(moved, w)
+    assert_close(direction, step(Flat, *arguments)[1], torch.float32)
+    assert bool(direction[2].isfinite().all()) == (poison == 0.0)
+
+
+def test_mixed_dtypes(device: torch.device) -> None:
+    mixed = [
+        [*tensors(torch.float32, device, seed)[:3], *tensors(torch.bfloat16, device, seed)[3:]]
+        for seed in (1, 2, 3)
+    ]
+    arguments = (*mixed, KINDS["plain"], COEFFICIENTS["GSAM"])
+    moved, direction, products = step(Fused, *arguments)
+    expected_point, expected, expected_products = step(Flat, *arguments)
+    for ours, theirs in ((moved, expected_point), (direction, expected)):
+        assert_close(ours[:3], theirs[:3], torch.float32)
+        assert_close(ours[3:], theirs[3:], torch.bfloat16)
+    torch.testing.assert_close(products, expected_products, rtol=2e-6, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_rounded_once_on_the_device() -> None:
+    """The interpreter cuts bfloat16 off where a GPU rounds to nearest, so this one needs a GPU."""
+    device = torch.device("cuda")
+    w, g, g_p = (tensors(torch.bfloat16, device, seed) for seed in (1, 2, 3))
+    direction = step(Fused, w, g, g_p, KINDS["plain"], Coefficients(-0.40371, 1.40513))[1]
+    for d, x, y in zip(direction, g, g_p, strict=True):
+        exact = -0.40371 * x.double() + 1.40513 * y.double()
+        nearest = exact.to(torch.bfloat16)
+        assert d is not None
+        assert float((d != nearest).double().mean().nan_to_num()) < 1e-3
+
+
+@pytest.mark.gpu
+def test_choice() -> None:
+    kinds = [Kind.PLAIN] * 2
+    cuda = [torch.ones(3, device="cuda"), torch.ones(2, 2, device="cuda").bfloat16()]
+    assert isinstance(choose(cuda, kinds, Ascent()), Fused)
+    assert isinstance(choose([cuda[0], torch.ones(2)], kinds, Ascent()), Flat)
+    assert isinstance(choose([cuda[0], cuda[0].double()], kinds, Ascent()), Flat)
+    assert isinstance(
+        choose([cuda[0], torch.ones(4, 4, device="cuda")[:, ::2]], kinds, Ascent()), Flat
+    )
+
+
+def test_the_plain_arithmetic_serves_the_cpu() -> None:
+    assert isinstance(choose([torch.ones(3)], [Kind.PLAIN], Ascent()), Flat)
