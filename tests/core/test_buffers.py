@@ -79,6 +79,35 @@ def test_statistics_are_restored_when_the_closure_raises(name: str, norm: str, n
     assert not zoo.same_bits(before, zoo.bits(model))
 
 
+def test_lazy_batch_norm_takes_shape_in_the_first_pass() -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 2), nn.LazyBatchNorm2d())
+    x = torch.randn(3, 2, 4, 4)
+    objective = SAM(model)
+    for step in (1, 2):
+        objective.backward(lambda: model(x).square().mean())
+        assert int(model[1].num_batches_tracked) == step
+
+
+def test_a_buffer_registered_in_mid_call_is_gone_if_the_call_raises() -> None:
+    class Growing(nn.BatchNorm1d):
+        def forward(self, x: Tensor) -> Tensor:
+            self.register_buffer("seen", x.mean())
+            return super().forward(x)
+
+    model = Growing(3)
+    before = zoo.bits(model)
+
+    def closure() -> Tensor:
+        model(torch.ones(2, 3))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        SAM(model).backward(closure)
+    assert zoo.same_bits(before, zoo.bits(model))
+    SAM(model).backward(lambda: model(torch.ones(2, 3)).sum())
+    assert float(model.seen) == 1.0
+
+
 def test_spectral_norm_iterates_once() -> None:
     """Its vectors are buffers of a parametrization, which a forward pass moves."""
     model = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4))

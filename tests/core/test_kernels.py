@@ -47,8 +47,8 @@ def step(
         moved = [t.clone() for t in weights]
     assert zoo.same_bits(w, weights)
     copies: Gradients = [None if t is None else t.clone() for t in g_p]
-    direction = arithmetic.combination(copies, coefficients)
-    return moved, direction, arithmetic.products()
+    direction, products = arithmetic.combination(copies, coefficients)
+    return moved, direction, products()
 
 
 def assert_close(actual: Gradients, expected: Gradients, dtype: torch.dtype) -> None:
@@ -147,17 +147,33 @@ def test_rounded_once_on_the_device() -> None:
         assert float((d != nearest).double().mean().nan_to_num()) < 1e-3
 
 
+def chosen(parameters: list[Tensor], last: Arithmetic | None = None) -> Arithmetic:
+    return choose(parameters, [Kind.PLAIN] * len(parameters), Ascent(), last)
+
+
 @pytest.mark.gpu
 def test_choice() -> None:
-    kinds = [Kind.PLAIN] * 2
     cuda = [torch.ones(3, device="cuda"), torch.ones(2, 2, device="cuda").bfloat16()]
-    assert isinstance(choose(cuda, kinds, Ascent()), Fused)
-    assert isinstance(choose([cuda[0], torch.ones(2)], kinds, Ascent()), Flat)
-    assert isinstance(choose([cuda[0], cuda[0].double()], kinds, Ascent()), Flat)
-    assert isinstance(
-        choose([cuda[0], torch.ones(4, 4, device="cuda")[:, ::2]], kinds, Ascent()), Flat
-    )
+    assert isinstance(chosen(cuda), Fused)
+    assert isinstance(chosen([cuda[0], torch.ones(2)]), Flat)
+    assert isinstance(chosen([cuda[0], cuda[0].double()]), Flat)
+    assert isinstance(chosen([cuda[0], torch.ones(4, 4, device="cuda")[:, ::2]]), Flat)
+
+
+@pytest.mark.gpu
+def test_the_last_one_serves_while_it_fits() -> None:
+    cuda = [torch.ones(3, device="cuda"), torch.ones(2, 2, device="cuda")]
+    last = chosen(cuda)
+    assert chosen(cuda, last) is last
+    for other in (
+        [cuda[0], cuda[1].clone()],
+        [cuda[0], cuda[1].view(-1)[:3]],
+        [cuda[0], cuda[1].view(torch.int32).view(torch.bfloat16)],
+        cuda[:1],
+    ):
+        assert chosen(other, last) is not last
+    assert choose(cuda, [Kind.STILL, Kind.PLAIN], Ascent(), last) is not last
 
 
 def test_the_plain_arithmetic_serves_the_cpu() -> None:
-    assert isinstance(choose([torch.ones(3)], [Kind.PLAIN], Ascent()), Flat)
+    assert isinstance(chosen([torch.ones(3)]), Flat)

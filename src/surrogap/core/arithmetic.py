@@ -6,7 +6,7 @@ to run.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -56,6 +56,10 @@ class Arithmetic(ABC):
         self._kinds = kinds
         self._ascent = ascent
 
+    def fits(self, parameters: Sequence[Tensor], kinds: Sequence[Kind]) -> bool:
+        """Whether it can serve another step, of these parameters."""
+        return False
+
     @abstractmethod
     def climbed(
         self, g: Gradients, rho: float, scale: Tensor | None
@@ -70,12 +74,14 @@ class Arithmetic(ABC):
         """
 
     @abstractmethod
-    def combination(self, g_p: Gradients, coefficients: Coefficients) -> Gradients:
-        """The direction `d`, perhaps in the memory of `g_p`; None where neither has a gradient."""
+    def combination(
+        self, g_p: Gradients, coefficients: Coefficients
+    ) -> tuple[Gradients, Callable[[], Tensor]]:
+        """The direction `d`, perhaps in the memory of `g_p`; None where neither has a gradient.
 
-    @abstractmethod
-    def products(self) -> Tensor:
-        """`<g, g>`, `<g, g_p>` and `<g_p, g_p>` as one tensor, once there is a direction."""
+        Returns:
+            It, and a function that gives `<g, g>`, `<g, g_p>` and `<g_p, g_p>` as one tensor.
+        """
 
 
 class Flat(Arithmetic):
@@ -137,25 +143,28 @@ class Flat(Arithmetic):
         assert self._ascent.eta is not None  # no parameter is SCALED without it
         return w.abs().add_(self._ascent.eta)
 
-    def combination(self, g_p: Gradients, coefficients: Coefficients) -> Gradients:
+    def combination(
+        self, g_p: Gradients, coefficients: Coefficients
+    ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
         is_reached = [a or b is not None for a, b in zip(self._is_reached, g_p, strict=True)]
         vector = self._g.layout.read(g_p)
         parts = (self._gg, dot(self._g, vector), dot(vector, vector))
         gg, gp, pp = (total(part) for part in parts)
-        self._products = torch.stack([gg, gp, pp])
+        products = torch.stack([gg, gp, pp])
         a = coefficients.a_0 + coefficients.a_1 * _ratio(gp, gg)
         b = coefficients.b_0 + coefficients.b_1 * _ratio(gp, pp)
         views = combine_(a, self._g, b, vector).views()
-        return [view if reached else None for view, reached in zip(views, is_reached, strict=True)]
-
-    def products(self) -> Tensor:
-        """See `Arithmetic`."""
-        return self._products
+        pairs = zip(views, is_reached, strict=True)
+        return [view if reached else None for view, reached in pairs], lambda: products
 
 
-def choose(parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent) -> Arithmetic:
-    """The fastest arithmetic for these parameters."""
+def choose(
+    parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent, last: Arithmetic | None
+) -> Arithmetic:
+    """The fastest arithmetic for these parameters: the `last` one, if it still fits."""
+    if last is not None and last.fits(parameters, kinds):
+        return last
     if parameters[0].device.type == "cuda" and find_spec("triton"):
         from surrogap.core.kernels import Fused  # Triton takes a second to load
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from surrogap.core.arguments import number
 from surrogap.core.objectives import Objective, single_pass_report
-from surrogap.core.passes import Buffers, Passes
+from surrogap.core.passes import Passes
 from surrogap.core.report import Report
 from surrogap.core.vectors import Gradients, Layout, Vector, chunks, scalar_for, widened
 from surrogap.core.weights import Weights
@@ -86,9 +86,7 @@ class EntropySGD(Objective):
     def _advance(self) -> None:
         self.num_steps += 1
 
-    def _direction(
-        self, weights: Weights, buffers: Buffers, passes: Passes
-    ) -> tuple[Gradients, Report]:
+    def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
         loss, aux = passes.run(weights)
         scale = passes.scale(loss.device)
         layout = Layout(weights.parameters)
@@ -98,7 +96,7 @@ class EntropySGD(Objective):
         report = single_pass_report(loss, aux, g, scale)
         w = layout.read(weights.parameters)
         walk = _Walk(self, w, scale)
-        with buffers.kept():
+        with self._buffers.kept(weights.buffers):
             try:
                 walk.step_(g)
                 for _ in range(self.inner_steps - 1):

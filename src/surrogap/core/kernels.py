@@ -10,10 +10,11 @@ A pass over memory is cut into blocks, dealt out to a fixed number of programs, 
 the same on every run.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
+from operator import attrgetter, itemgetter
 
 import torch
 import triton
@@ -162,22 +163,30 @@ def _combine_kernel(
 
 
 class _Group:
-    """The tensors of one dtype: where their blocks are, and their saved copy."""
+    """The tensors of one dtype: which they are, where their blocks lie, and their saved copy."""
+
+    saved: Tensor
 
     def __init__(
         self, parameters: Sequence[Tensor], kinds: Sequence[Kind], members: list[int]
     ) -> None:
-        self.members = members
         mine = [parameters[index] for index in members]
-        self.dtype = mine[0].dtype
-        sizes = tuple([parameter.numel() for parameter in mine])
-        self.plan = _plan(sizes, tuple([kinds[index] for index in members]), mine[0].device)
+        self.dtype = _DTYPES[mine[0].dtype]
+        self.pick = itemgetter(*members) if len(members) > 1 else lambda x: (x[members[0]],)
+        self.size = sum(map(Tensor.numel, mine))
+        self._first = mine[0]
+        self.plan = _plan(tuple(map(Tensor.numel, mine)), tuple(self.pick(kinds)), mine[0].device)
         self.num_blocks = self.plan.shape[1]
-        self.w_table = self.table(mine)
-        self.saved = torch.empty(sum(sizes), dtype=self.dtype, device=mine[0].device)
+        self.w_table = self.table(parameters)
 
     def table(self, tensors: Gradients | Sequence[Tensor]) -> Tensor:
-        return _table(tuple([0 if t is None else t.data_ptr() for t in tensors]), self.plan.device)
+        """The addresses of this group's tensors among all `tensors`."""
+        mine = self.pick(tensors)
+        return _table(tuple([0 if t is None else t.data_ptr() for t in mine]), self.plan.device)
+
+    def make_room(self) -> None:
+        """For the saved copy."""
+        self.saved = self._first.new_empty(self.size)
 
 
 @lru_cache(maxsize=16)
@@ -217,6 +226,7 @@ class Fused(Arithmetic):
 
     def __init__(self, parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent) -> None:
         super().__init__(parameters, kinds, ascent)
+        self._signature = _signature(parameters)
         self._device = parameters[0].device
         members: dict[torch.dtype, list[int]] = {}
         for index, parameter in enumerate(parameters):
@@ -225,7 +235,7 @@ class Fused(Arithmetic):
         self._programs = _num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
         self._padded = triton.next_power_of_2(self._num_sums)
-        self._sums = torch.empty(4, self._num_sums, device=self._device)
+        self._are_contiguous = all(map(Tensor.is_contiguous, parameters))
 
     @staticmethod
     def takes(parameters: Sequence[Tensor]) -> bool:
@@ -236,74 +246,96 @@ class Fused(Arithmetic):
             for p in parameters
         )
 
+    def fits(self, parameters: Sequence[Tensor], kinds: Sequence[Kind]) -> bool:
+        """See `Arithmetic`."""
+        return kinds == self._kinds and _signature(parameters) == self._signature
+
     @contextmanager
     def climbed(self, g: Gradients, rho: float, scale: Tensor | None) -> Iterator[None]:
         """See `Arithmetic`."""
+        eta, is_scaled = self._ascent.eta or 0.0, self._ascent.eta is not None
         self._g = self._in_order(g)
         del g
-        eta, is_scaled = self._ascent.eta or 0.0, self._ascent.eta is not None
-        self._g_tables = [
-            group.table([self._g[i] for i in group.members]) for group in self._groups
-        ]
-        for index, (group, g_table) in enumerate(zip(self._groups, self._g_tables, strict=True)):
-            self._launch(
-                _norms_kernel, group, g_table, group.w_table, group.plan, group.num_blocks,
-                self._sums, self._num_sums, index * self._programs, eta, is_scaled=is_scaled,
-            )  # fmt: skip
-        try:
-            for group, g_table in zip(self._groups, self._g_tables, strict=True):
-                self._launch(
-                    _climb_kernel, group, g_table, group.w_table, group.plan, group.num_blocks,
-                    group.saved, self._sums, self._num_sums, rho, self._ascent.eps,
-                    self._sums if scale is None else scale, eta,
-                    padded=self._padded, is_loss_scaled=scale is not None,
+        self._g_tables = [group.table(self._g) for group in self._groups]
+        self._sums = torch.empty(4, self._num_sums, device=self._device)
+        with self._on_device():
+            for index, (group, g_table) in enumerate(
+                zip(self._groups, self._g_tables, strict=True)
+            ):
+                group.make_room()
+                _norms_kernel[(self._programs,)](
+                    g_table, group.w_table, group.plan, group.num_blocks,
+                    self._sums, self._num_sums, index * self._programs, eta,
+                    group.dtype, _BLOCK, is_scaled,
                 )  # fmt: skip
+        try:
+            with self._on_device():
+                for group, g_table in zip(self._groups, self._g_tables, strict=True):
+                    _climb_kernel[(self._programs,)](
+                        g_table, group.w_table, group.plan, group.num_blocks, group.saved,
+                        self._sums, self._num_sums, rho, self._ascent.eps,
+                        self._sums if scale is None else scale, eta,
+                        group.dtype, _BLOCK, self._padded, scale is not None,
+                    )  # fmt: skip
             yield
         finally:
-            for group in self._groups:
-                self._launch(
-                    _restore_kernel, group, group.w_table, group.plan, group.num_blocks, group.saved
-                )
-                del group.saved
+            with self._on_device():
+                for group in self._groups:
+                    _restore_kernel[(self._programs,)](
+                        group.w_table, group.plan, group.num_blocks, group.saved,
+                        group.dtype, _BLOCK,
+                    )  # fmt: skip
+                    del group.saved
 
-    def combination(self, g_p: Gradients, coefficients: Coefficients) -> Gradients:
+    def combination(
+        self, g_p: Gradients, coefficients: Coefficients
+    ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
         result = self._in_order(g_p)
         for index, (g, p) in enumerate(zip(self._g, result, strict=True)):
             if p is None and g is not None:
                 result[index] = torch.zeros_like(self._parameters[index])
-        p_tables = [group.table([result[i] for i in group.members]) for group in self._groups]
-        pairs = list(zip(self._groups, self._g_tables, p_tables, strict=True))
-        for index, (group, g_table, p_table) in enumerate(pairs):
-            self._launch(
-                _products_kernel, group, g_table, p_table, group.plan, group.num_blocks,
-                self._sums, self._num_sums, index * self._programs,
-            )  # fmt: skip
-        for group, g_table, p_table in pairs:
-            self._launch(
-                _combine_kernel, group, g_table, p_table, group.plan, group.num_blocks,
-                self._sums, self._num_sums, *coefficients, padded=self._padded,
-            )  # fmt: skip
-        self._g = []
-        return result
-
-    def products(self) -> Tensor:
-        """See `Arithmetic`."""
-        return self._sums[[_GG, _GP, _PP]].sum(1)
+        p_tables = [group.table(result) for group in self._groups]
+        tables = list(zip(self._groups, self._g_tables, p_tables, strict=True))
+        with self._on_device():
+            for index, (group, g_table, p_table) in enumerate(tables):
+                _products_kernel[(self._programs,)](
+                    g_table, p_table, group.plan, group.num_blocks,
+                    self._sums, self._num_sums, index * self._programs, group.dtype, _BLOCK,
+                )  # fmt: skip
+            for group, g_table, p_table in tables:
+                _combine_kernel[(self._programs,)](
+                    g_table, p_table, group.plan, group.num_blocks,
+                    self._sums, self._num_sums, *coefficients, group.dtype, _BLOCK, self._padded,
+                )  # fmt: skip
+        sums = self._sums
+        del self._g, self._sums
+        return result, lambda: sums[[_GG, _GP, _PP]].sum(1)
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""
+        if self._are_contiguous and all(g is None or g.is_contiguous() for g in gradients):
+            return gradients
         return [
             g if g is None or g.stride() == p.stride() else torch.empty_like(p).copy_(g)
             for g, p in zip(gradients, self._parameters, strict=True)
         ]
 
-    def _launch(
-        self, kernel: triton.JITFunction, group: _Group, *args: object, **options: object
-    ) -> None:
-        # Triton launches on the current device, which need not be the model's.
-        with torch.cuda.device_of(self._sums):  # type: ignore[no-untyped-call]
-            kernel[(self._programs,)](*args, dtype=_DTYPES[group.dtype], size=_BLOCK, **options)
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Triton launches on the current device, which need not be the model's."""
+        if self._device.type != "cuda" or self._device.index == torch.cuda.current_device():
+            return nullcontext()
+        return torch.cuda.device(self._device)
+
+
+def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
+    """What the kernels rely on from step to step. A moved or cast model has another."""
+    return (
+        *map(Tensor.data_ptr, parameters),
+        *map(Tensor.numel, parameters),
+        *map(Tensor.is_contiguous, parameters),
+        *map(attrgetter("dtype"), parameters),
+    )
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from surrogap.core.arguments import number
-from surrogap.core.arithmetic import Coefficients, choose
+from surrogap.core.arithmetic import Arithmetic, Coefficients, choose
 from surrogap.core.ascent import Ascent, Kind
 from surrogap.core.passes import Buffers, Closure, Passes, RandomState
 from surrogap.core.report import Report
@@ -54,7 +54,7 @@ class Objective(ABC):
         self.model = model
         self._buffers = Buffers()
         self._is_running = False
-        Weights(model, model.modules())  # refuses here what cannot be trained
+        Weights(model)  # refuses here what cannot be trained
 
     def backward(
         self,
@@ -93,17 +93,15 @@ class Objective(ABC):
                 "closure must not call backward, got one that called this objective's. "
                 "Return the loss; the objective calls backward itself, once per pass."
             )
-        modules = list(self.model.modules())
-        weights, buffers = Weights(self.model, modules), self._buffers
-        buffers.look(modules)
+        weights = Weights(self.model)
         self._is_running = True
         try:
             with (
                 torch.no_grad(),
-                buffers.kept(on_error_only=True),
+                self._buffers.kept(weights.buffers, on_error_only=True),
                 weights.gradients_added() as add,
             ):
-                direction, report = self._direction(weights, buffers, passes)
+                direction, report = self._direction(weights, passes)
                 add(direction)
         finally:
             self._is_running = False
@@ -112,9 +110,7 @@ class Objective(ABC):
         return report
 
     @abstractmethod
-    def _direction(
-        self, weights: Weights, buffers: Buffers, passes: Passes
-    ) -> tuple[Gradients, Report]:
+    def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
         """Runs the passes, with `.grad` empty before and after, and puts the weights back."""
 
     def _advance(self) -> None:
@@ -139,9 +135,7 @@ class Vanilla(Objective):
             )
         super().__init__(model)
 
-    def _direction(
-        self, weights: Weights, buffers: Buffers, passes: Passes
-    ) -> tuple[Gradients, Report]:
+    def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
         loss, aux = passes.run(weights)
         g = weights.take_gradients()
         vector = Layout(weights.parameters).read(g)
@@ -177,10 +171,11 @@ class TwoPass(Objective):
         self.rho = rho
         self.perturb = perturb
         self._ascent = ascent
+        self._arithmetic: Arithmetic | None = None
         if not isinstance(rho, Schedule):
             radius(rho)
         super().__init__(model)
-        self._kinds(Weights(model, model.modules()))
+        self._kinds(Weights(model))
 
     @abstractmethod
     def _coefficients(self) -> Coefficients:
@@ -202,23 +197,23 @@ class TwoPass(Objective):
             )
         return kinds
 
-    def _direction(
-        self, weights: Weights, buffers: Buffers, passes: Passes
-    ) -> tuple[Gradients, Report]:
+    def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
         rho, kinds = radius(self.rho), self._kinds(weights)
         random_state = RandomState(weights.devices)
         loss, aux = passes.run(weights)
         scale = passes.scale(loss.device)
         # Lazy modules have no shape before the first pass, so this comes after it.
-        arithmetic = choose(weights.parameters, kinds, self._ascent)
+        arithmetic = choose(weights.parameters, kinds, self._ascent, last=self._arithmetic)
+        self._arithmetic = arithmetic
         with (
-            buffers.kept(),
+            self._buffers.kept(weights.buffers),
             random_state.replayed(),
             arithmetic.climbed(weights.take_gradients(), rho, scale),
         ):
             perturbed_loss, _ = passes.run(weights)
-        direction = arithmetic.combination(weights.take_gradients(), self._coefficients())
-        return direction, Report(loss, perturbed_loss, aux, rho, arithmetic.products, scale)
+        gradients = weights.take_gradients()
+        direction, products = arithmetic.combination(gradients, self._coefficients())
+        return direction, Report(loss, perturbed_loss, aux, rho, products, scale)
 
     def _advance(self) -> None:
         if isinstance(self.rho, Schedule):

@@ -3,13 +3,14 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import GradScaler
+from torch.nn.parameter import is_lazy
 
 from surrogap.core.vectors import wide
 from surrogap.core.weights import Weights
@@ -73,13 +74,16 @@ class Passes:
             RuntimeError: A closure returned a loss that is no real scalar or has no graph, or it
                 called `backward`.
         """
-        results = [self._run(closure, weights) for closure in self._closures]
+        results = [
+            self._run(closure, weights, index) for index, closure in enumerate(self._closures)
+        ]
         loss = sum((loss for loss, _ in results[1:]), start=results[0][0])
         auxes = [aux for _, aux in results]
         return loss, auxes[0] if self._is_single else auxes
 
-    def _run(self, closure: Closure, weights: Weights) -> tuple[Tensor, Any]:
-        versions = _versions(weights)
+    def _run(self, closure: Closure, weights: Weights, index: int) -> tuple[Tensor, Any]:
+        # Before the first closure there are no gradients.
+        versions = _versions(weights) if index else [None] * len(weights.parameters)
         # Under an autocast around the whole call, casts of the weights made in an earlier pass
         # would stand in for the weights of this one.
         torch.clear_autocast_cache()
@@ -137,9 +141,8 @@ class RandomState:
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
-        self._generators = [_Generator(torch.get_rng_state, torch.set_rng_state)]
+        self._generators = [_PYTHON, _CPU]
         self._generators += [_of_device(device) for device in devices if device.type != "cpu"]
-        self._generators.append(_Generator(random.getstate, random.setstate))
         self._states = [generator.get() for generator in self._generators]
 
     @contextmanager
@@ -162,10 +165,18 @@ class _Generator(NamedTuple):
     set: Callable[[Any], object]
 
 
+_PYTHON = _Generator(random.getstate, random.setstate)
+_CPU = _Generator(torch.default_generator.get_state, torch.default_generator.set_state)
+
+
+@lru_cache
 def _of_device(device: torch.device) -> _Generator:
     module = torch.get_device_module(device)
     if device.type == "mps":  # a single generator, whose functions take no device
         return _Generator(module.get_rng_state, module.set_rng_state)
+    if device.type == "cuda":  # as below, without the detours
+        generator = torch.cuda.default_generators[device.index]
+        return _Generator(generator.get_state, generator.set_state)
     return _Generator(
         partial(module.get_rng_state, device), partial(module.set_rng_state, device=device)
     )
@@ -178,35 +189,32 @@ class Buffers:
     """
 
     def __init__(self) -> None:
-        self._homes: list[tuple[dict[str, Tensor | None], str]] = []
-        self._tensors: list[Tensor] = []
+        self._tensors: list[Tensor | None] = []
         self._groups: list[tuple[list[Tensor], list[Tensor], list[Tensor]]] = []
 
-    def look(self, modules: Iterable[nn.Module]) -> None:
-        """Finds the buffers of `modules` as they are now."""
-        self._homes = [
-            (module._buffers, name)
-            for module in modules
-            for name, buffer in module._buffers.items()
-            if buffer is not None and _is_writable(buffer)
-        ]
-
     @contextmanager
-    def kept(self, *, on_error_only: bool = False) -> Iterator[None]:
+    def kept(
+        self, homes: list[dict[str, Tensor | None]], *, on_error_only: bool = False
+    ) -> Iterator[None]:
         """Whatever the body does to the buffers is undone after it, or only where it raises.
 
-        The two may be nested, each within the other.
+        Args:
+            homes: The dictionaries in which the modules hold them.
+            on_error_only: Such a context may stand around another.
         """
-        found = [(home, name, home[name]) for home, name in self._homes]
-        self._make_room([tensor for *_, tensor in found if tensor is not None])
+        before, contents = _all(homes), [home.copy() for home in homes]
+        if not _are_same(before, self._tensors):
+            self._make_room(before)
         groups = [(mine, copies[on_error_only]) for mine, *copies in self._groups]
         for mine, copies in groups:
             torch._foreach_copy_(copies, mine)
 
         def put_back() -> None:
-            # The tensor itself too: some modules assign a new one instead of writing in place.
-            for home, name, tensor in found:
-                home[name] = tensor
+            # Some modules assign a new tensor instead of writing in place.
+            if not _are_same(_all(homes), before):
+                for home, content in zip(homes, contents, strict=True):
+                    home.clear()
+                    home.update(content)
             for mine, copies in groups:
                 torch._foreach_copy_(mine, copies)
 
@@ -218,22 +226,30 @@ class Buffers:
         if not on_error_only:
             put_back()
 
-    def _make_room(self, tensors: list[Tensor]) -> None:
-        if len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors)):
-            return
-        self._tensors = tensors
+    def _make_room(self, tensors: list[Tensor | None]) -> None:
+        # A lazy buffer takes shape in a first pass, and must be looked at again after it.
+        self._tensors = [] if any(t is not None and is_lazy(t) for t in tensors) else tensors
         groups: dict[object, list[Tensor]] = {}
         for tensor in tensors:
-            groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+            if tensor is not None and _is_writable(tensor):
+                groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
         self._groups = [
             (mine, [torch.empty_like(t) for t in mine], [torch.empty_like(t) for t in mine])
             for mine in groups.values()
         ]
 
 
+def _all(homes: list[dict[str, Tensor | None]]) -> list[Tensor | None]:
+    return [tensor for home in homes for tensor in home.values()]
+
+
+def _are_same(some: list[Tensor | None], others: list[Tensor | None]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
 def _is_writable(buffer: Tensor) -> bool:
     """Whether a forward pass could write into it: not so if it repeats itself in memory."""
-    if buffer.layout is not torch.strided or buffer.is_contiguous():
-        return buffer.layout is torch.strided
+    if is_lazy(buffer) or buffer.layout is not torch.strided:
+        return False
     pairs = zip(buffer.shape, buffer.stride(), strict=True)
     return all(stride > 0 for size, stride in pairs if size > 1)

@@ -1,12 +1,15 @@
 """The trainable parameters during one call of `backward`, and their gradients."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from surrogap.core.vectors import Gradients
+
+_grad_of = attrgetter("grad")
 
 
 class Weights:
@@ -15,19 +18,34 @@ class Weights:
     They are looked up anew for each call, so freezing, thawing, adding and removing parameters
     between calls needs no word to surrogap.
 
-    Args:
-        model: Whose parameters.
-        modules: The modules of `model`, which the caller has at hand; it saves a walk through it.
+    Attributes:
+        parameters: The trainable parameters.
+        buffers: The dictionaries in which the modules hold their buffers.
 
     Raises:
         ValueError: There is no trainable parameter, or one is complex.
         RuntimeError: A parameter has a hook that would act on the gradient of a single pass.
     """
 
-    def __init__(self, model: nn.Module, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
-        every = (p for module in modules for p in module._parameters.values())
-        self.parameters = list(dict.fromkeys(p for p in every if p is not None and p.requires_grad))
+        # One walk for parameters and buffers, with no names: `model.named_parameters()` takes a
+        # percent of a small model's step.
+        found: dict[int, nn.Parameter] = {}
+        self.buffers: list[dict[str, Tensor | None]] = []
+        seen, stack = {id(model)}, [model]
+        while stack:
+            module = stack.pop()
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.requires_grad:
+                    found[id(parameter)] = parameter
+            if module._buffers:
+                self.buffers.append(module._buffers)
+            for child in reversed(module._modules.values()):
+                if child is not None and id(child) not in seen:
+                    seen.add(id(child))
+                    stack.append(child)
+        self.parameters = list(found.values())
         if not self.parameters:
             raise ValueError(
                 "model must have a trainable parameter, got none with requires_grad=True. "
@@ -40,8 +58,8 @@ class Weights:
     @property
     def names(self) -> list[str]:
         """What the parameters are called. A slow walk, so not for every step."""
-        names = {parameter: name for name, parameter in self._model.named_parameters()}
-        return [names[parameter] for parameter in self.parameters]
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        return [names[id(parameter)] for parameter in self.parameters]
 
     @property
     def devices(self) -> set[torch.device]:
@@ -51,7 +69,7 @@ class Weights:
     @property
     def gradients(self) -> Gradients:
         """What `.grad` holds now."""
-        return [parameter.grad for parameter in self.parameters]
+        return list(map(_grad_of, self.parameters))
 
     @contextmanager
     def gradients_added(self) -> Iterator[Callable[[Gradients], None]]:
