@@ -230,6 +230,7 @@ def peak_bytes(work: Workload, variant: Variant) -> int | None:
 
 
 def ms_per_step(work: Workload, step: Step, num_steps: int) -> float:
+    gc.collect()  # between the turns, since main() keeps it out of them
     work.synchronize()
     start = time.perf_counter()
     for _ in range(num_steps):
@@ -320,8 +321,10 @@ def arguments() -> argparse.Namespace:
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default_device)
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="all of the device's by default")
-    parser.add_argument("--rounds", type=int, default=7, help="how often each variant has its turn")
-    parser.add_argument("--steps", type=int, default=6, help="steps in a turn")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="how often each variant has its turn"
+    )
+    parser.add_argument("--steps", type=int, default=3, help="steps in a turn")
     parser.add_argument("--peers", action="store_true", help="time other libraries too")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
     args = parser.parse_args()
@@ -344,6 +347,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     torch.backends.cudnn.benchmark = True
+    gc.disable()  # a collection takes longer than many a step, and falls on whoever comes then
     peers = PEERS if args.peers else {}
     absent = [] if pytorch_optimizer else list(peers)
     variants = OURS | (peers if pytorch_optimizer else {})

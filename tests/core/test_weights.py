@@ -261,6 +261,32 @@ def test_parameters_that_are_views_with_gaps(name: str) -> None:
     assert zoo.relative_error(model.weight.grad, dense.weight.grad) < 1e-12
 
 
+def test_the_model_may_change_between_steps() -> None:
+    """A layer replaced, added or removed is seen at the next step, without a word."""
+    model, data = zoo.mlp().double(), zoo.batch()
+    objective = SAM(model)
+
+    def check() -> None:
+        model.zero_grad()
+        before = zoo.bits(model)
+        expected = zoo.direction(SAM, model, data)
+        objective.backward(zoo.closure_of(model, data))
+        assert torch.equal(zoo.flat_grad(model), expected)
+        assert zoo.same_bits(before, zoo.bits(model))
+
+    check()
+    model[3] = nn.Linear(16, 3).double()
+    check()
+    model.append(nn.Sequential(nn.Linear(3, 3).double(), nn.BatchNorm1d(3).double().eval()))
+    check()
+    model[3].bias = nn.Parameter(torch.ones(3).double())
+    check()
+    nn.utils.parametrizations.weight_norm(model[3])
+    check()
+    del model[4]
+    check()
+
+
 def test_a_thousand_steps_in_bfloat16_at_learning_rate_zero_do_not_drift() -> None:
     """Restoring by subtraction drifts by 1.7e-3 here (a fault of peers)."""
     model = zoo.mlp().bfloat16()

@@ -4,6 +4,7 @@ Both geometries are one formula, `delta = rho * T^2 g / (||T g|| + eps)` with a 
 parameter's kind says what its part of `T` is.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -31,6 +32,8 @@ class Ascent:
     eta: float | None = None
     eps: float = 1e-12
 
-    def kind(self, parameter: Tensor) -> Kind:
-        """What `T` is on a parameter that climbs."""
-        return Kind.SCALED if self.eta is not None and parameter.ndim >= 2 else Kind.PLAIN
+    def kinds(self, parameters: Sequence[Tensor]) -> list[Kind]:
+        """What `T` is on each of the parameters if it climbs."""
+        if self.eta is None:
+            return [Kind.PLAIN] * len(parameters)
+        return [Kind.SCALED if parameter.ndim >= 2 else Kind.PLAIN for parameter in parameters]

@@ -10,10 +10,11 @@ A pass over memory is cut into blocks, dealt out to a fixed number of programs, 
 the same on every run.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import attrgetter, itemgetter
 
 import torch
@@ -30,6 +31,7 @@ _PROGRAMS_PER_PROCESSOR = 4
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # The rows of a plan, and of the partial sums.
 _NUM_ROWS = 5
+_dtype = attrgetter("dtype")
 _GG, _TT, _GP, _PP = range(4)
 
 
@@ -192,26 +194,26 @@ class _Group:
 @lru_cache(maxsize=16)
 def _plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Tensor:
     """For each block: its tensor, its start there, what is left, its start among all, its kind."""
-    rows: list[list[int]] = [[] for _ in range(_NUM_ROWS)]
-    starts = accumulate(sizes, initial=0)
-    for index, (size, kind, first) in enumerate(zip(sizes, kinds, starts, strict=False)):
-        for start in range(0, size, _BLOCK):
-            for row, value in zip(
-                rows, (index, start, size - start, first + start, int(kind)), strict=True
-            ):
-                row.append(value)
-    return _on_device(rows, device)
+    firsts = accumulate(sizes, initial=0)
+    blocks = [
+        (index, start, size - start, first + start, int(kind))
+        for index, (size, kind, first) in enumerate(zip(sizes, kinds, firsts, strict=False))
+        for start in range(0, size, _BLOCK)
+    ]
+    if not blocks:
+        return torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device)
+    return _on_device(chain(*zip(*blocks, strict=True)), device).view(_NUM_ROWS, len(blocks))
 
 
-# The allocator hands out the same addresses step after step, so most tables are there already.
+# The allocator mostly hands out the same addresses step after step.
 @lru_cache(maxsize=64)
 def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
     return _on_device(addresses, device)
 
 
-def _on_device(numbers: object, device: torch.device) -> Tensor:
-    pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return pinned.to(device, non_blocking=True)
+def _on_device(numbers: Iterable[int], device: torch.device) -> Tensor:
+    # From ordinary memory: for so few bytes the driver takes its copy at once, so nothing waits.
+    return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, non_blocking=True)
 
 
 @lru_cache
@@ -235,7 +237,6 @@ class Fused(Arithmetic):
         self._programs = _num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
         self._padded = triton.next_power_of_2(self._num_sums)
-        self._are_contiguous = all(map(Tensor.is_contiguous, parameters))
 
     @staticmethod
     def takes(parameters: Sequence[Tensor]) -> bool:
@@ -314,8 +315,6 @@ class Fused(Arithmetic):
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""
-        if self._are_contiguous and all(g is None or g.is_contiguous() for g in gradients):
-            return gradients
         return [
             g if g is None or g.stride() == p.stride() else torch.empty_like(p).copy_(g)
             for g, p in zip(gradients, self._parameters, strict=True)
@@ -333,8 +332,7 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
     return (
         *map(Tensor.data_ptr, parameters),
         *map(Tensor.numel, parameters),
-        *map(Tensor.is_contiguous, parameters),
-        *map(attrgetter("dtype"), parameters),
+        *map(_dtype, parameters),
     )
 
 

@@ -54,7 +54,7 @@ class Objective(ABC):
         self.model = model
         self._buffers = Buffers()
         self._is_running = False
-        Weights(model)  # refuses here what cannot be trained
+        self._weights = Weights(model)
 
     def backward(
         self,
@@ -93,7 +93,8 @@ class Objective(ABC):
                 "closure must not call backward, got one that called this objective's. "
                 "Return the loss; the objective calls backward itself, once per pass."
             )
-        weights = Weights(self.model)
+        weights = self._weights
+        weights.look()
         self._is_running = True
         try:
             with (
@@ -175,7 +176,7 @@ class TwoPass(Objective):
         if not isinstance(rho, Schedule):
             radius(rho)
         super().__init__(model)
-        self._kinds(Weights(model))
+        self._kinds(self._weights)
 
     @abstractmethod
     def _coefficients(self) -> Coefficients:
@@ -183,12 +184,14 @@ class TwoPass(Objective):
 
     def _kinds(self, weights: Weights) -> list[Kind]:
         if self.perturb is None:
-            return [self._ascent.kind(parameter) for parameter in weights.parameters]
+            return self._ascent.kinds(weights.parameters)
         # torch.compile puts its prefix into names; a predicate should not have to know.
         names = [name.replace("_orig_mod.", "") for name in weights.names]
         kinds = [
-            self._ascent.kind(parameter) if self.perturb(name, parameter) else Kind.STILL
-            for name, parameter in zip(names, weights.parameters, strict=True)
+            kind if self.perturb(name, parameter) else Kind.STILL
+            for name, parameter, kind in zip(
+                names, weights.parameters, self._ascent.kinds(weights.parameters), strict=True
+            )
         ]
         if all(kind == Kind.STILL for kind in kinds):
             raise ValueError(

@@ -2,58 +2,69 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
+from operator import attrgetter, is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surrogap.core.vectors import Gradients
 
-_grad_of = attrgetter("grad")
+_gradient = attrgetter("grad")
+_device = attrgetter("device")
+_hooks = attrgetter("_post_accumulate_grad_hooks")
 
 
 class Weights:
-    """The trainable parameters of `model` as it is now, each once.
-
-    They are looked up anew for each call, so freezing, thawing, adding and removing parameters
-    between calls needs no word to surrogap.
+    """The trainable parameters of `model`, each once, and where its buffers live.
 
     Attributes:
         parameters: The trainable parameters.
-        buffers: The dictionaries in which the modules hold their buffers.
+        buffers: The dictionaries in which modules hold their buffers.
 
     Raises:
         ValueError: There is no trainable parameter, or one is complex.
         RuntimeError: A parameter has a hook that would act on the gradient of a single pass.
     """
 
+    parameters: list[nn.Parameter]
+    buffers: list[dict[str, Tensor | None]]
+
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        # One walk for parameters and buffers, with no names: `model.named_parameters()` takes a
-        # percent of a small model's step.
-        found: dict[int, nn.Parameter] = {}
-        self.buffers: list[dict[str, Tensor | None]] = []
-        seen, stack = {id(model)}, [model]
-        while stack:
-            module = stack.pop()
-            for parameter in module._parameters.values():
-                if parameter is not None and parameter.requires_grad:
-                    found[id(parameter)] = parameter
-            if module._buffers:
-                self.buffers.append(module._buffers)
-            for child in reversed(module._modules.values()):
-                if child is not None and id(child) not in seen:
-                    seen.add(id(child))
-                    stack.append(child)
-        self.parameters = list(found.values())
+        self._walk()
+        self.look()
+
+    def look(self) -> None:
+        """Finds the parameters and buffers as they are now.
+
+        So freezing, thawing, adding and removing parameters between steps needs no word to
+        surrogap. Raises as the class does.
+        """
+        # A walk through the modules takes percents of a small model's step, so the last one is
+        # used again while every module still holds the same children and parameters.
+        children = [child for home in self._child_homes for child in home.values()]
+        every = [p for home in self._parameter_homes for p in home.values()]
+        if not (are_same(children, self._children) and are_same(every, self._every)):
+            self._walk()
+        trainable = [p for p in self._every if p is not None and p.requires_grad]
+        self.parameters = list({id(p): p for p in trainable}.values())
+        self.buffers = list(filter(None, self._buffer_homes))
         if not self.parameters:
             raise ValueError(
                 "model must have a trainable parameter, got none with requires_grad=True. "
                 "Unfreeze the part to train."
             )
-        for index, parameter in enumerate(self.parameters):
-            if parameter._post_accumulate_grad_hooks or parameter.is_complex():
-                self._refuse(index)
+        if any(map(Tensor.is_complex, self.parameters)) or any(map(_hooks, self.parameters)):
+            self._refuse()
+
+    def _walk(self) -> None:
+        modules = list(self._model.modules())
+        self._child_homes = [module._modules for module in modules]
+        self._parameter_homes = [module._parameters for module in modules]
+        self._buffer_homes = [module._buffers for module in modules]
+        self._children = [child for home in self._child_homes for child in home.values()]
+        self._every = [p for home in self._parameter_homes for p in home.values()]
 
     @property
     def names(self) -> list[str]:
@@ -64,12 +75,12 @@ class Weights:
     @property
     def devices(self) -> set[torch.device]:
         """Where the parameters lie."""
-        return {parameter.device for parameter in self.parameters}
+        return set(map(_device, self.parameters))
 
     @property
     def gradients(self) -> Gradients:
         """What `.grad` holds now."""
-        return list(map(_grad_of, self.parameters))
+        return list(map(_gradient, self.parameters))
 
     @contextmanager
     def gradients_added(self) -> Iterator[Callable[[Gradients], None]]:
@@ -126,14 +137,20 @@ class Weights:
         self._clear()
         return gradients
 
-    def _refuse(self, index: int) -> None:
-        name, parameter = self.names[index], self.parameters[index]
-        if parameter.is_complex():
-            raise ValueError(
-                f"{name} must be real, got {parameter.dtype}. "
-                "Hold it as a real parameter and call torch.view_as_complex in the forward pass."
-            )
-        raise RuntimeError(
-            f"{name} must not have a post-accumulate-grad hook, got one. It would act on the "
-            "gradient of each pass: remove it, and step the optimizer after backward."
-        )
+    def _refuse(self) -> None:
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.is_complex():
+                raise ValueError(
+                    f"{name} must be real, got {parameter.dtype}. Hold it as a real parameter and "
+                    "call torch.view_as_complex in the forward pass."
+                )
+            if parameter._post_accumulate_grad_hooks:
+                raise RuntimeError(
+                    f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
+                    "the gradient of each pass: remove it, and step the optimizer after backward."
+                )
+
+
+def are_same(some: list[Any], others: list[Any]) -> bool:
+    """Whether two lists hold the very same objects."""
+    return len(some) == len(others) and all(map(is_, some, others))
