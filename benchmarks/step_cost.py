@@ -4,8 +4,8 @@ The floor is two forward-backward passes and one update. Whatever an objective t
 overhead: copies, inner products, kernel launches, memory.
 
 All variants of a case share one model and one batch, and take turns in a new order each round, so
-that the machine's drifts meet all of them alike. Ratios are between best rounds, which noise from
-outside disturbs least; the JSON has the medians and every round too.
+that the machine's drifts meet all of them alike. A ratio is the median of the ratios within each
+round; beside it stands the ratio of the best rounds, and the JSON has every round.
 
     python benchmarks/step_cost.py --peers --json results/step_cost.json
 """
@@ -125,6 +125,8 @@ class Workload:
             torch.cuda.synchronize()
 
 
+MIN_ROUNDS = 5
+
 Step = Callable[[], object]
 Variant = Callable[[Workload], Step]
 
@@ -230,7 +232,6 @@ def peak_bytes(work: Workload, variant: Variant) -> int | None:
 
 
 def ms_per_step(work: Workload, step: Step, num_steps: int) -> float:
-    gc.collect()  # between the turns, since main() keeps it out of them
     work.synchronize()
     start = time.perf_counter()
     for _ in range(num_steps):
@@ -240,7 +241,7 @@ def ms_per_step(work: Workload, step: Step, num_steps: int) -> float:
 
 
 def measure(
-    case: Case, variants: dict[str, Variant], num_rounds: int, num_steps: int, advance: Step
+    case: Case, variants: dict[str, Variant], seconds: float, num_steps: int, advance: Step
 ) -> dict[str, Any]:
     """What the variants of a case cost, as a record; calls `advance` after each turn.
 
@@ -254,8 +255,9 @@ def measure(
         ms_per_step(work, step, num_steps=2)
         advance()
     rounds: dict[str, list[float]] = {name: [] for name in variants}
-    order = random.Random(0)
-    for _ in range(num_rounds):
+    order, end = random.Random(0), time.perf_counter() + seconds
+    while len(rounds["floor"]) < MIN_ROUNDS or time.perf_counter() < end:
+        gc.collect()  # main() keeps it out of the turns
         # Shuffled, since a rotation would keep everyone's predecessor.
         for name in order.sample(list(steps), len(steps)):
             rounds[name].append(ms_per_step(work, steps[name], num_steps))
@@ -273,10 +275,11 @@ def compare(
     records: dict[str, dict[str, Any]] = {}
     for name, times in rounds.items():
         records[name] = record = {"rounds_ms": times, "peak_bytes": peaks[name]}
-        for key, statistic in (("best", min), ("median", statistics.median)):
-            record[f"{key}_ms"] = statistic(times)
-            for reference in ("vanilla", "floor"):
-                record[f"{key}_over_{reference}"] = statistic(times) / statistic(rounds[reference])
+        record |= {"best_ms": min(times), "median_ms": statistics.median(times)}
+        for key in ("vanilla", "floor"):
+            ratios = [mine / other for mine, other in zip(times, rounds[key], strict=True)]
+            record[f"over_{key}"] = statistics.median(ratios)
+            record[f"best_over_{key}"] = min(times) / min(rounds[key])
         if peaks[name] is not None:
             record["extra_copies"] = (peaks[name] - peaks["vanilla"]) / parameter_bytes
     return records
@@ -284,10 +287,14 @@ def compare(
 
 def table(title: str, record: dict[str, Any], absent: list[str], device: str) -> Table:
     """Ratios; on CUDA times and memory too. On a CPU times say more about its neighbours."""
-    columns = {"x vanilla": ("best_over_vanilla", ".2f"), "x floor": ("best_over_floor", ".3f")}
+    columns = {
+        "x vanilla": ("over_vanilla", ".2f"),
+        "x floor": ("over_floor", ".3f"),
+        "x floor, best": ("best_over_floor", ".3f"),
+    }
     if device == "cuda":
-        times = {"ms": ("best_ms", ".2f"), "median ms": ("median_ms", ".2f")}
-        columns = times | columns | {"extra parameter copies": ("extra_copies", ".2f")}
+        times = {"best ms": ("best_ms", ".2f"), "median ms": ("median_ms", ".2f")}
+        columns = times | columns | {"extra copies": ("extra_copies", ".3f")}
     result = Table("variant", title=title, title_justify="left", box=box.MARKDOWN)
     for header in columns:
         result.add_column(header, justify="right")
@@ -321,9 +328,7 @@ def arguments() -> argparse.Namespace:
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default_device)
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="all of the device's by default")
-    parser.add_argument(
-        "--rounds", type=int, default=20, help="how often each variant has its turn"
-    )
+    parser.add_argument("--seconds", type=float, default=60, help="timing of each case")
     parser.add_argument("--steps", type=int, default=3, help="steps in a turn")
     parser.add_argument("--peers", action="store_true", help="time other libraries too")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
@@ -337,8 +342,8 @@ def arguments() -> argparse.Namespace:
                 f"--cases must name cases of {args.device}, got {name}. "
                 f"Known are {', '.join(known)}; the closest is {closest}."
             )
-    if min(args.rounds, args.steps) < 1:
-        parser.error(f"--rounds and --steps must be at least 1, got {args.rounds}, {args.steps}.")
+    if args.steps < 1:
+        parser.error(f"--steps must be at least 1, got {args.steps}.")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device must be present, got cuda without a CUDA GPU. Pass --device cpu.")
     return args
@@ -362,11 +367,18 @@ def main() -> None:
     console = Console(stderr=True)
     # Drawn between turns only: the thread that would draw it meanwhile takes time from the steps.
     with Progress(console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
-        num_turns = (args.rounds + 1) * len(variants) * len(args.cases)
-        task = progress.add_task("", total=num_turns)
-        for name in args.cases:
-            advance = partial(progress.update, task, description=name, advance=1, refresh=True)
-            record["cases"][name] = measure(CASES[name], variants, args.rounds, args.steps, advance)
+        task = progress.add_task("", total=args.seconds * len(args.cases))
+        for index, name in enumerate(args.cases):
+            start = time.perf_counter()
+
+            def advance(index: int = index, name: str = name, start: float = start) -> None:
+                seconds = min(time.perf_counter() - start, args.seconds)
+                done = index * args.seconds + seconds
+                progress.update(task, description=name, completed=done, refresh=True)
+
+            record["cases"][name] = measure(
+                CASES[name], variants, args.seconds, args.steps, advance
+            )
             if args.json:  # after each case, so that a run cut short leaves what it has
                 args.json.parent.mkdir(parents=True, exist_ok=True)
                 args.json.write_text(json.dumps(record, indent=1, default=str) + "\n")

@@ -99,6 +99,9 @@ class Flat(Arithmetic):
         try:
             self._point(w, rho, scale).write_to_(self._parameters)
             yield
+        except BaseException:
+            del self._g
+            raise
         finally:
             w.write_to_(self._parameters)
 
@@ -155,6 +158,7 @@ class Flat(Arithmetic):
         a = coefficients.a_0 + coefficients.a_1 * _ratio(gp, gg)
         b = coefficients.b_0 + coefficients.b_1 * _ratio(gp, pp)
         views = combine_(a, self._g, b, vector).views()
+        del self._g
         pairs = zip(views, is_reached, strict=True)
         return [view if reached else None for view, reached in pairs], lambda: products
 

@@ -26,7 +26,7 @@ from surrogap.core.arithmetic import Arithmetic, Coefficients
 from surrogap.core.ascent import Ascent, Kind
 from surrogap.core.vectors import Gradients
 
-_BLOCK = 4096
+_BLOCK = 8192
 _PROGRAMS_PER_PROCESSOR = 4
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # The rows of a plan, and of the partial sums.
@@ -66,19 +66,22 @@ def _scaling(kind, w, eta):
 
 @triton.jit
 def _norms_kernel(
-    g_table, w_table, plan, num_blocks, sums, num_sums, first, eta,
-    dtype: tl.constexpr, size: tl.constexpr, is_scaled: tl.constexpr,
+    g_table, w_table, plan, num_blocks, saved, sums, num_sums, first, eta,
+    dtype: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of `||g||^2` and `||T g||^2`."""
+    """`saved <- w`, and partial sums of `||g||^2` and `||T g||^2`."""
     gg = tl.zeros((size,), tl.float32)
     tt = tl.zeros((size,), tl.float32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        pointers, is_there = _addresses(w_table, plan, block, num_blocks, dtype, size)
+        exact = tl.load(pointers, mask=is_there)
+        start = tl.load(plan + 3 * num_blocks + block)
+        tl.store(saved + start + tl.arange(0, size), exact, mask=is_there)
         g = _read(g_table, plan, block, num_blocks, dtype, size)
         kind = tl.load(plan + 4 * num_blocks + block)
         gg += g * g
-        if is_scaled:
-            w = _read(w_table, plan, block, num_blocks, dtype, size)
-            g *= _scaling(kind, w, eta)
+        g *= _scaling(kind, exact.to(tl.float32), eta)
+        # Zero times an infinite gradient, which does not climb, would be NaN.
         tt += tl.where(kind == 0, 0.0, g * g)
     place = first + tl.program_id(0)
     tl.store(sums + place, tl.sum(gg))
@@ -87,10 +90,10 @@ def _norms_kernel(
 
 @triton.jit
 def _climb_kernel(
-    g_table, w_table, plan, num_blocks, saved, sums, num_sums, rho, eps, scale, eta,
+    g_table, w_table, plan, num_blocks, sums, num_sums, rho, eps, scale, eta,
     dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_loss_scaled: tl.constexpr,
 ):  # fmt: skip
-    """`saved <- w`, `w <- w + rho * T^2 g / (||T g|| + eps)`."""
+    """`w <- w + rho * T^2 g / (||T g|| + eps)`."""
     norm = tl.sqrt_rn(_total(sums, 1, num_sums, padded))
     if is_loss_scaled:
         eps *= tl.load(scale)
@@ -98,14 +101,8 @@ def _climb_kernel(
     step = tl.where(climbs, tl.div_rn(rho, norm + eps), 0.0)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         pointers, is_there = _addresses(w_table, plan, block, num_blocks, dtype, size)
-        exact = tl.load(pointers, mask=is_there)
-        tl.store(
-            saved + tl.load(plan + 3 * num_blocks + block) + tl.arange(0, size),
-            exact,
-            mask=is_there,
-        )
+        w = tl.load(pointers, mask=is_there).to(tl.float32)
         kind = tl.load(plan + 4 * num_blocks + block)
-        w = exact.to(tl.float32)
         scaling = _scaling(kind, w, eta)
         g = _read(g_table, plan, block, num_blocks, dtype, size)
         # Where it must not climb, a step of 0 along an infinite gradient would be NaN.
@@ -191,7 +188,7 @@ class _Group:
         self.saved = self._first.new_empty(self.size)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Tensor:
     """For each block: its tensor, its start there, what is left, its start among all, its kind."""
     firsts = accumulate(sizes, initial=0)
@@ -254,7 +251,7 @@ class Fused(Arithmetic):
     @contextmanager
     def climbed(self, g: Gradients, rho: float, scale: Tensor | None) -> Iterator[None]:
         """See `Arithmetic`."""
-        eta, is_scaled = self._ascent.eta or 0.0, self._ascent.eta is not None
+        eta = self._ascent.eta or 0.0
         self._g = self._in_order(g)
         del g
         self._g_tables = [group.table(self._g) for group in self._groups]
@@ -265,20 +262,22 @@ class Fused(Arithmetic):
             ):
                 group.make_room()
                 _norms_kernel[(self._programs,)](
-                    g_table, group.w_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, index * self._programs, eta,
-                    group.dtype, _BLOCK, is_scaled,
+                    g_table, group.w_table, group.plan, group.num_blocks, group.saved,
+                    self._sums, self._num_sums, index * self._programs, eta, group.dtype, _BLOCK,
                 )  # fmt: skip
         try:
             with self._on_device():
                 for group, g_table in zip(self._groups, self._g_tables, strict=True):
                     _climb_kernel[(self._programs,)](
-                        g_table, group.w_table, group.plan, group.num_blocks, group.saved,
+                        g_table, group.w_table, group.plan, group.num_blocks,
                         self._sums, self._num_sums, rho, self._ascent.eps,
                         self._sums if scale is None else scale, eta,
                         group.dtype, _BLOCK, self._padded, scale is not None,
                     )  # fmt: skip
             yield
+        except BaseException:
+            self._forget()
+            raise
         finally:
             with self._on_device():
                 for group in self._groups:
@@ -287,6 +286,9 @@ class Fused(Arithmetic):
                         group.dtype, _BLOCK,
                     )  # fmt: skip
                     del group.saved
+
+    def _forget(self) -> None:
+        del self._g, self._g_tables, self._sums
 
     def combination(
         self, g_p: Gradients, coefficients: Coefficients
@@ -310,7 +312,7 @@ class Fused(Arithmetic):
                     self._sums, self._num_sums, *coefficients, group.dtype, _BLOCK, self._padded,
                 )  # fmt: skip
         sums = self._sums
-        del self._g, self._sums
+        self._forget()
         return result, lambda: sums[[_GG, _GP, _PP]].sum(1)
 
     def _in_order(self, gradients: Gradients) -> Gradients:

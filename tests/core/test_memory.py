@@ -1,0 +1,80 @@
+"""What a step holds on to: two copies of the parameters while it runs, none afterwards."""
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.table import OBJECTIVES, TWO_PASS, every_objective
+
+pytestmark = pytest.mark.gpu
+
+
+def wide_network(dtype: torch.dtype) -> nn.Module:
+    """64 MiB of float32 and next to no activations."""
+    layers = (nn.Linear(1024, 1024, dtype=dtype, device="cuda") for _ in range(16))
+    return nn.Sequential(*layers)
+
+
+def allocated() -> int:
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+
+
+# float64 takes the plain arithmetic, the others the fused one.
+@every_objective
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_kept_between_steps(name: str, dtype: torch.dtype, fails: bool) -> None:
+    model, x = wide_network(dtype), torch.randn(8, 1024, dtype=dtype, device="cuda")
+    objective = OBJECTIVES[name].make(model)
+
+    def closure() -> Tensor:
+        return model(x).square().mean()
+
+    def raising() -> Tensor:
+        loss = closure()
+        numbers.append(1)
+        if len(numbers) == 2 or name == "Vanilla":
+            raise KeyboardInterrupt
+        return loss
+
+    objective.backward(closure)  # loads kernels and handles
+    model.zero_grad()
+    before = allocated()
+    for _ in range(3):
+        numbers: list[int] = []
+        if fails:
+            with pytest.raises(KeyboardInterrupt):
+                objective.backward(raising)
+        else:
+            objective.backward(closure)
+        model.zero_grad()
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert allocated() - before < 0.01 * size
+
+
+@pytest.mark.parametrize("name", TWO_PASS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_two_copies_while_it_runs(name: str, dtype: torch.dtype) -> None:
+    """Beyond the peak of a plain pass, which holds one gradient, even without activations."""
+    model, x = wide_network(dtype), torch.randn(8, 1024, dtype=dtype, device="cuda")
+    objective = OBJECTIVES[name].make(model)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+
+    def closure() -> Tensor:
+        return model(x).square().mean()
+
+    def peak(step: object) -> int:
+        for _ in range(2):
+            model.zero_grad()
+            allocated()
+            torch.cuda.reset_peak_memory_stats()
+            step()
+        return torch.cuda.max_memory_allocated()
+
+    plain = peak(lambda: closure().backward())
+    ours = peak(lambda: objective.backward(closure))
+    assert (ours - plain) / size < 2.05
