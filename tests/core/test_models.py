@@ -12,6 +12,7 @@ from tests import zoo
 from tests.table import OBJECTIVES, every_objective
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
 @every_objective
 @pytest.mark.parametrize("kind", ["mlp", "convnet"])
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def test_compiled_models(name: str, kind: str, backend: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
 @every_objective
 def test_models_compiled_to_cuda_graphs(name: str) -> None:
     """They reuse the memory of their outputs and gradients from call to call."""

@@ -122,9 +122,12 @@ class Flat(Arithmetic):
                 start, along = widened(w_chunk), widened(g_chunk)
                 if kind == Kind.SCALED:
                     along = self._scaling(start).square_().mul_(along)
-                moved = torch.addcmul(start, along, step_here)
+                moved = out if out.dtype == start.dtype else torch.empty_like(start)
+                torch.addcmul(start, along, step_here, out=moved)
                 # A step of 0 along an infinite gradient would be NaN.
-                out.copy_(torch.where(climbs_here, moved, start))
+                torch.where(climbs_here, moved, start, out=moved)
+                if moved is not out:
+                    out.copy_(moved)
         return Vector(w.layout, point)
 
     def _norm(self, w: Vector) -> Tensor:

@@ -2,9 +2,8 @@
 
 An operator of torch costs a few microseconds to launch, tens where the processor's caches are cold,
 and a step of `Flat` needs about a hundred, views included: several percent of a small model's
-step. Here a kernel finds its tensors in a table of addresses, so nothing is copied together and
-taken apart, and the scalars between kernels never leave the device: each kernel adds up the partial
-sums of the one before by itself.
+step. Here a kernel finds its tensors in a table of addresses, and the scalars between kernels never
+leave the device: each kernel adds up the partial sums of the one before by itself.
 
 A pass over memory is cut into blocks, dealt out to a fixed number of programs, so sums come out
 the same on every run.
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from itertools import accumulate, chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 import torch
 import triton
@@ -36,26 +35,26 @@ _GG, _TT, _GP, _PP = range(4)
 
 
 @triton.jit
-def _addresses(table, plan, block, num_blocks, dtype: tl.constexpr, size: tl.constexpr):
-    """Where the elements of a block lie, and which of them there are."""
+def _in_tensors(table, plan, block, num_blocks, dtype: tl.constexpr, size: tl.constexpr):
+    """Pointers to a block in its tensor, and a mask, which is empty if that has no address."""
     address = tl.load(table + tl.load(plan + block))
     offsets = tl.arange(0, size)
-    left = tl.where(address == 0, 0, tl.load(plan + 2 * num_blocks + block))
     start = tl.load(plan + num_blocks + block)
+    left = tl.where(address == 0, 0, tl.load(plan + 2 * num_blocks + block))
     return address.to(tl.pointer_type(dtype)) + start + offsets, offsets < left
 
 
 @triton.jit
-def _read(table, plan, block, num_blocks, dtype: tl.constexpr, size: tl.constexpr):
-    """A block as float32, zeros where there is nothing."""
-    pointers, is_there = _addresses(table, plan, block, num_blocks, dtype, size)
-    return tl.load(pointers, mask=is_there, other=0.0).to(tl.float32)
+def _in_copy(copy, plan, block, num_blocks, size: tl.constexpr):
+    """Pointers to a block in a flat copy of all tensors, and a mask."""
+    offsets = tl.arange(0, size)
+    start = tl.load(plan + 3 * num_blocks + block)
+    return copy + start + offsets, offsets < tl.load(plan + 2 * num_blocks + block)
 
 
 @triton.jit
-def _total(sums, row, num_sums, padded: tl.constexpr):
-    offsets = tl.arange(0, padded)
-    return tl.sum(tl.load(sums + row * num_sums + offsets, mask=offsets < num_sums, other=0.0))
+def _kind(plan, block, num_blocks):
+    return tl.load(plan + 4 * num_blocks + block)
 
 
 @triton.jit
@@ -65,24 +64,39 @@ def _scaling(kind, w, eta):
 
 
 @triton.jit
-def _norms_kernel(
-    g_table, w_table, plan, num_blocks, saved, sums, num_sums, first, eta,
+def _total(sums, row, num_sums, padded: tl.constexpr):
+    offsets = tl.arange(0, padded)
+    return tl.sum(tl.load(sums + row * num_sums + offsets, mask=offsets < num_sums, other=0.0))
+
+
+@triton.jit
+def _ratio(numerator, squared_norm):
+    return tl.where(squared_norm == 0.0, 0.0, tl.div_rn(numerator, squared_norm))
+
+
+@triton.jit
+def _copy_kernel(
+    g_table, w_table, plan, num_blocks, g_copy, w_copy, sums, num_sums, first, eta,
     dtype: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
-    """`saved <- w`, and partial sums of `||g||^2` and `||T g||^2`."""
+    """`g_copy <- g`, `w_copy <- w`, and partial sums of `||g||^2` and `||T g||^2`."""
     gg = tl.zeros((size,), tl.float32)
     tt = tl.zeros((size,), tl.float32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        pointers, is_there = _addresses(w_table, plan, block, num_blocks, dtype, size)
-        exact = tl.load(pointers, mask=is_there)
-        start = tl.load(plan + 3 * num_blocks + block)
-        tl.store(saved + start + tl.arange(0, size), exact, mask=is_there)
-        g = _read(g_table, plan, block, num_blocks, dtype, size)
-        kind = tl.load(plan + 4 * num_blocks + block)
+        pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
+        copies, _ = _in_copy(w_copy, plan, block, num_blocks, size)
+        w = tl.load(pointers, mask=mask)
+        tl.store(copies, w, mask=mask)
+        pointers, mask = _in_tensors(g_table, plan, block, num_blocks, dtype, size)
+        g = tl.load(pointers, mask=mask, other=0.0)
+        copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
+        tl.store(copies, g, mask=mask)
+        kind, g = _kind(plan, block, num_blocks), g.to(tl.float32)
         gg += g * g
-        g *= _scaling(kind, exact.to(tl.float32), eta)
-        # Zero times an infinite gradient, which does not climb, would be NaN.
-        tt += tl.where(kind == 0, 0.0, g * g)
+        g *= _scaling(kind, w.to(tl.float32), eta)
+        # Zero times an infinite gradient, on a tensor that does not climb, would be NaN; and
+        # beyond the mask w is anything.
+        tt += tl.where(mask & (kind != 0), g * g, 0.0)
     place = first + tl.program_id(0)
     tl.store(sums + place, tl.sum(gg))
     tl.store(sums + num_sums + place, tl.sum(tt))
@@ -90,7 +104,7 @@ def _norms_kernel(
 
 @triton.jit
 def _climb_kernel(
-    g_table, w_table, plan, num_blocks, sums, num_sums, rho, eps, scale, eta,
+    g_copy, w_table, plan, num_blocks, sums, num_sums, rho, eps, scale, eta,
     dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_loss_scaled: tl.constexpr,
 ):  # fmt: skip
     """`w <- w + rho * T^2 g / (||T g|| + eps)`."""
@@ -100,39 +114,41 @@ def _climb_kernel(
     climbs = (norm > 0.0) & (norm < float("inf"))
     step = tl.where(climbs, tl.div_rn(rho, norm + eps), 0.0)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        pointers, is_there = _addresses(w_table, plan, block, num_blocks, dtype, size)
-        w = tl.load(pointers, mask=is_there).to(tl.float32)
-        kind = tl.load(plan + 4 * num_blocks + block)
+        copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
+        g = tl.load(copies, mask=mask).to(tl.float32)
+        pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
+        w = tl.load(pointers, mask=mask).to(tl.float32)
+        kind = _kind(plan, block, num_blocks)
         scaling = _scaling(kind, w, eta)
-        g = _read(g_table, plan, block, num_blocks, dtype, size)
         # Where it must not climb, a step of 0 along an infinite gradient would be NaN.
         moved = tl.where(climbs & (kind != 0), w + step * (scaling * scaling * g), w)
-        tl.store(pointers, moved.to(dtype), mask=is_there)
+        tl.store(pointers, moved.to(dtype), mask=mask)
 
 
 @triton.jit
 def _restore_kernel(
-    w_table, plan, num_blocks, saved, dtype: tl.constexpr, size: tl.constexpr
+    w_table, plan, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr
 ):  # fmt: skip
-    """`w <- saved`."""
+    """`w <- w_copy`."""
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        pointers, is_there = _addresses(w_table, plan, block, num_blocks, dtype, size)
-        start = tl.load(plan + 3 * num_blocks + block)
-        exact = tl.load(saved + start + tl.arange(0, size), mask=is_there)
-        tl.store(pointers, exact, mask=is_there)
+        copies, mask = _in_copy(w_copy, plan, block, num_blocks, size)
+        pointers, _ = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
+        tl.store(pointers, tl.load(copies, mask=mask), mask=mask)
 
 
 @triton.jit
 def _products_kernel(
-    g_table, p_table, plan, num_blocks, sums, num_sums, first,
+    g_copy, p_table, plan, num_blocks, sums, num_sums, first,
     dtype: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of `<g, g_p>` and `||g_p||^2`."""
     gp = tl.zeros((size,), tl.float32)
     pp = tl.zeros((size,), tl.float32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        g = _read(g_table, plan, block, num_blocks, dtype, size)
-        p = _read(p_table, plan, block, num_blocks, dtype, size)
+        copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
+        g = tl.load(copies, mask=mask, other=0.0).to(tl.float32)
+        pointers, mask = _in_tensors(p_table, plan, block, num_blocks, dtype, size)
+        p = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
         gp += g * p
         pp += p * p
     place = first + tl.program_id(0)
@@ -141,13 +157,8 @@ def _products_kernel(
 
 
 @triton.jit
-def _ratio(numerator, squared_norm):
-    return tl.where(squared_norm == 0.0, 0.0, tl.div_rn(numerator, squared_norm))
-
-
-@triton.jit
 def _combine_kernel(
-    g_table, p_table, plan, num_blocks, sums, num_sums, a_0, b_0, a_1, b_1,
+    g_copy, p_table, plan, num_blocks, sums, num_sums, a_0, b_0, a_1, b_1,
     dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
     """`g_p <- a * g + b * g_p`, rounded once."""
@@ -155,37 +166,41 @@ def _combine_kernel(
     a = a_0 + a_1 * _ratio(gp, _total(sums, 0, num_sums, padded))
     b = b_0 + b_1 * _ratio(gp, _total(sums, 3, num_sums, padded))
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        g = _read(g_table, plan, block, num_blocks, dtype, size)
-        pointers, is_there = _addresses(p_table, plan, block, num_blocks, dtype, size)
-        p = tl.load(pointers, mask=is_there).to(tl.float32)
-        tl.store(pointers, (a * g + b * p).to(dtype), mask=is_there)
+        copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
+        g = tl.load(copies, mask=mask).to(tl.float32)
+        pointers, mask = _in_tensors(p_table, plan, block, num_blocks, dtype, size)
+        p = tl.load(pointers, mask=mask).to(tl.float32)
+        tl.store(pointers, (a * g + b * p).to(dtype), mask=mask)
 
 
 class _Group:
-    """The tensors of one dtype: which they are, where their blocks lie, and their saved copy."""
+    """The tensors of one dtype: which they are, where their blocks lie, and their copies."""
 
-    saved: Tensor
+    g_copy: Tensor
+    w_copy: Tensor
 
     def __init__(
         self, parameters: Sequence[Tensor], kinds: Sequence[Kind], members: list[int]
     ) -> None:
         mine = [parameters[index] for index in members]
         self.dtype = _DTYPES[mine[0].dtype]
-        self.pick = itemgetter(*members) if len(members) > 1 else lambda x: (x[members[0]],)
-        self.size = sum(map(Tensor.numel, mine))
+        self._members = members
+        self._size = sum(map(Tensor.numel, mine))
         self._first = mine[0]
-        self.plan = _plan(tuple(map(Tensor.numel, mine)), tuple(self.pick(kinds)), mine[0].device)
+        my_kinds = tuple([kinds[index] for index in members])
+        self.plan = _plan(tuple(map(Tensor.numel, mine)), my_kinds, mine[0].device)
         self.num_blocks = self.plan.shape[1]
         self.w_table = self.table(parameters)
 
     def table(self, tensors: Gradients | Sequence[Tensor]) -> Tensor:
-        """The addresses of this group's tensors among all `tensors`."""
-        mine = self.pick(tensors)
+        """The addresses of this group's tensors among all `tensors`; 0 for None."""
+        mine = (tensors[index] for index in self._members)
         return _table(tuple([0 if t is None else t.data_ptr() for t in mine]), self.plan.device)
 
     def make_room(self) -> None:
-        """For the saved copy."""
-        self.saved = self._first.new_empty(self.size)
+        """For the copies."""
+        self.g_copy = self._first.new_empty(self._size)
+        self.w_copy = self._first.new_empty(self._size)
 
 
 @lru_cache(maxsize=4)
@@ -251,69 +266,76 @@ class Fused(Arithmetic):
     @contextmanager
     def climbed(self, g: Gradients, rho: float, scale: Tensor | None) -> Iterator[None]:
         """See `Arithmetic`."""
-        eta = self._ascent.eta or 0.0
-        self._g = self._in_order(g)
-        del g
-        self._g_tables = [group.table(self._g) for group in self._groups]
+        self._is_reached = [piece is not None for piece in g]
         self._sums = torch.empty(4, self._num_sums, device=self._device)
-        with self._on_device():
-            for index, (group, g_table) in enumerate(
-                zip(self._groups, self._g_tables, strict=True)
-            ):
-                group.make_room()
-                _norms_kernel[(self._programs,)](
-                    g_table, group.w_table, group.plan, group.num_blocks, group.saved,
-                    self._sums, self._num_sums, index * self._programs, eta, group.dtype, _BLOCK,
-                )  # fmt: skip
+        self._copy(self._in_order(g))
+        del g  # the copy takes its place, in one piece
         try:
-            with self._on_device():
-                for group, g_table in zip(self._groups, self._g_tables, strict=True):
-                    _climb_kernel[(self._programs,)](
-                        g_table, group.w_table, group.plan, group.num_blocks,
-                        self._sums, self._num_sums, rho, self._ascent.eps,
-                        self._sums if scale is None else scale, eta,
-                        group.dtype, _BLOCK, self._padded, scale is not None,
-                    )  # fmt: skip
+            self._climb(rho, scale)
             yield
         except BaseException:
             self._forget()
             raise
         finally:
-            with self._on_device():
-                for group in self._groups:
-                    _restore_kernel[(self._programs,)](
-                        group.w_table, group.plan, group.num_blocks, group.saved,
-                        group.dtype, _BLOCK,
-                    )  # fmt: skip
-                    del group.saved
+            self._restore()
 
-    def _forget(self) -> None:
-        del self._g, self._g_tables, self._sums
+    def _copy(self, g: Gradients) -> None:
+        eta = self._ascent.eta or 0.0
+        with self._on_device():
+            for index, group in enumerate(self._groups):
+                group.make_room()
+                _copy_kernel[(self._programs,)](
+                    group.table(g), group.w_table, group.plan, group.num_blocks,
+                    group.g_copy, group.w_copy, self._sums, self._num_sums,
+                    index * self._programs, eta, group.dtype, _BLOCK,
+                )  # fmt: skip
+
+    def _climb(self, rho: float, scale: Tensor | None) -> None:
+        with self._on_device():
+            for group in self._groups:
+                _climb_kernel[(self._programs,)](
+                    group.g_copy, group.w_table, group.plan, group.num_blocks,
+                    self._sums, self._num_sums, rho, self._ascent.eps,
+                    self._sums if scale is None else scale, self._ascent.eta or 0.0,
+                    group.dtype, _BLOCK, self._padded, scale is not None,
+                )  # fmt: skip
+
+    def _restore(self) -> None:
+        with self._on_device():
+            for group in self._groups:
+                _restore_kernel[(self._programs,)](
+                    group.w_table, group.plan, group.num_blocks, group.w_copy, group.dtype, _BLOCK
+                )
+                del group.w_copy
 
     def combination(
         self, g_p: Gradients, coefficients: Coefficients
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
         result = self._in_order(g_p)
-        for index, (g, p) in enumerate(zip(self._g, result, strict=True)):
-            if p is None and g is not None:
+        for index, piece in enumerate(result):
+            if piece is None and self._is_reached[index]:
                 result[index] = torch.zeros_like(self._parameters[index])
-        p_tables = [group.table(result) for group in self._groups]
-        tables = list(zip(self._groups, self._g_tables, p_tables, strict=True))
+        tables = [(group, group.table(result)) for group in self._groups]
         with self._on_device():
-            for index, (group, g_table, p_table) in enumerate(tables):
+            for index, (group, p_table) in enumerate(tables):
                 _products_kernel[(self._programs,)](
-                    g_table, p_table, group.plan, group.num_blocks,
+                    group.g_copy, p_table, group.plan, group.num_blocks,
                     self._sums, self._num_sums, index * self._programs, group.dtype, _BLOCK,
                 )  # fmt: skip
-            for group, g_table, p_table in tables:
+            for group, p_table in tables:
                 _combine_kernel[(self._programs,)](
-                    g_table, p_table, group.plan, group.num_blocks,
+                    group.g_copy, p_table, group.plan, group.num_blocks,
                     self._sums, self._num_sums, *coefficients, group.dtype, _BLOCK, self._padded,
                 )  # fmt: skip
         sums = self._sums
         self._forget()
         return result, lambda: sums[[_GG, _GP, _PP]].sum(1)
+
+    def _forget(self) -> None:
+        del self._sums
+        for group in self._groups:
+            del group.g_copy
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""

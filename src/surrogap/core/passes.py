@@ -96,7 +96,8 @@ class Passes:
                 )
             self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled to CUDA graphs reuses the memory of what it returns.
-        return loss.detach().to(wide(loss.dtype), copy=True).reshape(()), aux
+        copy = loss.detach().to(wide(loss.dtype), copy=True)
+        return copy if copy.ndim == 0 else copy.reshape(()), aux
 
     def scale(self, device: torch.device) -> Tensor | None:
         """By what the loss is multiplied, as a scalar on `device`; None without a scaler."""
@@ -187,6 +188,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self._tensors: list[Tensor | None] = []
+        self._addresses: list[int] = []
         self._groups: list[tuple[list[Tensor], list[Tensor], list[Tensor]]] = []
 
     @contextmanager
@@ -200,7 +202,7 @@ class Buffers:
             on_error_only: Such a context may stand around another.
         """
         before, contents = _all(homes), [home.copy() for home in homes]
-        if not are_same(before, self._tensors):
+        if not (are_same(before, self._tensors) and _addresses(before) == self._addresses):
             self._make_room(before)
         groups = [(mine, copies[on_error_only]) for mine, *copies in self._groups]
         for mine, copies in groups:
@@ -226,10 +228,12 @@ class Buffers:
     def _make_room(self, tensors: list[Tensor | None]) -> None:
         # A lazy buffer takes shape in a first pass, and must be looked at again after it.
         self._tensors = [] if any(t is not None and is_lazy(t) for t in tensors) else tensors
+        self._addresses = _addresses(self._tensors)
         groups: dict[object, list[Tensor]] = {}
         for tensor in tensors:
             if tensor is not None and _is_writable(tensor):
-                groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+                words = _words(tensor)
+                groups.setdefault((words.device, words.dtype), []).append(words)
         self._groups = [
             (mine, [torch.empty_like(t) for t in mine], [torch.empty_like(t) for t in mine])
             for mine in groups.values()
@@ -238,6 +242,17 @@ class Buffers:
 
 def _all(homes: list[dict[str, Tensor | None]]) -> list[Tensor | None]:
     return [tensor for home in homes for tensor in home.values()]
+
+
+def _addresses(tensors: list[Tensor | None]) -> list[int]:
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """A view as 32-bit words where that is possible: one copy then serves all dtypes."""
+    if tensor.is_contiguous() and tensor.element_size() % 4 == 0:
+        return tensor.detach().view(-1).view(torch.int32)
+    return tensor
 
 
 def _is_writable(buffer: Tensor) -> bool:

@@ -21,9 +21,9 @@ from torch._C._nn import flatten_dense_tensors, unflatten_dense_tensors
 Gradients = list[Tensor | None]
 
 # Elements handled at a time: on a CPU what fits its caches, elsewhere what bounds the memory for
-# widened copies at 64 MiB each.
+# intermediate results at some 16 MiB each.
 _CHUNK_CPU = 2**18
-_CHUNK_DEVICE = 2**24
+_CHUNK_DEVICE = 2**22
 
 
 class Layout:
