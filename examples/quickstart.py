@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="runs of each objective")
     parser.add_argument("--epochs", type=int, default=60)
     args = parser.parse_args()
+    if min(args.seeds, args.epochs) < 1:
+        parser.error(f"--seeds and --epochs must be at least 1, got {args.seeds}, {args.epochs}.")
     torch.set_num_threads(1)  # tensors this small gain nothing from more
     console = Console()
     columns = (*Progress.get_default_columns(), "loss {task.fields[loss]:.4f}")
