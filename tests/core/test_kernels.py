@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from surrogap.core import kernels
 from surrogap.core.arithmetic import Arithmetic, Coefficients, Flat, choose
 from surrogap.core.ascent import Ascent, Kind
 from surrogap.core.kernels import Fused
@@ -173,6 +174,25 @@ def test_the_last_one_serves_while_it_fits() -> None:
     ):
         assert chosen(other, last) is not last
     assert choose(cuda, [Kind.STILL, Kind.PLAIN], Ascent(), last) is not last
+
+
+def test_where_kernels_cannot_be_built_a_warning_says_so(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoCompiler:
+        def __getitem__(self, _: object) -> object:
+            raise RuntimeError("Failed to find C compiler")
+
+    kernels._can_launch.cache_clear()
+    assert kernels._can_launch(device)
+    kernels._can_launch.cache_clear()
+    monkeypatch.setattr(kernels, "_restore_kernel", NoCompiler())
+    message = "Triton must be able to build kernels for .*, got RuntimeError: Failed to find C comp"
+    with pytest.warns(UserWarning, match=message):
+        assert not kernels._can_launch(device)
+    if device.type == "cuda":
+        assert isinstance(chosen([torch.ones(3, device=device)]), Flat)
+    kernels._can_launch.cache_clear()
 
 
 def test_the_plain_arithmetic_serves_the_cpu() -> None:

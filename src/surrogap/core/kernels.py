@@ -9,6 +9,7 @@ A pass over memory is cut into blocks, dealt out to a fixed number of programs, 
 the same on every run.
 """
 
+import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -248,15 +249,20 @@ class Fused(Arithmetic):
         self._groups = [_Group(parameters, kinds, indices) for indices in members.values()]
         self._programs = _num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
+        self._are_contiguous = all(map(Tensor.is_contiguous, parameters))
         self._padded = triton.next_power_of_2(self._num_sums)
 
     @staticmethod
     def takes(parameters: Sequence[Tensor]) -> bool:
         """Whether the kernels can work on these tensors."""
         device = parameters[0].device
-        return device.type == "cuda" and all(
-            p.device == device and p.dtype in _DTYPES and (p.is_contiguous() or _is_dense(p))
-            for p in parameters
+        return (
+            device.type == "cuda"
+            and all(
+                p.device == device and p.dtype in _DTYPES and (p.is_contiguous() or _is_dense(p))
+                for p in parameters
+            )
+            and _can_launch(device)
         )
 
     def fits(self, parameters: Sequence[Tensor], kinds: Sequence[Kind]) -> bool:
@@ -339,6 +345,8 @@ class Fused(Arithmetic):
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""
+        if self._are_contiguous and all([g is None or g.is_contiguous() for g in gradients]):
+            return gradients
         return [
             g if g is None or g.stride() == p.stride() else torch.empty_like(p).copy_(g)
             for g, p in zip(gradients, self._parameters, strict=True)
@@ -356,8 +364,30 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
     return (
         *map(Tensor.data_ptr, parameters),
         *map(Tensor.numel, parameters),
+        *map(Tensor.is_contiguous, parameters),
         *map(_dtype, parameters),
     )
+
+
+@lru_cache
+def _can_launch(device: torch.device) -> bool:
+    """Whether Triton can build kernels here: it needs a C compiler, and a GPU that it supports."""
+    try:
+        one = torch.ones(1, device=device)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            _restore_kernel[(1,)](
+                _table((one.data_ptr(),), device), _plan((1,), (Kind.PLAIN,), device), 1,
+                one.clone(), tl.float32, _BLOCK,
+            )  # fmt: skip
+    except Exception as error:
+        warnings.warn(
+            f"Triton must be able to build kernels for {device}, got {type(error).__name__}: "
+            f"{error}. Training goes on without them, and small models are slower for it; "
+            "install a C compiler such as gcc if it is missing.",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def _is_dense(tensor: Tensor) -> bool:

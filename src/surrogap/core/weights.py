@@ -47,8 +47,7 @@ class Weights:
         every = [p for home in self._parameter_homes for p in home.values()]
         if not (are_same(children, self._children) and are_same(every, self._every)):
             self._walk()
-        trainable = [p for p in self._every if p is not None and p.requires_grad]
-        self.parameters = list({id(p): p for p in trainable}.values())
+        self.parameters = [p for p in self._unique if p.requires_grad]
         self.buffers = list(filter(None, self._buffer_homes))
         if not self.parameters:
             raise ValueError(
@@ -65,6 +64,7 @@ class Weights:
         self._buffer_homes = [module._buffers for module in modules]
         self._children = [child for home in self._child_homes for child in home.values()]
         self._every = [p for home in self._parameter_homes for p in home.values()]
+        self._unique = list({id(p): p for p in self._every if p is not None}.values())
 
     @property
     def names(self) -> list[str]:
