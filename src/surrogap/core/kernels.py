@@ -345,7 +345,7 @@ class Fused(Arithmetic):
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""
-        if self._are_contiguous and all([g is None or g.is_contiguous() for g in gradients]):
+        if self._are_contiguous and all(g is None or g.is_contiguous() for g in gradients):
             return gradients
         return [
             g if g is None or g.stride() == p.stride() else torch.empty_like(p).copy_(g)
