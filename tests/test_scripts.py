@@ -1,6 +1,7 @@
 """The examples and benchmarks run, as a user would run them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,11 @@ ROOT = Path(__file__).parent.parent
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # Beside other work, threads that wait for each other can take minutes.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_quickstart_compares_three_objectives() -> None:
