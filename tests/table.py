@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Vanilla
-from surrogap.core.objectives import Objective
+from surrogap.core.objective import Objective
 from tests import reference
 
 RHO, ALPHA, LAM, ETA = 0.1, 0.4, 0.3, 0.01

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from surrogap.core.objectives import Objective
+from surrogap.core.objective import Objective
 
 Batch = tuple[Tensor, Tensor]
 

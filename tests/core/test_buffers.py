@@ -108,6 +108,46 @@ def test_a_buffer_registered_in_mid_call_is_gone_if_the_call_raises() -> None:
     assert float(model.seen) == 1.0
 
 
+def test_buffers_of_all_sorts() -> None:
+    """Sparse, complex, boolean, of odd sizes, empty, without dimensions, in half precision."""
+
+    class Sorts(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 1)
+            self.register_buffer("graph", torch.eye(3).to_sparse())
+            self.register_buffer("waves", torch.ones(2, dtype=torch.complex64))
+            self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
+            self.register_buffer("bytes", torch.ones(3, dtype=torch.uint8))
+            self.register_buffer("nothing", torch.ones(0, 4))
+            self.register_buffer("narrow", torch.ones(3, dtype=torch.bfloat16))
+            self.register_buffer("columns", torch.ones(4, 6)[:, ::2])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for buffer in (self.waves, self.bytes, self.narrow, self.columns):
+                buffer += 1
+            self.mask.logical_not_()
+            return super().forward(x)
+
+    model = Sorts()
+    objective = SAM(model)
+    for step in (2, 3):
+        objective.backward(lambda: model(torch.ones(2, 3)).sum())
+        for buffer in (model.waves, model.bytes, model.narrow, model.columns):
+            assert bool((buffer == step).all())
+        assert bool(model.mask.all()) == (step == 3)
+
+
+def test_a_buffer_whose_storage_is_swapped_is_followed() -> None:
+    model = nn.BatchNorm1d(3)
+    objective, x = SAM(model), torch.randn(8, 3)
+    objective.backward(lambda: model(x).square().mean())
+    model.running_mean.data = torch.zeros(3)
+    plain = copy.deepcopy(model)
+    plain(x)
+    objective.backward(lambda: model(x).square().mean())
+    assert torch.equal(model.running_mean, plain.running_mean)
+
+
 def test_spectral_norm_iterates_once() -> None:
     """Its vectors are buffers of a parametrization, which a forward pass moves."""
     model = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4))

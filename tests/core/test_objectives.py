@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Vanilla
-from surrogap.core.objectives import Objective
+from surrogap.core.objective import Objective
 from tests import reference, zoo
 from tests.table import ALPHA, OBJECTIVES, RHO, every_objective, every_two_pass
 

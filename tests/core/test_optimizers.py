@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from torch.optim import lr_scheduler
 
 from surrogap import GSAM, EntropySGD
-from surrogap.core.objectives import Objective
+from surrogap.core.objective import Objective
 from surrogap.rho import InverseSqrt, ProportionalToLR
 from tests import reference, zoo
 from tests.table import ALPHA, OBJECTIVES, every_objective

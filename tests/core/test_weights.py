@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap import GSAM, SAM
-from surrogap.core.objectives import Objective
+from surrogap.core.objective import Objective
 from tests import zoo
 from tests.table import OBJECTIVES, every_objective
 

@@ -1,7 +1,7 @@
 """The arithmetic of a two-pass step: climb, put back, combine.
 
 Two implementations of one interface: `Flat` here, with torch's operators, for every device and
-dtype; and `kernels.Fused`, where a step's many small operators would cost more time to launch than
+dtype; and `fused.Fused`, where a step's many small operators would cost more time to launch than
 to run.
 """
 
@@ -173,7 +173,7 @@ def choose(
     if last is not None and last.fits(parameters, kinds):
         return last
     if parameters[0].device.type == "cuda" and find_spec("triton"):
-        from surrogap.core.kernels import Fused  # Triton takes a second to load
+        from surrogap.core.fused import Fused  # Triton takes a second to load
 
         if Fused.takes(parameters):
             return Fused(parameters, kinds, ascent)

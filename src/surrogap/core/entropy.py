@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.core.arguments import number
-from surrogap.core.objectives import Objective, single_pass_report
+from surrogap.core.objective import Objective, single_pass_report
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
 from surrogap.core.vectors import Gradients, Layout, Vector, chunks, scalar_for, widened

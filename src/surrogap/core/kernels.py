@@ -1,38 +1,16 @@
-"""The arithmetic of a two-pass step as five kernels, each over all tensors at once.
+"""The arithmetic of a two-pass step as five kernels, each over all tensors of one dtype at once.
 
-An operator of torch costs a few microseconds to launch, tens where the processor's caches are cold,
-and a step of `Flat` needs about a hundred, views included: several percent of a small model's
-step. Here a kernel finds its tensors in a table of addresses, and the scalars between kernels never
-leave the device: each kernel adds up the partial sums of the one before by itself.
+A kernel finds its tensors in a table of addresses (0 where there is none), and its work in a plan:
+a column for each block of elements, whose rows are the block's tensor, its start there, the number
+of elements from there on, its start in a flat copy of all tensors, and the kind of its tensor. The
+scalars between kernels stay on the device: each kernel adds up the partial sums of the one before
+by itself. Blocks are dealt out to a fixed number of programs, so sums come out the same every time.
 
-A pass over memory is cut into blocks, dealt out to a fixed number of programs, so sums come out
-the same on every run.
+The rows of `sums` are `<g, g>`, `||T g||^2`, `<g, g_p>` and `<g_p, g_p>`.
 """
 
-import warnings
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
-from itertools import accumulate, chain
-from operator import attrgetter
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from surrogap.core.arithmetic import Arithmetic, Coefficients
-from surrogap.core.ascent import Ascent, Kind
-from surrogap.core.vectors import Gradients
-
-_BLOCK = 8192
-_PROGRAMS_PER_PROCESSOR = 4
-_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-# The rows of a plan, and of the partial sums.
-_NUM_ROWS = 5
-_dtype = attrgetter("dtype")
-_GG, _TT, _GP, _PP = range(4)
 
 
 @triton.jit
@@ -76,7 +54,7 @@ def _ratio(numerator, squared_norm):
 
 
 @triton.jit
-def _copy_kernel(
+def copy_kernel(
     g_table, w_table, plan, num_blocks, g_copy, w_copy, sums, num_sums, first, eta,
     dtype: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +82,7 @@ def _copy_kernel(
 
 
 @triton.jit
-def _climb_kernel(
+def climb_kernel(
     g_copy, w_table, plan, num_blocks, sums, num_sums, rho, eps, scale, eta,
     dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_loss_scaled: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +105,7 @@ def _climb_kernel(
 
 
 @triton.jit
-def _restore_kernel(
+def restore_kernel(
     w_table, plan, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr
 ):  # fmt: skip
     """`w <- w_copy`."""
@@ -138,7 +116,7 @@ def _restore_kernel(
 
 
 @triton.jit
-def _products_kernel(
+def products_kernel(
     g_copy, p_table, plan, num_blocks, sums, num_sums, first,
     dtype: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
@@ -158,7 +136,7 @@ def _products_kernel(
 
 
 @triton.jit
-def _combine_kernel(
+def combine_kernel(
     g_copy, p_table, plan, num_blocks, sums, num_sums, a_0, b_0, a_1, b_1,
     dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
@@ -172,224 +150,3 @@ def _combine_kernel(
         pointers, mask = _in_tensors(p_table, plan, block, num_blocks, dtype, size)
         p = tl.load(pointers, mask=mask).to(tl.float32)
         tl.store(pointers, (a * g + b * p).to(dtype), mask=mask)
-
-
-class _Group:
-    """The tensors of one dtype: which they are, where their blocks lie, and their copies."""
-
-    g_copy: Tensor
-    w_copy: Tensor
-
-    def __init__(
-        self, parameters: Sequence[Tensor], kinds: Sequence[Kind], members: list[int]
-    ) -> None:
-        mine = [parameters[index] for index in members]
-        self.dtype = _DTYPES[mine[0].dtype]
-        self._members = members
-        self._size = sum(map(Tensor.numel, mine))
-        self._first = mine[0]
-        my_kinds = tuple([kinds[index] for index in members])
-        self.plan = _plan(tuple(map(Tensor.numel, mine)), my_kinds, mine[0].device)
-        self.num_blocks = self.plan.shape[1]
-        self.w_table = self.table(parameters)
-
-    def table(self, tensors: Gradients | Sequence[Tensor]) -> Tensor:
-        """The addresses of this group's tensors among all `tensors`; 0 for None."""
-        mine = (tensors[index] for index in self._members)
-        return _table(tuple([0 if t is None else t.data_ptr() for t in mine]), self.plan.device)
-
-    def make_room(self) -> None:
-        """For the copies."""
-        self.g_copy = self._first.new_empty(self._size)
-        self.w_copy = self._first.new_empty(self._size)
-
-
-@lru_cache(maxsize=4)
-def _plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Tensor:
-    """For each block: its tensor, its start there, what is left, its start among all, its kind."""
-    firsts = accumulate(sizes, initial=0)
-    blocks = [
-        (index, start, size - start, first + start, int(kind))
-        for index, (size, kind, first) in enumerate(zip(sizes, kinds, firsts, strict=False))
-        for start in range(0, size, _BLOCK)
-    ]
-    if not blocks:
-        return torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device)
-    return _on_device(chain(*zip(*blocks, strict=True)), device).view(_NUM_ROWS, len(blocks))
-
-
-# The allocator mostly hands out the same addresses step after step.
-@lru_cache(maxsize=64)
-def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    return _on_device(addresses, device)
-
-
-def _on_device(numbers: Iterable[int], device: torch.device) -> Tensor:
-    # From ordinary memory: for so few bytes the driver takes its copy at once, so nothing waits.
-    return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, non_blocking=True)
-
-
-@lru_cache
-def _num_programs(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 3
-    return _PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
-
-
-class Fused(Arithmetic):
-    """With the kernels of this module, for dense tensors on one CUDA device."""
-
-    def __init__(self, parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent) -> None:
-        super().__init__(parameters, kinds, ascent)
-        self._signature = _signature(parameters)
-        self._device = parameters[0].device
-        members: dict[torch.dtype, list[int]] = {}
-        for index, parameter in enumerate(parameters):
-            members.setdefault(parameter.dtype, []).append(index)
-        self._groups = [_Group(parameters, kinds, indices) for indices in members.values()]
-        self._programs = _num_programs(self._device)
-        self._num_sums = self._programs * len(self._groups)
-        self._are_contiguous = all(map(Tensor.is_contiguous, parameters))
-        self._padded = triton.next_power_of_2(self._num_sums)
-
-    @staticmethod
-    def takes(parameters: Sequence[Tensor]) -> bool:
-        """Whether the kernels can work on these tensors."""
-        device = parameters[0].device
-        return (
-            device.type == "cuda"
-            and all(
-                p.device == device and p.dtype in _DTYPES and (p.is_contiguous() or _is_dense(p))
-                for p in parameters
-            )
-            and _can_launch(device)
-        )
-
-    def fits(self, parameters: Sequence[Tensor], kinds: Sequence[Kind]) -> bool:
-        """See `Arithmetic`."""
-        return kinds == self._kinds and _signature(parameters) == self._signature
-
-    @contextmanager
-    def climbed(self, g: Gradients, rho: float, scale: Tensor | None) -> Iterator[None]:
-        """See `Arithmetic`."""
-        self._is_reached = [piece is not None for piece in g]
-        self._sums = torch.empty(4, self._num_sums, device=self._device)
-        self._copy(self._in_order(g))
-        del g  # the copy takes its place, in one piece
-        try:
-            self._climb(rho, scale)
-            yield
-        except BaseException:
-            self._forget()
-            raise
-        finally:
-            self._restore()
-
-    def _copy(self, g: Gradients) -> None:
-        eta = self._ascent.eta or 0.0
-        with self._on_device():
-            for index, group in enumerate(self._groups):
-                group.make_room()
-                _copy_kernel[(self._programs,)](
-                    group.table(g), group.w_table, group.plan, group.num_blocks,
-                    group.g_copy, group.w_copy, self._sums, self._num_sums,
-                    index * self._programs, eta, group.dtype, _BLOCK,
-                )  # fmt: skip
-
-    def _climb(self, rho: float, scale: Tensor | None) -> None:
-        with self._on_device():
-            for group in self._groups:
-                _climb_kernel[(self._programs,)](
-                    group.g_copy, group.w_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, rho, self._ascent.eps,
-                    self._sums if scale is None else scale, self._ascent.eta or 0.0,
-                    group.dtype, _BLOCK, self._padded, scale is not None,
-                )  # fmt: skip
-
-    def _restore(self) -> None:
-        with self._on_device():
-            for group in self._groups:
-                _restore_kernel[(self._programs,)](
-                    group.w_table, group.plan, group.num_blocks, group.w_copy, group.dtype, _BLOCK
-                )
-                del group.w_copy
-
-    def combination(
-        self, g_p: Gradients, coefficients: Coefficients
-    ) -> tuple[Gradients, Callable[[], Tensor]]:
-        """See `Arithmetic`."""
-        result = self._in_order(g_p)
-        for index, piece in enumerate(result):
-            if piece is None and self._is_reached[index]:
-                result[index] = torch.zeros_like(self._parameters[index])
-        tables = [(group, group.table(result)) for group in self._groups]
-        with self._on_device():
-            for index, (group, p_table) in enumerate(tables):
-                _products_kernel[(self._programs,)](
-                    group.g_copy, p_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, index * self._programs, group.dtype, _BLOCK,
-                )  # fmt: skip
-            for group, p_table in tables:
-                _combine_kernel[(self._programs,)](
-                    group.g_copy, p_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, *coefficients, group.dtype, _BLOCK, self._padded,
-                )  # fmt: skip
-        sums = self._sums
-        self._forget()
-        return result, lambda: sums[[_GG, _GP, _PP]].sum(1)
-
-    def _forget(self) -> None:
-        del self._sums
-        for group in self._groups:
-            del group.g_copy
-
-    def _in_order(self, gradients: Gradients) -> Gradients:
-        """`gradients` in the memory formats of their parameters."""
-        if self._are_contiguous and all(g is None or g.is_contiguous() for g in gradients):
-            return gradients
-        return [
-            g if g is None or g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-            for g, p in zip(gradients, self._parameters, strict=True)
-        ]
-
-    def _on_device(self) -> AbstractContextManager[object]:
-        """Triton launches on the current device, which need not be the model's."""
-        if self._device.type != "cuda" or self._device.index == torch.cuda.current_device():
-            return nullcontext()
-        return torch.cuda.device(self._device)
-
-
-def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
-    """What the kernels rely on from step to step. A moved or cast model has another."""
-    return (
-        *map(Tensor.data_ptr, parameters),
-        *map(Tensor.numel, parameters),
-        *map(Tensor.is_contiguous, parameters),
-        *map(_dtype, parameters),
-    )
-
-
-@lru_cache
-def _can_launch(device: torch.device) -> bool:
-    """Whether Triton can build kernels here: it needs a C compiler, and a GPU that it supports."""
-    try:
-        one = torch.ones(1, device=device)
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            _restore_kernel[(1,)](
-                _table((one.data_ptr(),), device), _plan((1,), (Kind.PLAIN,), device), 1,
-                one.clone(), tl.float32, _BLOCK,
-            )  # fmt: skip
-    except Exception as error:
-        warnings.warn(
-            f"Triton must be able to build kernels for {device}, got {type(error).__name__}: "
-            f"{error}. Training goes on without them, and small models are slower for it; "
-            "install a C compiler such as gcc if it is missing.",
-            stacklevel=2,
-        )
-        return False
-    return True
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether it fills its memory without gaps, in whatever order."""
-    return torch.empty_like(tensor).stride() == tensor.stride()

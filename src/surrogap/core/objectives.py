@@ -1,127 +1,33 @@
-"""Which way to go: sharpness-aware objectives as ways to fill `.grad`.
+"""Which way to go: the objectives, each a few lines about its direction."""
 
-One step at weights `w`, on one batch:
-
-1. `g = grad f(w)` (`passes.py`, `weights.py`).
-2. Climb to `w + delta`, at distance `rho` (`ascent.py`, `arithmetic.py`).
-3. `g_p = grad f(w + delta)`, on the same batch with the same random numbers.
-4. Put `w` back exactly, and add `d = a * g + b * g_p` to `.grad`.
-
-`a` and `b` are functions of three numbers, `<g, g>`, `<g, g_p>` and `<g_p, g_p>`. They are all that
-one two-pass objective has and another has not, so each of them here is a few lines.
-"""
-
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from typing import Literal, final
 
-import torch
-from torch import Tensor, nn
-from torch.amp import GradScaler
+from torch import nn
 
 from surrogap.core.arguments import number
-from surrogap.core.arithmetic import Arithmetic, Coefficients, choose
-from surrogap.core.ascent import Ascent, Kind
-from surrogap.core.passes import Buffers, Closure, Passes, RandomState
+from surrogap.core.arithmetic import Coefficients
+from surrogap.core.ascent import Ascent
+from surrogap.core.objective import Objective, Predicate, TwoPass, single_pass_report
+from surrogap.core.passes import Passes
 from surrogap.core.report import Report
-from surrogap.core.rho import Schedule, radius
-from surrogap.core.vectors import Gradients, Layout, Vector, dot, total
+from surrogap.core.rho import Schedule
+from surrogap.core.vectors import Gradients, Layout
 from surrogap.core.weights import Weights
 
-Predicate = Callable[[str, nn.Parameter], bool]
+
+def _alpha(alpha: float) -> float:
+    return number("alpha", alpha, remedy="Pass a non-negative number, such as 0.4; 0 is SAM.")
 
 
-class Objective(ABC):
-    """Something to minimise, by way of the direction that it adds to `.grad`.
-
-    Args:
-        model: Every parameter that the optimizer moves must be in it, each pass through the
-            closure adds to the gradients of others. To train several modules together, put them
-            into an `nn.ModuleList`.
-
-    Raises:
-        TypeError: `model` is no module.
-        ValueError: `model` has no trainable parameter, or a complex one.
-        RuntimeError: A parameter has a post-accumulate-grad hook.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"model must be a torch.nn.Module, got {type(model).__name__}. "
-                "Pass the model itself, not its parameters or its optimizer."
-            )
-        self.model = model
-        self._buffers = Buffers()
-        self._is_running = False
-        self._weights = Weights(model)
-
-    def backward(
-        self,
-        closure: Closure | Sequence[Closure],
-        *,
-        scaler: GradScaler | None = None,
-        backward: Callable[[Tensor], object] | None = None,
-        sync: bool = True,
-    ) -> Report:
-        """Adds the objective's direction to `.grad`, as `loss.backward()` adds the gradient.
-
-        Afterwards the weights are bit for bit what they were, BatchNorm's statistics have moved
-        once, and the random generators are where one pass leaves them. If anything raises, weights,
-        gradients and buffers are what they were before the call.
-
-        Args:
-            closure: Runs the forward pass and returns the loss, or `(loss, aux)`; it does not call
-                `backward`. A list of closures is one batch in micro-batches, with one perturbation
-                for all of them; as with `loss.backward()`, their losses add up, so divide each by
-                their number for a mean.
-            scaler: What scales the loss. Unscale, clip and step afterwards, as always.
-            backward: What to call on the loss in place of `loss.backward()`, for frameworks that
-                bring their own. Where it scales the loss, the report's norms are scaled too.
-            sync: False for all but the last of several calls that share one optimizer step;
-                schedules that count steps count the last.
-
-        Raises:
-            TypeError: An argument has the wrong type, or the closure returned no tensor.
-            ValueError: The list of closures is empty, or the model or the radius is not valid now.
-            RuntimeError: The closure returned a loss without graph or no scalar, called `backward`
-                itself, or reached no parameter; or a gradient is sparse.
-        """
-        passes = Passes(closure, scaler, backward)
-        if self._is_running:
-            raise RuntimeError(
-                "closure must not call backward, got one that called this objective's. "
-                "Return the loss; the objective calls backward itself, once per pass."
-            )
-        weights = self._weights
-        weights.look()
-        self._is_running = True
-        try:
-            with (
-                torch.no_grad(),
-                self._buffers.kept(weights.buffers, on_error_only=True),
-                weights.gradients_added() as add,
-            ):
-                direction, report = self._direction(weights, passes)
-                add(direction)
-        finally:
-            self._is_running = False
-        if sync:
-            self._advance()
-        return report
-
-    @abstractmethod
-    def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
-        """Runs the passes, with `.grad` empty before and after, and puts the weights back."""
-
-    def _advance(self) -> None:
-        """Counts a step, where there is something to count."""
+def _eps(eps: float) -> float:
+    return number("eps", eps, remedy="Leave it out for 1e-12.")
 
 
 @final
 class Vanilla(Objective):
     """The plain gradient, `d = g`: one pass, to compare with.
 
+    >>> import torch
     >>> model = nn.Linear(3, 1)
     >>> report = Vanilla(model).backward(lambda: model(torch.ones(2, 3)).square().mean())
     >>> bool(report.gap.isnan())
@@ -143,94 +49,6 @@ class Vanilla(Objective):
         return g, single_pass_report(loss, aux, vector, passes.scale(loss.device))
 
 
-def single_pass_report(loss: Tensor, aux: object, g: Vector, scale: Tensor | None) -> Report:
-    """A report of what a first pass alone shows."""
-    nan = torch.full_like(loss, torch.nan)
-    products = torch.stack([total(dot(g, g)).to(loss), nan, nan])
-    return Report(loss, nan, aux, _products=lambda: products, _scale=scale)
-
-
-class TwoPass(Objective):
-    """An objective whose direction is `a * g + b * g_p`.
-
-    Args:
-        model: The model to train.
-        rho: The radius: a number or a schedule of `surrogap.rho`.
-        ascent: Where the second pass runs.
-        perturb: Which parameters climb, from a parameter's name and itself; None for all. The
-            others stay where they are in the second pass, and get their direction like all.
-    """
-
-    def __init__(
-        self, model: nn.Module, rho: float | Schedule, ascent: Ascent, perturb: Predicate | None
-    ) -> None:
-        if perturb is not None and not callable(perturb):
-            raise TypeError(
-                "perturb must be a function of a parameter's name and the parameter, got "
-                f'{type(perturb).__name__}. Pass one such as lambda name, p: "norm" in name.'
-            )
-        self.rho = rho
-        self.perturb = perturb
-        self._ascent = ascent
-        self._arithmetic: Arithmetic | None = None
-        if not isinstance(rho, Schedule):
-            radius(rho)
-        super().__init__(model)
-        self._kinds(self._weights)
-
-    @abstractmethod
-    def _coefficients(self) -> Coefficients:
-        """`a` and `b` of `d = a * g + b * g_p`."""
-
-    def _kinds(self, weights: Weights) -> list[Kind]:
-        if self.perturb is None:
-            return self._ascent.kinds(weights.parameters)
-        # torch.compile puts its prefix into names; a predicate should not have to know.
-        names = [name.replace("_orig_mod.", "") for name in weights.names]
-        kinds = [
-            kind if self.perturb(name, parameter) else Kind.STILL
-            for name, parameter, kind in zip(
-                names, weights.parameters, self._ascent.kinds(weights.parameters), strict=True
-            )
-        ]
-        if all(kind == Kind.STILL for kind in kinds):
-            raise ValueError(
-                "perturb must select a trainable parameter, got False for all of them. Names are "
-                f"such as {names[0]!r}; leave perturb out to perturb all."
-            )
-        return kinds
-
-    def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
-        rho, kinds = radius(self.rho), self._kinds(weights)
-        random_state = RandomState(weights.devices)
-        loss, aux = passes.run(weights)
-        scale = passes.scale(loss.device)
-        # Lazy modules have no shape before the first pass, so this comes after it.
-        arithmetic = choose(weights.parameters, kinds, self._ascent, last=self._arithmetic)
-        self._arithmetic = arithmetic
-        with (
-            self._buffers.kept(weights.buffers),
-            random_state.replayed(),
-            arithmetic.climbed(weights.take_gradients(), rho, scale),
-        ):
-            perturbed_loss, _ = passes.run(weights)
-        gradients = weights.take_gradients()
-        direction, products = arithmetic.combination(gradients, self._coefficients())
-        return direction, Report(loss, perturbed_loss, aux, rho, products, scale)
-
-    def _advance(self) -> None:
-        if isinstance(self.rho, Schedule):
-            self.rho.advance()
-
-
-def _alpha(alpha: float) -> float:
-    return number("alpha", alpha, remedy="Pass a non-negative number, such as 0.4; 0 is SAM.")
-
-
-def _eps(eps: float) -> float:
-    return number("eps", eps, remedy="Leave it out for 1e-12.")
-
-
 @final
 class SAM(TwoPass):
     """Minimises the perturbed loss `f_p`: `d = g_p` (Foret et al. 2021).
@@ -246,6 +64,7 @@ class SAM(TwoPass):
         ValueError: `rho` or `eps` is negative or not finite, the model has no trainable parameter,
             or `perturb` selects none.
 
+    >>> import torch
     >>> model = nn.Linear(3, 1)
     >>> report = SAM(model, rho=0.1).backward(lambda: model(torch.ones(2, 3)).square().mean())
     >>> bool(report.perturbed_loss > report.loss)
@@ -290,6 +109,7 @@ class GSAM(TwoPass):
         ValueError: `rho`, `alpha` or `eps` is negative or not finite, `minimize` is unknown, the
             model has no trainable parameter, or `perturb` selects none.
 
+    >>> import torch
     >>> model = nn.Linear(3, 1)
     >>> objective = GSAM(model, rho=0.1, alpha=0.4)
     >>> report = objective.backward(lambda: model(torch.ones(2, 3)).square().mean())
@@ -342,6 +162,7 @@ class ASAM(TwoPass):
         ValueError: `rho`, `eta`, `alpha` or `eps` is negative or not finite, the model has no
             trainable parameter, or `perturb` selects none.
 
+    >>> import torch
     >>> model = nn.Linear(3, 1)
     >>> report = ASAM(model, rho=0.5).backward(lambda: model(torch.ones(2, 3)).square().mean())
     >>> bool(report.gap > 0)
@@ -384,6 +205,7 @@ class GapPenalty(TwoPass):
         ValueError: `rho`, `lam` or `eps` is negative or not finite, the model has no trainable
             parameter, or `perturb` selects none.
 
+    >>> import torch
     >>> model = nn.Linear(3, 1)
     >>> objective = GapPenalty(model, rho=0.1, lam=0.1)
     >>> report = objective.backward(lambda: model(torch.ones(2, 3)).square().mean())

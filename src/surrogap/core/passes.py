@@ -188,6 +188,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self._tensors: list[Tensor | None] = []
+        self._writable: list[Tensor] = []
         self._addresses: list[int] = []
         self._groups: list[tuple[list[Tensor], list[Tensor], list[Tensor]]] = []
 
@@ -202,7 +203,8 @@ class Buffers:
             on_error_only: Such a context may stand around another.
         """
         before, contents = _all(homes), [home.copy() for home in homes]
-        if not (are_same(before, self._tensors) and _addresses(before) == self._addresses):
+        addresses = list(map(Tensor.data_ptr, self._writable))
+        if not (are_same(before, self._tensors) and addresses == self._addresses):
             self._make_room(before)
         groups = [(mine, copies[on_error_only]) for mine, *copies in self._groups]
         for mine, copies in groups:
@@ -228,12 +230,11 @@ class Buffers:
     def _make_room(self, tensors: list[Tensor | None]) -> None:
         # A lazy buffer takes shape in a first pass, and must be looked at again after it.
         self._tensors = [] if any(t is not None and is_lazy(t) for t in tensors) else tensors
-        self._addresses = _addresses(self._tensors)
+        self._writable = [t for t in tensors if t is not None and _is_writable(t)]
+        self._addresses = list(map(Tensor.data_ptr, self._writable))
         groups: dict[object, list[Tensor]] = {}
-        for tensor in tensors:
-            if tensor is not None and _is_writable(tensor):
-                words = _words(tensor)
-                groups.setdefault((words.device, words.dtype), []).append(words)
+        for words in map(_words, self._writable):
+            groups.setdefault((words.device, words.dtype), []).append(words)
         self._groups = [
             (mine, [torch.empty_like(t) for t in mine], [torch.empty_like(t) for t in mine])
             for mine in groups.values()
@@ -242,10 +243,6 @@ class Buffers:
 
 def _all(homes: list[dict[str, Tensor | None]]) -> list[Tensor | None]:
     return [tensor for home in homes for tensor in home.values()]
-
-
-def _addresses(tensors: list[Tensor | None]) -> list[int]:
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _words(tensor: Tensor) -> Tensor:

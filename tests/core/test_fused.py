@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from surrogap.core import kernels
+from surrogap.core import fused
 from surrogap.core.arithmetic import Arithmetic, Coefficients, Flat, choose
 from surrogap.core.ascent import Ascent, Kind
-from surrogap.core.kernels import Fused
+from surrogap.core.fused import Fused
 from surrogap.core.vectors import Gradients
 from tests import zoo
 
@@ -183,16 +183,16 @@ def test_where_kernels_cannot_be_built_a_warning_says_so(
         def __getitem__(self, _: object) -> object:
             raise RuntimeError("Failed to find C compiler")
 
-    kernels._can_launch.cache_clear()
-    assert kernels._can_launch(device)
-    kernels._can_launch.cache_clear()
-    monkeypatch.setattr(kernels, "_restore_kernel", NoCompiler())
+    fused._can_launch.cache_clear()
+    assert fused._can_launch(device)
+    fused._can_launch.cache_clear()
+    monkeypatch.setattr(fused, "restore_kernel", NoCompiler())
     message = "Triton must be able to build kernels for .*, got RuntimeError: Failed to find C comp"
     with pytest.warns(UserWarning, match=message):
-        assert not kernels._can_launch(device)
+        assert not fused._can_launch(device)
     if device.type == "cuda":
         assert isinstance(chosen([torch.ones(3, device=device)]), Flat)
-    kernels._can_launch.cache_clear()
+    fused._can_launch.cache_clear()
 
 
 def test_the_plain_arithmetic_serves_the_cpu() -> None:
