@@ -33,9 +33,9 @@ class Objective(ABC):
     """Something to minimise, by way of the direction that it adds to `.grad`.
 
     Args:
-        model: Every parameter that the optimizer moves must be in it, each pass through the
-            closure adds to the gradients of others. To train several modules together, put them
-            into an `nn.ModuleList`.
+        model: Every parameter that the optimizer moves must be in it: on any other, the gradients
+            of both passes add up. To train several modules together, put them into an
+            `nn.ModuleList`.
 
     Raises:
         TypeError: `model` is no module.
