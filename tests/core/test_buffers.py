@@ -88,6 +88,34 @@ def test_lazy_batch_norm_takes_shape_in_the_first_pass() -> None:
         assert int(model[1].num_batches_tracked) == step
 
 
+@pytest.mark.parametrize("change", ["cast", "replaced"])
+def test_buffers_may_change_between_steps(change: str) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
+    objective = SAM(model)
+    objective.backward(lambda: model(x).square().mean())
+    if change == "cast":
+        model, x = model.double(), x.double()
+    else:
+        model[1] = nn.BatchNorm1d(3)
+    plain = copy.deepcopy(model)
+    plain(x)
+    objective.backward(lambda: model(x).square().mean())
+    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+
+
+def test_a_buffer_registered_in_the_first_pass_moves_once() -> None:
+    class Growing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "count"):
+                self.register_buffer("count", torch.zeros(()))
+            self.count += 1
+            return super().forward(x)
+
+    model = Growing(3, 1)
+    SAM(model).backward(lambda: model(torch.ones(2, 3)).sum())
+    assert float(model.count) == 1
+
+
 def test_a_buffer_registered_in_mid_call_is_gone_if_the_call_raises() -> None:
     class Growing(nn.BatchNorm1d):
         def forward(self, x: Tensor) -> Tensor:

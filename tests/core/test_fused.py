@@ -44,8 +44,11 @@ def step(
     """Where an arithmetic climbs to, its direction and its products, on copies of everything."""
     weights = [t.clone() for t in w]
     arithmetic = cls(weights, kinds, Ascent(eta=0.01, eps=1e-3))
-    with arithmetic.climbed([None if t is None else t.clone() for t in g], 0.3, scale):
-        moved = [t.clone() for t in weights]
+    arithmetic.climb([None if t is None else t.clone() for t in g], 0.3, scale)
+    moved = [t.clone() for t in weights]
+    arithmetic.restore()
+    assert zoo.same_bits(w, weights)
+    arithmetic.restore()  # there is nothing left to put back
     assert zoo.same_bits(w, weights)
     copies: Gradients = [None if t is None else t.clone() for t in g_p]
     direction, products = arithmetic.combination(copies, coefficients)
@@ -95,16 +98,85 @@ def test_missing_gradients_are_zero(device: torch.device) -> None:
     torch.testing.assert_close(products, expected_products, rtol=2e-6, atol=1e-3)
 
 
-def test_a_scale_multiplies_eps(device: torch.device) -> None:
+BOTH = pytest.mark.parametrize("cls", [Flat, Fused])
+
+
+@BOTH
+def test_a_scale_multiplies_eps(cls: type[Arithmetic], device: torch.device) -> None:
+    """An eps that shows: a tenth of the norm."""
+    w, g = torch.randn(2, 50, device=device)
+    points = []
+    for scale in (None, torch.tensor(2.0**14, device=device)):
+        parameter = w.clone()
+        arithmetic = cls([parameter], [Kind.PLAIN], Ascent(eps=0.1 * float(g.norm())))
+        arithmetic.climb([g if scale is None else g * scale], 0.3, scale)
+        points.append(parameter)
+    assert torch.equal(*points)
+    assert float((points[0] - w).norm()) == pytest.approx(0.3 / 1.1, rel=1e-5)
+
+
+@BOTH
+def test_gradients_in_another_memory_format(cls: type[Arithmetic], device: torch.device) -> None:
     w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
-    scale = torch.tensor(2.0**14, device=device)
     arguments = (KINDS["plain"], COEFFICIENTS["GSAM"])
-    plain = step(Fused, w, g, g_p, *arguments)[0]
-    scaled = step(Fused, w, [t * scale for t in g], g_p, *arguments, scale)[0]
-    assert_close(scaled, plain, torch.float32)
-    assert_close(
-        step(Flat, w, [t * scale for t in g], g_p, *arguments, scale)[0], scaled, w[0].dtype
-    )
+    expected = step(cls, w, g, g_p, *arguments)
+    g[3], g_p[3] = g[3].contiguous(), g_p[3].contiguous()
+    actual = step(cls, w, g, g_p, *arguments)
+    assert zoo.same_bits(actual[0], expected[0])
+    assert zoo.same_bits(actual[1], expected[1])
+    assert actual[1][3].stride() == w[3].stride()
+
+
+@BOTH
+def test_weights_come_back_from_a_climb_cut_short(
+    cls: type[Arithmetic], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, g = (tensors(torch.float32, device, seed) for seed in (1, 2))
+    parameters = [t.clone() for t in w]
+    arithmetic = cls(parameters, KINDS["plain"], Ascent())
+    arithmetic.restore()  # before there is a copy, it does nothing
+
+    def failing(*arguments: object) -> None:
+        parameters[0].add_(1.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(arithmetic, "_move" if cls is Fused else "_point", failing)
+    with pytest.raises(KeyboardInterrupt):
+        arithmetic.climb(g, 0.3, None)
+    assert not zoo.same_bits(w, parameters)
+    arithmetic.restore()
+    assert zoo.same_bits(w, parameters)
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_bad_gradient_of_what_stands_still_does_not_stop_the_climb(
+    cls: type[Arithmetic], device: torch.device
+) -> None:
+    w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
+    arguments = (KINDS["partly still"], COEFFICIENTS["SAM"])
+    expected = step(cls, w, g, g_p, *arguments)[0]
+    g[3][0, 0, 0, 0] = float("inf")
+    assert zoo.same_bits(step(cls, w, g, g_p, *arguments)[0], expected)
+
+
+def test_the_default_dtype_does_not_matter(device: torch.device) -> None:
+    w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
+    arguments = (w, g, g_p, KINDS["plain"], COEFFICIENTS["GSAM"])
+    expected = step(Fused, *arguments)[1]
+    torch.set_default_dtype(torch.float64)
+    assert zoo.same_bits(step(Fused, *arguments)[1], expected)
+
+
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SCALED])
+def test_the_climb_in_half_precision_is_rounded_once(kind: Kind, device: torch.device) -> None:
+    w, g = torch.randn(2, 5000, device=device).bfloat16()
+    scaling = w.double().abs() + 0.01 if kind == Kind.SCALED else torch.ones_like(w).double()
+    delta = 0.3 * scaling**2 * g.double() / (scaling * g.double()).norm()
+    parameter = w.clone()
+    Flat([parameter], [kind], Ascent(eta=0.01)).climb([g], 0.3, None)
+    nearest = (w.double() + delta).to(torch.bfloat16)
+    assert float((parameter != nearest).double().mean()) < 1e-3
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy, in the interpreter

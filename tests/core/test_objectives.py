@@ -78,6 +78,16 @@ def test_alpha_zero_is_sam_bit_for_bit(dtype: torch.dtype, device: torch.device)
     assert zoo.same_bits([sam], [gsam])
 
 
+def test_alpha_zero_is_sam_even_for_negative_zeros() -> None:
+    def run(make: Callable[[nn.Module], Objective]) -> Tensor:
+        model = nn.Linear(2, 1, bias=False)
+        slopes = iter([torch.tensor([1.0, 1.0]), torch.tensor([-0.0, -1.0])])
+        make(model).backward(lambda: (model.weight * next(slopes)).sum())
+        return model.weight.grad
+
+    assert zoo.same_bits([run(SAM)], [run(partial(GSAM, alpha=0.0))])
+
+
 def test_asam_with_eta_one_at_zero_weights_is_sam() -> None:
     model, data = zoo.mlp().double(), zoo.batch()
     for p in model.parameters():
@@ -277,13 +287,23 @@ def test_bad_arguments(make: Callable[[], Objective], error: type[Exception], me
         make()
 
 
-@pytest.mark.parametrize("rho", [-1.0, float("nan"), "wide"])
-def test_radius_is_checked_at_each_step(rho: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rho", -1.0),
+        ("rho", float("nan")),
+        ("rho", "wide"),
+        ("rho", 10**400),
+        ("alpha", float("nan")),
+        ("minimize", "perturb"),
+    ],
+)
+def test_settings_are_checked_at_each_step(name: str, value: object) -> None:
     model, data = zoo.mlp(), zoo.batch()
-    objective = SAM(model)
+    objective = GSAM(model)
     before = zoo.bits(model)
-    objective.rho = rho
-    with pytest.raises((TypeError, ValueError), match="rho must be"):
+    setattr(objective, name, value)
+    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
         objective.backward(zoo.closure_of(model, data))
     assert zoo.same_bits(before, zoo.bits(model))
     assert all(p.grad is None for p in model.parameters())

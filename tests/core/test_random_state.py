@@ -79,6 +79,26 @@ def test_generators_are_where_one_pass_leaves_them_though_the_second_draws_more(
     assert after == draws(torch.device("cpu"))
 
 
+@every_two_pass
+def test_generators_are_where_one_pass_leaves_them_though_the_second_raises(name: str) -> None:
+    model, x, numbers = Noisy(), torch.randn(4, 16), iter([1, 2])
+
+    def closure() -> Tensor:
+        loss = model(x)
+        if next(numbers) == 2:
+            torch.rand(3)
+            raise KeyboardInterrupt
+        return loss
+
+    seed_everything()
+    with pytest.raises(KeyboardInterrupt):
+        OBJECTIVES[name].make(model).backward(closure)
+    after = draws(torch.device("cpu"))
+    seed_everything()
+    model(x)
+    assert after == draws(torch.device("cpu"))
+
+
 def test_micro_batches_draw_different_numbers_and_each_the_same_in_both_passes() -> None:
     model, x, seen = Noisy(), torch.randn(4, 16), []
 

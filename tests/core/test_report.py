@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from surrogap import SAM, Report, Vanilla
 from surrogap.core.report import MEASURES
@@ -76,6 +77,35 @@ def test_a_report_keeps_what_it_saw() -> None:
     for p in model.parameters():
         p.grad.zero_()
     assert (float(late.grad_norm), float(late.cosine)) == expected
+
+
+def test_the_report_owns_its_loss() -> None:
+    """A model compiled to CUDA graphs writes its next loss where the last one lay."""
+    model, seen = nn.Linear(3, 1), []
+
+    def closure() -> Tensor:
+        seen.append(model(torch.ones(1, 3)).sum().square())
+        return seen[-1]
+
+    report = SAM(model).backward(closure)
+    expected = [float(loss.detach()) for loss in seen]
+    for loss in seen:
+        loss.data.fill_(7.0)
+    assert [float(report.loss), float(report.perturbed_loss)] == expected
+
+
+def test_cosine_is_bounded() -> None:
+    one = torch.ones(())
+    report = Report(one, one, None, 0.1, lambda: torch.tensor([1.0, 1.0 + 2e-7, 1.0]), None)
+    assert float(report.cosine) == 1.0
+
+
+def test_cosine_of_small_gradients() -> None:
+    """The product of their squared norms is beyond float32."""
+    model = nn.Linear(2, 1, bias=False)
+    slopes = iter([torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])])
+    report = SAM(model).backward(lambda: (1e-12 * next(slopes) * model.weight).sum())
+    assert float(report.cosine) == pytest.approx(0.5**0.5, rel=1e-6)
 
 
 def test_norms_are_of_this_call_alone() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from surrogap import SAM
+from surrogap import SAM, EntropySGD
 from surrogap.rho import InverseSqrt, ProportionalToLR, Schedule
 from tests import zoo
 
@@ -44,7 +44,7 @@ def test_proportional_to_lr_reads_tensors_and_the_group_it_is_told() -> None:
     assert ProportionalToLR(both, **BOUNDS, group=1).value() == pytest.approx(0.35)
 
 
-@pytest.mark.parametrize("lr", [0.51, float("nan"), float("inf")])
+@pytest.mark.parametrize("lr", [0.51, 0.5 * (1 + 1e-4), float("nan"), float("inf")])
 def test_lr_above_lr_max_is_a_mistake_in_units(lr: float) -> None:
     model = zoo.mlp()
     base = optimizer()
@@ -73,6 +73,8 @@ def test_lr_above_lr_max_is_a_mistake_in_units(lr: float) -> None:
         ({"lr_min": -0.1}, ValueError, "lr_min must be at least 0 and finite, got -0.1"),
         ({"rho_min": "0"}, TypeError, "rho_min must be a number, got str"),
         ({"group": 1}, ValueError, "group must be the index of one of the optimizer's 1 "),
+        ({"group": -1}, ValueError, "group must be the index of one of the optimizer's 1 "),
+        ({"group": "0"}, ValueError, "group must be the index of .*, got '0'. Pass group=0"),
     ],
 )
 def test_bad_bounds(change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -100,6 +102,13 @@ def test_inverse_sqrt_counts_steps() -> None:
     resumed = InverseSqrt(0.4)
     resumed.load_state_dict(schedule.state_dict())
     assert resumed.value() == schedule.value() == pytest.approx(0.4 / math.sqrt(6))
+
+
+@pytest.mark.parametrize("state", [{}, {"num_steps": -5}, {"num_steps": "3"}])
+def test_state_that_is_none(state: dict[str, Any]) -> None:
+    for counter in (InverseSqrt(0.4), EntropySGD(nn.Linear(1, 1))):
+        with pytest.raises(ValueError, match="state must hold num_steps, a count of steps, got"):
+            counter.load_state_dict(state)
 
 
 @pytest.mark.parametrize("rho_0", [-0.1, float("nan")])

@@ -169,9 +169,10 @@ def test_without_a_scaler_non_finite_gradients_reach_grad(name: str) -> None:
     assert not bool(zoo.flat_grad(model).isfinite().any())
 
 
-def test_a_non_finite_gradient_climbs_nowhere() -> None:
+@pytest.mark.parametrize("poison", [float("inf"), float("nan")])
+def test_a_non_finite_gradient_climbs_nowhere(poison: float) -> None:
     model, seen = nn.Linear(4, 1, bias=False), []
-    slope = torch.tensor([1.0, float("inf"), float("nan"), -2.0])
+    slope = torch.tensor([1.0, poison, 3.0, -2.0])
 
     def closure() -> Tensor:
         seen.append(model.weight.detach().clone())

@@ -31,7 +31,10 @@ def number(
         raise TypeError(f"{name} must be a number, got {type(value).__name__}. {remedy}")
     lower = f"at least {at_least:g}" if above is None else f"above {above:g}"
     upper = "finite" if below == math.inf else f"below {below:g}"
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:  # an integer beyond all floats
+        result = math.inf
     is_large_enough = result >= at_least if above is None else result > above
     if not (is_large_enough and result < below):  # NaN fails both comparisons
         raise ValueError(f"{name} must be {lower} and {upper}, got {value}. {remedy}")

@@ -6,8 +6,7 @@ to run.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -61,10 +60,8 @@ class Arithmetic(ABC):
         return False
 
     @abstractmethod
-    def climbed(
-        self, g: Gradients, rho: float, scale: Tensor | None
-    ) -> AbstractContextManager[None]:
-        """A context: the weights are at `w + delta` in it, and at `w` after it, whatever happens.
+    def climb(self, g: Gradients, rho: float, scale: Tensor | None) -> None:
+        """Moves the weights to `w + delta`, having made an exact copy of them.
 
         Args:
             g: The gradient at `w`, times `scale`; None stands for zeros. It is kept for later.
@@ -72,6 +69,10 @@ class Arithmetic(ABC):
             scale: By what the loss was multiplied, or None; `eps` is multiplied by it too, so that
                 `delta` does not depend on it.
         """
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Puts the copy back, if there is one. It may be called again if it was interrupted."""
 
     @abstractmethod
     def combination(
@@ -87,23 +88,24 @@ class Arithmetic(ABC):
 class Flat(Arithmetic):
     """With torch's operators, on one flat tensor for each device, dtype and kind."""
 
-    @contextmanager
-    def climbed(self, g: Gradients, rho: float, scale: Tensor | None) -> Iterator[None]:
+    _w: Vector | None = None
+
+    def climb(self, g: Gradients, rho: float, scale: Tensor | None) -> None:
         """See `Arithmetic`."""
         layout = Layout(self._parameters, self._kinds)
         self._is_reached = [piece is not None for piece in g]
         self._g = layout.read(g)
         del g  # the copy takes its place in memory
         self._gg = dot(self._g, self._g)
-        w = layout.read(self._parameters)
-        try:
-            self._point(w, rho, scale).write_to_(self._parameters)
-            yield
-        except BaseException:
-            del self._g
-            raise
-        finally:
-            w.write_to_(self._parameters)
+        self._w = layout.read(self._parameters)
+        self._point(self._w, rho, scale).write_to_(self._parameters)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """See `Arithmetic`."""
+        if self._w is not None:
+            self._w.write_to_(self._parameters)
+            self._w = None
 
     def _point(self, w: Vector, rho: float, scale: Tensor | None) -> Vector:
         """`w + delta`."""

@@ -10,6 +10,7 @@ from surrogap.core.arguments import number
 from surrogap.core.objective import Objective, single_pass_report
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
+from surrogap.core.rho import num_steps
 from surrogap.core.vectors import Gradients, Layout, Vector, chunks, scalar_for, widened
 from surrogap.core.weights import Weights
 
@@ -73,15 +74,25 @@ class EntropySGD(Objective):
     @property
     def gamma_now(self) -> float:
         """`gamma_t`, at the current step."""
-        return self.gamma * (1.0 + self.scoping) ** self.num_steps
+        try:
+            return self.gamma * (1.0 + self.scoping) ** self.num_steps
+        except OverflowError:
+            raise ValueError(
+                f"scoping must keep gamma finite, got scoping={self.scoping} after "
+                f"{self.num_steps} steps. Pass a smaller one, such as 1e-4."
+            ) from None
 
     def state_dict(self) -> dict[str, int]:
         """The number of steps taken, which scoping needs."""
         return {"num_steps": self.num_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state`, a `state_dict` saved before."""
-        self.num_steps = int(state["num_steps"])
+        """Continues from `state`, a `state_dict` saved before.
+
+        Raises:
+            ValueError: It is none.
+        """
+        self.num_steps = num_steps(state)
 
     def _advance(self) -> None:
         self.num_steps += 1
@@ -107,11 +118,21 @@ class EntropySGD(Objective):
                         is_reached[index] |= gradient is not None
                     walk.step_(layout.read(gradients))
             finally:
-                w.write_to_(weights.parameters)
+                # As in TwoPass: Ctrl-C may strike here too.
+                try:
+                    _put_back(w, weights)
+                except BaseException:
+                    _put_back(w, weights)
+                    raise
         views = walk.direction().views()
         return [
             v if reached else None for v, reached in zip(views, is_reached, strict=True)
         ], report
+
+
+@torch.no_grad()
+def _put_back(w: Vector, weights: Weights) -> None:
+    w.write_to_(weights.parameters)
 
 
 class _Walk:

@@ -6,8 +6,8 @@ and a step of `Flat` needs about a hundred, views included: several percent of a
 
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -101,6 +101,8 @@ def _num_programs(device: torch.device) -> int:
 class Fused(Arithmetic):
     """With Triton's kernels, for dense tensors on one CUDA device."""
 
+    _has_copy = False
+
     def __init__(self, parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent) -> None:
         super().__init__(parameters, kinds, ascent)
         self._signature = _signature(parameters)
@@ -131,21 +133,13 @@ class Fused(Arithmetic):
         """See `Arithmetic`."""
         return kinds == self._kinds and _signature(parameters) == self._signature
 
-    @contextmanager
-    def climbed(self, g: Gradients, rho: float, scale: Tensor | None) -> Iterator[None]:
+    def climb(self, g: Gradients, rho: float, scale: Tensor | None) -> None:
         """See `Arithmetic`."""
         self._is_reached = [piece is not None for piece in g]
-        self._sums = torch.empty(4, self._num_sums, device=self._device)
+        self._sums = torch.empty(4, self._num_sums, dtype=torch.float32, device=self._device)
         self._copy(self._in_order(g))
-        del g  # the copy takes its place, in one piece
-        try:
-            self._climb(rho, scale)
-            yield
-        except BaseException:
-            self._forget()
-            raise
-        finally:
-            self._restore()
+        self._has_copy = True
+        self._move(rho, scale)
 
     def _copy(self, g: Gradients) -> None:
         eta = self._ascent.eta or 0.0
@@ -158,7 +152,7 @@ class Fused(Arithmetic):
                     index * self._programs, eta, group.dtype, _BLOCK,
                 )  # fmt: skip
 
-    def _climb(self, rho: float, scale: Tensor | None) -> None:
+    def _move(self, rho: float, scale: Tensor | None) -> None:
         with self._on_device():
             for group in self._groups:
                 climb_kernel[(self._programs,)](
@@ -168,13 +162,18 @@ class Fused(Arithmetic):
                     group.dtype, _BLOCK, self._padded, scale is not None,
                 )  # fmt: skip
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """See `Arithmetic`."""
+        if not self._has_copy:
+            return
         with self._on_device():
             for group in self._groups:
                 restore_kernel[(self._programs,)](
                     group.w_table, group.plan, group.num_blocks, group.w_copy, group.dtype, _BLOCK
                 )
-                del group.w_copy
+        self._has_copy = False
+        for group in self._groups:
+            del group.w_copy
 
     def combination(
         self, g_p: Gradients, coefficients: Coefficients
@@ -197,13 +196,10 @@ class Fused(Arithmetic):
                     self._sums, self._num_sums, *coefficients, group.dtype, _BLOCK, self._padded,
                 )  # fmt: skip
         sums = self._sums
-        self._forget()
-        return result, lambda: sums[[_GG, _GP, _PP]].sum(1)
-
-    def _forget(self) -> None:
         del self._sums
         for group in self._groups:
             del group.g_copy
+        return result, lambda: sums[[_GG, _GP, _PP]].sum(1)
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""

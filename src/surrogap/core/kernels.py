@@ -64,7 +64,7 @@ def copy_kernel(
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
         copies, _ = _in_copy(w_copy, plan, block, num_blocks, size)
-        w = tl.load(pointers, mask=mask)
+        w = tl.load(pointers, mask=mask, other=0.0)
         tl.store(copies, w, mask=mask)
         pointers, mask = _in_tensors(g_table, plan, block, num_blocks, dtype, size)
         g = tl.load(pointers, mask=mask, other=0.0)
@@ -73,9 +73,8 @@ def copy_kernel(
         kind, g = _kind(plan, block, num_blocks), g.to(tl.float32)
         gg += g * g
         g *= _scaling(kind, w.to(tl.float32), eta)
-        # Zero times an infinite gradient, on a tensor that does not climb, would be NaN; and
-        # beyond the mask w is anything.
-        tt += tl.where(mask & (kind != 0), g * g, 0.0)
+        # Zero times an infinite gradient, on a tensor that does not climb, would be NaN.
+        tt += tl.where(kind == 0, 0.0, g * g)
     place = first + tl.program_id(0)
     tl.store(sums + place, tl.sum(gg))
     tl.store(sums + num_sums + place, tl.sum(tt))

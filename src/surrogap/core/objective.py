@@ -120,7 +120,7 @@ def single_pass_report(loss: Tensor, aux: object, g: Vector, scale: Tensor | Non
     """A report of what a first pass alone shows."""
     nan = torch.full_like(loss, torch.nan)
     products = torch.stack([total(dot(g, g)).to(loss), nan, nan])
-    return Report(loss, nan, aux, _products=lambda: products, _scale=scale)
+    return Report(loss, nan, aux, torch.nan, lambda: products, scale)
 
 
 class TwoPass(Objective):
@@ -180,15 +180,21 @@ class TwoPass(Objective):
         scale = passes.scale(loss.device)
         # Lazy modules have no shape before the first pass, so this comes after it.
         arithmetic = choose(weights.parameters, kinds, self._ascent, last=self._arithmetic)
-        self._arithmetic = arithmetic
-        with (
-            self._buffers.kept(weights.buffers),
-            random_state.replayed(),
-            arithmetic.climbed(weights.take_gradients(), rho, scale),
-        ):
-            perturbed_loss, _ = passes.run(weights)
+        self._arithmetic = None  # until the step has ended well, since it holds the step's copies
+        with self._buffers.kept(weights.buffers), random_state.replayed():
+            try:
+                arithmetic.climb(weights.take_gradients(), rho, scale)
+                perturbed_loss, _ = passes.run(weights)
+            finally:
+                # Ctrl-C may strike here too, so plain statements, and twice if need be.
+                try:
+                    arithmetic.restore()
+                except BaseException:
+                    arithmetic.restore()
+                    raise
         gradients = weights.take_gradients()
         direction, products = arithmetic.combination(gradients, self._coefficients())
+        self._arithmetic = arithmetic
         return direction, Report(loss, perturbed_loss, aux, rho, products, scale)
 
     def _advance(self) -> None:

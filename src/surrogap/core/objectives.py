@@ -19,6 +19,12 @@ def _alpha(alpha: float) -> float:
     return number("alpha", alpha, remedy="Pass a non-negative number, such as 0.4; 0 is SAM.")
 
 
+def _ascent(alpha: float) -> Coefficients:
+    """Of `g_p - alpha * g_perp`."""
+    # Not -alpha: at 0 that is -0.0, and SAM's bits would differ where g_p is -0.0.
+    return Coefficients(a_0=0.0 - _alpha(alpha), b_0=1.0, b_1=alpha)
+
+
 def _eps(eps: float) -> float:
     return number("eps", eps, remedy="Leave it out for 1e-12.")
 
@@ -128,18 +134,19 @@ class GSAM(TwoPass):
         eps: float = 1e-12,
     ) -> None:
         self.alpha = _alpha(alpha)
-        if minimize not in ("perturbed", "plain"):
-            raise ValueError(
-                f'minimize must be "perturbed" or "plain", got {minimize!r}. '
-                'Pass "perturbed" for min(f_p, h), the paper\'s method, "plain" for min(f, h).'
-            )
         self.minimize = minimize
+        self._coefficients()  # refuses here what it would refuse at a step
         super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb)
 
     def _coefficients(self) -> Coefficients:
         if self.minimize == "perturbed":
-            return Coefficients(a_0=0.0 - self.alpha, b_0=1.0, b_1=self.alpha)
-        return Coefficients(a_0=1.0, b_0=self.alpha, a_1=-self.alpha)
+            return _ascent(self.alpha)
+        if self.minimize == "plain":
+            return Coefficients(a_0=1.0, b_0=_alpha(self.alpha), a_1=-self.alpha)
+        raise ValueError(
+            f'minimize must be "perturbed" or "plain", got {self.minimize!r}. '
+            'Pass "perturbed" for min(f_p, h), the paper\'s method, "plain" for min(f, h).'
+        )
 
 
 @final
@@ -184,7 +191,7 @@ class ASAM(TwoPass):
         super().__init__(model, rho, Ascent(eta=eta, eps=_eps(eps)), perturb)
 
     def _coefficients(self) -> Coefficients:
-        return Coefficients(a_0=0.0 - self.alpha, b_0=1.0, b_1=self.alpha)
+        return _ascent(self.alpha)
 
 
 @final

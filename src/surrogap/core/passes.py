@@ -103,7 +103,7 @@ class Passes:
         """By what the loss is multiplied, as a scalar on `device`; None without a scaler."""
         if self._scaler is None:
             return None
-        return self._scaler.scale(torch.ones((), device=device))
+        return self._scaler.scale(torch.ones((), dtype=torch.float32, device=device))
 
 
 def _versions(weights: Weights) -> list[int | None]:
@@ -190,6 +190,7 @@ class Buffers:
         self._tensors: list[Tensor | None] = []
         self._writable: list[Tensor] = []
         self._addresses: list[int] = []
+        # Each with its tensors, and room for their copies at the start and after the first pass.
         self._groups: list[tuple[list[Tensor], list[Tensor], list[Tensor]]] = []
 
     @contextmanager
@@ -200,13 +201,17 @@ class Buffers:
 
         Args:
             homes: The dictionaries in which the modules hold them.
-            on_error_only: Such a context may stand around another.
+            on_error_only: Such a context, around the whole step, has room of its own, so that
+                another may stand within it.
         """
         before, contents = _all(homes), [home.copy() for home in homes]
         addresses = list(map(Tensor.data_ptr, self._writable))
         if not (are_same(before, self._tensors) and addresses == self._addresses):
             self._make_room(before)
-        groups = [(mine, copies[on_error_only]) for mine, *copies in self._groups]
+        groups = [
+            (mine, at_start if on_error_only else after_first)
+            for mine, at_start, after_first in self._groups
+        ]
         for mine, copies in groups:
             torch._foreach_copy_(copies, mine)
 

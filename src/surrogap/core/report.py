@@ -1,7 +1,7 @@
 """What one call of `backward` saw."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -32,9 +32,9 @@ class Report:
     perturbed_loss: Tensor
     aux: Any
     # The radius; <g, g>, <g, g_p> and <g_p, g_p>; by what the loss was multiplied, if it was.
-    _radius: float = field(default=torch.nan)
-    _products: Callable[[], Tensor] = field(default=lambda: torch.full((3,), torch.nan))
-    _scale: Tensor | None = field(default=None)
+    _radius: float
+    _products: Callable[[], Tensor]
+    _scale: Tensor | None
 
     @cached_property
     def gap(self) -> Tensor:

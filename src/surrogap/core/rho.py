@@ -76,10 +76,10 @@ class ProportionalToLR(Schedule):
                 f"optimizer must be a torch optimizer, got {type(optimizer).__name__}. "
                 "Pass the optimizer whose learning rate rho follows."
             )
-        if not 0 <= group < len(optimizer.param_groups):
+        if not isinstance(group, int) or not 0 <= group < len(optimizer.param_groups):
             raise ValueError(
                 f"group must be the index of one of the optimizer's {len(optimizer.param_groups)} "
-                f"parameter groups, got {group}. Pass group=0 for the first."
+                f"parameter groups, got {group!r}. Pass group=0 for the first."
             )
         self.optimizer = optimizer
         self.rho_max = number("rho_max", rho_max, remedy=_REMEDY)
@@ -149,5 +149,24 @@ class InverseSqrt(Schedule):
         return {"num_steps": self.num_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state`, a `state_dict` saved before."""
-        self.num_steps = int(state["num_steps"])
+        """Continues from `state`, a `state_dict` saved before.
+
+        Raises:
+            ValueError: It is none.
+        """
+        self.num_steps = num_steps(state)
+
+
+def num_steps(state: Mapping[str, Any]) -> int:
+    """The number of steps in a `state_dict`.
+
+    Raises:
+        ValueError: There is none in it.
+    """
+    count = state.get("num_steps")
+    if not isinstance(count, int) or count < 0:
+        raise ValueError(
+            f"state must hold num_steps, a count of steps, got {dict(state)}. "
+            "Pass what state_dict() returned."
+        )
+    return count

@@ -48,7 +48,6 @@ class Weights:
         if not (are_same(children, self._children) and are_same(every, self._every)):
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
-        self.buffers = list(filter(None, self._buffer_homes))
         if not self.parameters:
             raise ValueError(
                 "model must have a trainable parameter, got none with requires_grad=True. "
@@ -61,7 +60,7 @@ class Weights:
         modules = list(self._model.modules())
         self._child_homes = [module._modules for module in modules]
         self._parameter_homes = [module._parameters for module in modules]
-        self._buffer_homes = [module._buffers for module in modules]
+        self.buffers = [module._buffers for module in modules]
         self._children = [child for home in self._child_homes for child in home.values()]
         self._every = [p for home in self._parameter_homes for p in home.values()]
         self._unique = list({id(p): p for p in self._every if p is not None}.values())
@@ -128,6 +127,11 @@ class Weights:
                     raise RuntimeError(
                         f"{self.names[index]} must have a dense gradient, got layout "
                         f"{gradient.layout}. Build its layer with sparse=False."
+                    )
+                if gradient.dtype is not self.parameters[index].dtype:
+                    raise RuntimeError(
+                        f"{self.names[index]} must have a gradient of its own dtype, got "
+                        f"{gradient.dtype}. Leave its grad_dtype as it is."
                     )
         if is_empty:
             raise RuntimeError(
