@@ -255,6 +255,7 @@ def test_where_kernels_cannot_be_built_a_warning_says_so(
         def __getitem__(self, _: object) -> object:
             raise RuntimeError("Failed to find C compiler")
 
+    device = torch.ones(1, device=device).device  # with its index, as parameters have it
     fused._can_launch.cache_clear()
     assert fused._can_launch(device)
     fused._can_launch.cache_clear()

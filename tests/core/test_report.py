@@ -144,6 +144,8 @@ def test_no_synchronisation(name: str, kind: str, dtype: torch.dtype) -> None:
     try:
         torch.cuda.set_sync_debug_mode("error")
         report = step()
+        for measure in MEASURES:
+            assert getattr(report, measure).is_cuda  # derived on the device, and not read
         with pytest.raises(RuntimeError, match="synchroniz"):
             float(report.loss)  # else the test would show nothing
     finally:

@@ -28,11 +28,12 @@ from surrogap.core.kernels import (
 )
 from surrogap.core.vectors import Gradients
 
-_BLOCK = 8192
+# Sixteen elements for each of a program's threads; with 64 they spill from its registers.
+_BLOCK = 4096
+_WARPS = 8
 _PROGRAMS_PER_PROCESSOR = 4
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _NUM_ROWS = 5
-_GG, _GP, _PP = 0, 2, 3  # rows of the partial sums
 _dtype = attrgetter("dtype")
 
 
@@ -149,7 +150,7 @@ class Fused(Arithmetic):
                 copy_kernel[(self._programs,)](
                     group.table(g), group.w_table, group.plan, group.num_blocks,
                     group.g_copy, group.w_copy, self._sums, self._num_sums,
-                    index * self._programs, eta, group.dtype, _BLOCK,
+                    index * self._programs, eta, group.dtype, _BLOCK, num_warps=_WARPS,
                 )  # fmt: skip
 
     def _move(self, rho: float, scale: Tensor | None) -> None:
@@ -159,7 +160,7 @@ class Fused(Arithmetic):
                     group.g_copy, group.w_table, group.plan, group.num_blocks,
                     self._sums, self._num_sums, rho, self._ascent.eps,
                     self._sums if scale is None else scale, self._ascent.eta or 0.0,
-                    group.dtype, _BLOCK, self._padded, scale is not None,
+                    group.dtype, _BLOCK, self._padded, scale is not None, num_warps=_WARPS,
                 )  # fmt: skip
 
     def restore(self) -> None:
@@ -169,8 +170,9 @@ class Fused(Arithmetic):
         with self._on_device():
             for group in self._groups:
                 restore_kernel[(self._programs,)](
-                    group.w_table, group.plan, group.num_blocks, group.w_copy, group.dtype, _BLOCK
-                )
+                    group.w_table, group.plan, group.num_blocks, group.w_copy,
+                    group.dtype, _BLOCK, num_warps=_WARPS,
+                )  # fmt: skip
         self._has_copy = False
         for group in self._groups:
             del group.w_copy
@@ -188,18 +190,20 @@ class Fused(Arithmetic):
             for index, (group, p_table) in enumerate(tables):
                 products_kernel[(self._programs,)](
                     group.g_copy, p_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, index * self._programs, group.dtype, _BLOCK,
+                    self._sums, self._num_sums, index * self._programs,
+                    group.dtype, _BLOCK, num_warps=_WARPS,
                 )  # fmt: skip
             for group, p_table in tables:
                 combine_kernel[(self._programs,)](
                     group.g_copy, p_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, *coefficients, group.dtype, _BLOCK, self._padded,
+                    self._sums, self._num_sums, *coefficients,
+                    group.dtype, _BLOCK, self._padded, num_warps=_WARPS,
                 )  # fmt: skip
         sums = self._sums
         del self._sums
         for group in self._groups:
             del group.g_copy
-        return result, lambda: sums[[_GG, _GP, _PP]].sum(1)
+        return result, lambda: sums[:3].sum(1)
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""

@@ -6,7 +6,7 @@ of elements from there on, its start in a flat copy of all tensors, and the kind
 scalars between kernels stay on the device: each kernel adds up the partial sums of the one before
 by itself. Blocks are dealt out to a fixed number of programs, so sums come out the same every time.
 
-The rows of `sums` are `<g, g>`, `||T g||^2`, `<g, g_p>` and `<g_p, g_p>`.
+The rows of `sums` are `<g, g>`, `<g, g_p>`, `<g_p, g_p>` and `||T g||^2`.
 """
 
 import triton
@@ -77,7 +77,7 @@ def copy_kernel(
         tt += tl.where(kind == 0, 0.0, g * g)
     place = first + tl.program_id(0)
     tl.store(sums + place, tl.sum(gg))
-    tl.store(sums + num_sums + place, tl.sum(tt))
+    tl.store(sums + 3 * num_sums + place, tl.sum(tt))
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def climb_kernel(
     dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_loss_scaled: tl.constexpr,
 ):  # fmt: skip
     """`w <- w + rho * T^2 g / (||T g|| + eps)`."""
-    norm = tl.sqrt_rn(_total(sums, 1, num_sums, padded))
+    norm = tl.sqrt_rn(_total(sums, 3, num_sums, padded))
     if is_loss_scaled:
         eps *= tl.load(scale)
     climbs = (norm > 0.0) & (norm < float("inf"))
@@ -130,8 +130,8 @@ def products_kernel(
         gp += g * p
         pp += p * p
     place = first + tl.program_id(0)
-    tl.store(sums + 2 * num_sums + place, tl.sum(gp))
-    tl.store(sums + 3 * num_sums + place, tl.sum(pp))
+    tl.store(sums + num_sums + place, tl.sum(gp))
+    tl.store(sums + 2 * num_sums + place, tl.sum(pp))
 
 
 @triton.jit
@@ -140,9 +140,9 @@ def combine_kernel(
     dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
     """`g_p <- a * g + b * g_p`, rounded once."""
-    gp = _total(sums, 2, num_sums, padded)
+    gp = _total(sums, 1, num_sums, padded)
     a = a_0 + a_1 * _ratio(gp, _total(sums, 0, num_sums, padded))
-    b = b_0 + b_1 * _ratio(gp, _total(sums, 3, num_sums, padded))
+    b = b_0 + b_1 * _ratio(gp, _total(sums, 2, num_sums, padded))
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
         g = tl.load(copies, mask=mask).to(tl.float32)

@@ -204,7 +204,7 @@ class Buffers:
             on_error_only: Such a context, around the whole step, has room of its own, so that
                 another may stand within it.
         """
-        before, contents = _all(homes), [home.copy() for home in homes]
+        before, contents = _all(homes), [(home, home.copy()) for home in homes if home]
         addresses = list(map(Tensor.data_ptr, self._writable))
         if not (are_same(before, self._tensors) and addresses == self._addresses):
             self._make_room(before)
@@ -218,8 +218,9 @@ class Buffers:
         def put_back() -> None:
             # Some modules assign a new tensor instead of writing in place.
             if not are_same(_all(homes), before):
-                for home, content in zip(homes, contents, strict=True):
+                for home in homes:
                     home.clear()
+                for home, content in contents:
                     home.update(content)
             for mine, copies in groups:
                 torch._foreach_copy_(mine, copies)
