@@ -367,6 +367,17 @@ def test_sparse_gradients_are_refused_by_name() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_gradients_of_another_dtype_are_refused_by_name() -> None:
+    model = nn.Linear(3, 1).bfloat16()
+    model.bias.grad_dtype = torch.float32
+    before = zoo.bits(model)
+    message = "bias must have a gradient of its own dtype, got torch.float32. Leave its grad_dtype"
+    with pytest.raises(RuntimeError, match=message):
+        SAM(model).backward(lambda: model(torch.ones(2, 3).bfloat16()).sum())
+    assert zoo.same_bits(before, zoo.bits(model))
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_an_optimizer_inside_backward_is_refused_by_name() -> None:
     model = zoo.mlp()
     objective = SAM(model)
