@@ -275,9 +275,9 @@ def test_freezing_in_mid_training(name: str) -> None:
 def test_gradients_have_the_layout_of_their_parameters(
     name: str, memory_format: torch.memory_format
 ) -> None:
-    model = zoo.convnet().double().to(memory_format=memory_format)
-    data = zoo.batch()
-    expected = zoo.direction(OBJECTIVES[name].make, model.to(memory_format=memory_format), data)
+    model, data = zoo.convnet().double(), zoo.batch()
+    expected = zoo.direction(OBJECTIVES[name].make, model, data)
+    model = model.to(memory_format=memory_format)
     OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
     assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-12
     for p in model.parameters():
