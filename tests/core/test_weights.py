@@ -142,6 +142,19 @@ def test_an_interrupt_at_any_moment(name: str) -> None:
     assert num_interrupts == 300
 
 
+@every_objective
+def test_graphs_from_before_the_call_stay_good(name: str, device: torch.device) -> None:
+    model, data = zoo.mlp().double().to(device), zoo.batch(device=device)
+    expected = zoo.direction(OBJECTIVES[name].make, model, data)
+    other = zoo.closure_of(model, zoo.batch(seed=5, device=device))()
+    OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
+    other.backward()
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    zoo.closure_of(twin, zoo.batch(seed=5, device=device))().backward()
+    assert zoo.relative_error(zoo.flat_grad(model), expected + zoo.flat_grad(twin)) < 1e-14
+
+
 def test_a_climb_that_fails_midway_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two dtypes, the first is there already when the second fails."""
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])

@@ -16,6 +16,7 @@ from operator import add
 import torch
 from torch import Tensor
 from torch._C._nn import flatten_dense_tensors, unflatten_dense_tensors
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 # One tensor for each parameter; None where there is no gradient, which counts as zero.
 Gradients = list[Tensor | None]
@@ -104,12 +105,16 @@ class Vector:
         return Vector(self.layout, [flat.to(wide(flat.dtype), copy=True) for flat in self.flats])
 
     def write_to_(self, tensors: Sequence[Tensor]) -> None:
-        """Copies the pieces into `tensors`, in place."""
+        """Copies the pieces into `tensors`, in place.
+
+        Autograd does not count it as a change: weights that go and come back are what they were,
+        and graphs built on them before stay good.
+        """
         views = self.views()
         for members in self.layout.members:
-            torch._foreach_copy_(
-                [tensors[index] for index in members], [views[index] for index in members]
-            )
+            into = tuple([tensors[index] for index in members])
+            with _unsafe_preserve_version_counter(into):
+                torch._foreach_copy_(into, [views[index] for index in members])
 
 
 def dot(x: Vector, y: Vector) -> list[Tensor]:
