@@ -14,7 +14,7 @@ test: .venv/installed
 
 # On a machine with a GPU and torch in its own Python; the last run is in results/gpu_tests.txt.
 test-gpu:
-	PYTHONPATH=src:build/device python3 -m pytest tests -m gpu
+	PYTHONPATH="src:$$PYTHONPATH" python3 -m pytest tests -m gpu
 
 format: .venv/installed
 	$(PYTHON) -m ruff format .
