@@ -38,7 +38,7 @@ def _kind(plan, block, num_blocks):
 
 @triton.jit
 def _scaling(kind, w, eta):
-    """T."""
+    """T; the numbers are those of `ascent.Kind`."""
     return tl.where(kind == 2, tl.abs(w) + eta, tl.where(kind == 1, 1.0, 0.0))
 
 

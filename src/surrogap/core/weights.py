@@ -67,7 +67,7 @@ class Weights:
 
     @property
     def names(self) -> list[str]:
-        """What the parameters are called. A slow walk, so not for every step."""
+        """What the parameters are called. A slow walk, for predicates and errors that ask for it."""
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         return [names[id(parameter)] for parameter in self.parameters]
 
