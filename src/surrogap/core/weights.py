@@ -67,7 +67,7 @@ class Weights:
 
     @property
     def names(self) -> list[str]:
-        """What the parameters are called. A slow walk, for predicates and errors that ask for it."""
+        """What the parameters are called. A slow walk, for predicates and errors alone."""
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         return [names[id(parameter)] for parameter in self.parameters]
 
