@@ -46,12 +46,11 @@ def step(
     arithmetic = cls(weights, kinds, Ascent(eta=0.01, eps=1e-3))
     arithmetic.climb([None if t is None else t.clone() for t in g], 0.3, scale)
     moved = [t.clone() for t in weights]
-    arithmetic.restore()
+    copies: Gradients = [None if t is None else t.clone() for t in g_p]
+    direction, products = arithmetic.combination(copies, coefficients)
     assert zoo.same_bits(w, weights)
     arithmetic.restore()  # there is nothing left to put back
     assert zoo.same_bits(w, weights)
-    copies: Gradients = [None if t is None else t.clone() for t in g_p]
-    direction, products = arithmetic.combination(copies, coefficients)
     return moved, direction, products()
 
 
@@ -270,3 +269,25 @@ def test_where_kernels_cannot_be_built_a_warning_says_so(
 
 def test_the_plain_arithmetic_serves_the_cpu() -> None:
     assert isinstance(chosen([torch.ones(3)]), Flat)
+
+
+@BOTH
+def test_settings_may_change_from_step_to_step(cls: type[Arithmetic], device: torch.device) -> None:
+    """Also from whole numbers, which Triton would build into a kernel, to others."""
+    w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
+    parameters = [t.clone() for t in w]
+    kept = cls(parameters, KINDS["plain"], Ascent(eps=1))
+    for rho, scale, coefficients in (
+        (1.0, None, Coefficients(1, 1, 1, 1)),
+        (0.3, torch.tensor(8.0, device=device), Coefficients(-0.4, 1, 0, 0.4)),
+        (0.0, None, Coefficients(0.5, 2, 0.25, 16)),
+    ):
+        new = cls(parameters, KINDS["plain"], Ascent(eps=1))
+        results = []
+        for arithmetic in (kept, new):
+            arithmetic.climb([t.clone() for t in g], rho, scale)
+            moved = [t.clone() for t in parameters]
+            results.append((moved, arithmetic.combination([t.clone() for t in g_p], coefficients)))
+        (moved, (direction, _)), (expected_moved, (expected, _)) = results
+        assert zoo.same_bits(moved, expected_moved)
+        assert zoo.same_bits(direction, expected)

@@ -78,10 +78,11 @@ class Arithmetic(ABC):
     def combination(
         self, g_p: Gradients, coefficients: Coefficients
     ) -> tuple[Gradients, Callable[[], Tensor]]:
-        """The direction `d`, perhaps in the memory of `g_p`; None where neither has a gradient.
+        """Puts the copy back, and gives the direction `d`, perhaps in the memory of `g_p`.
 
         Returns:
-            It, and a function that gives `<g, g>`, `<g, g_p>` and `<g_p, g_p>` as one tensor.
+            It, None where neither pass has a gradient; and a function that gives `<g, g>`,
+            `<g, g_p>` and `<g_p, g_p>` as one tensor.
         """
 
 
@@ -155,6 +156,7 @@ class Flat(Arithmetic):
         self, g_p: Gradients, coefficients: Coefficients
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
+        self.restore()
         is_reached = [a or b is not None for a, b in zip(self._is_reached, g_p, strict=True)]
         vector = self._g.layout.read(g_p)
         parts = (self._gg, dot(self._g, vector), dot(vector, vector))

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import attrgetter
+from typing import Any
 
 import torch
 import triton
@@ -19,12 +20,14 @@ from torch import Tensor
 
 from surrogap.core.arithmetic import Arithmetic, Coefficients
 from surrogap.core.ascent import Ascent, Kind
+from surrogap.core.copies import Copies
 from surrogap.core.kernels import (
     climb_kernel,
     combine_kernel,
     copy_kernel,
-    products_kernel,
     restore_kernel,
+    return_kernel,
+    save_kernel,
 )
 from surrogap.core.vectors import Gradients
 
@@ -35,6 +38,28 @@ _PROGRAMS_PER_PROCESSOR = 4
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _NUM_ROWS = 5
 _dtype = attrgetter("dtype")
+
+
+class _Kernel:
+    """A kernel, built in its first call, and launched as built in all others.
+
+    So every call must have arguments of the same types, the same whole numbers among them, on the
+    same device. Triton finds out for itself which build serves a call, but takes longer over it
+    than over the launch.
+    """
+
+    def __init__(self, kernel: Any, num_programs: int) -> None:
+        self._kernel = kernel
+        self._num_programs = num_programs
+        self._launch: Callable[..., object] | None = None
+
+    def __call__(self, *arguments: object) -> None:
+        if self._launch is not None:
+            self._launch(*arguments)
+            return
+        built = self._kernel[(self._num_programs,)](*arguments, num_warps=_WARPS)
+        if built is not None:  # Triton's interpreter builds none
+            self._launch = built[(self._num_programs, 1, 1)]
 
 
 class _Group:
@@ -55,6 +80,12 @@ class _Group:
         self.plan = _plan(tuple(map(Tensor.numel, mine)), my_kinds, mine[0].device)
         self.num_blocks = self.plan.shape[1]
         self.w_table = self.table(parameters)
+        num_programs = _num_programs(mine[0].device)
+        self.copy = _Kernel(copy_kernel, num_programs)
+        self.climb = _Kernel(climb_kernel, num_programs)
+        self.restore = _Kernel(restore_kernel, num_programs)
+        self.come_back = _Kernel(return_kernel, num_programs)
+        self.combine = _Kernel(combine_kernel, num_programs)
 
     def table(self, tensors: Gradients | Sequence[Tensor]) -> Tensor:
         """The addresses of this group's tensors among all `tensors`; 0 for None."""
@@ -116,6 +147,8 @@ class Fused(Arithmetic):
         self._num_sums = self._programs * len(self._groups)
         self._are_contiguous = all(map(Tensor.is_contiguous, parameters))
         self._padded = triton.next_power_of_2(self._num_sums)
+        self._eta, self._eps = float(ascent.eta or 0.0), float(ascent.eps)
+        self._one = torch.ones((), dtype=torch.float32, device=self._device)
 
     @staticmethod
     def takes(parameters: Sequence[Tensor]) -> bool:
@@ -143,36 +176,37 @@ class Fused(Arithmetic):
         self._move(rho, scale)
 
     def _copy(self, g: Gradients) -> None:
-        eta = self._ascent.eta or 0.0
-        with self._on_device():
+        with _on(self._device):
             for index, group in enumerate(self._groups):
                 group.make_room()
-                copy_kernel[(self._programs,)](
+                group.copy(
                     group.table(g), group.w_table, group.plan, group.num_blocks,
                     group.g_copy, group.w_copy, self._sums, self._num_sums,
-                    index * self._programs, eta, group.dtype, _BLOCK, num_warps=_WARPS,
+                    index * self._programs, self._eta, group.dtype, _BLOCK,
                 )  # fmt: skip
 
     def _move(self, rho: float, scale: Tensor | None) -> None:
-        with self._on_device():
+        with _on(self._device):
             for group in self._groups:
-                climb_kernel[(self._programs,)](
+                group.climb(
                     group.g_copy, group.w_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, rho, self._ascent.eps,
-                    self._sums if scale is None else scale, self._ascent.eta or 0.0,
-                    group.dtype, _BLOCK, self._padded, scale is not None, num_warps=_WARPS,
+                    self._sums, self._num_sums, rho, self._eps,
+                    self._one if scale is None else scale, self._eta,
+                    group.dtype, _BLOCK, self._padded,
                 )  # fmt: skip
 
     def restore(self) -> None:
         """See `Arithmetic`."""
         if not self._has_copy:
             return
-        with self._on_device():
+        with _on(self._device):
             for group in self._groups:
-                restore_kernel[(self._programs,)](
-                    group.w_table, group.plan, group.num_blocks, group.w_copy,
-                    group.dtype, _BLOCK, num_warps=_WARPS,
-                )  # fmt: skip
+                group.restore(
+                    group.w_table, group.plan, group.num_blocks, group.w_copy, group.dtype, _BLOCK
+                )
+        self._drop_copy()
+
+    def _drop_copy(self) -> None:
         self._has_copy = False
         for group in self._groups:
             del group.w_copy
@@ -186,18 +220,19 @@ class Fused(Arithmetic):
             if piece is None and self._is_reached[index]:
                 result[index] = torch.zeros_like(self._parameters[index])
         tables = [(group, group.table(result)) for group in self._groups]
-        with self._on_device():
+        with _on(self._device):
             for index, (group, p_table) in enumerate(tables):
-                products_kernel[(self._programs,)](
-                    group.g_copy, p_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, index * self._programs,
-                    group.dtype, _BLOCK, num_warps=_WARPS,
+                group.come_back(
+                    group.w_table, p_table, group.plan, group.num_blocks,
+                    group.g_copy, group.w_copy, self._sums, self._num_sums,
+                    index * self._programs, group.dtype, _BLOCK,
                 )  # fmt: skip
+            self._drop_copy()
             for group, p_table in tables:
-                combine_kernel[(self._programs,)](
+                group.combine(
                     group.g_copy, p_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, *coefficients,
-                    group.dtype, _BLOCK, self._padded, num_warps=_WARPS,
+                    self._sums, self._num_sums, *map(float, coefficients),
+                    group.dtype, _BLOCK, self._padded,
                 )  # fmt: skip
         sums = self._sums
         del self._sums
@@ -207,18 +242,50 @@ class Fused(Arithmetic):
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""
-        if self._are_contiguous and all(g is None or g.is_contiguous() for g in gradients):
+        present = [g for g in gradients if g is not None]
+        if self._are_contiguous and all(map(Tensor.is_contiguous, present)):
             return gradients
         return [
             g if g is None or g.stride() == p.stride() else torch.empty_like(p).copy_(g)
             for g, p in zip(gradients, self._parameters, strict=True)
         ]
 
-    def _on_device(self) -> AbstractContextManager[object]:
-        """Triton launches on the current device, which need not be the model's."""
-        if self._device.type != "cuda" or self._device.index == torch.cuda.current_device():
-            return nullcontext()
-        return torch.cuda.device(self._device)
+
+class FusedCopies(Copies):
+    """Copies with one kernel each way, of 32-bit integers on one CUDA device."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors  # whose addresses the table holds
+        self._device = device = tensors[0].device
+        sizes = tuple(map(Tensor.numel, tensors))
+        plan = _plan(sizes, (Kind.STILL,) * len(tensors), device)
+        table = _table(tuple(map(Tensor.data_ptr, tensors)), device)
+        copy = tensors[0].new_empty(sum(sizes))
+        self._arguments = (table, plan, plan.shape[1], copy, tl.int32, _BLOCK)
+        self._save = _Kernel(save_kernel, _num_programs(device))
+        self._restore = _Kernel(restore_kernel, _num_programs(device))
+
+    @staticmethod
+    def takes(tensors: list[Tensor]) -> bool:
+        """Whether the kernels can work on these."""
+        return tensors[0].dtype == torch.int32 and _can_launch(tensors[0].device)
+
+    def save(self) -> None:
+        """See `Copies`."""
+        with _on(self._device):
+            self._save(*self._arguments)
+
+    def restore(self) -> None:
+        """See `Copies`."""
+        with _on(self._device):
+            self._restore(*self._arguments)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be the model's."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
@@ -236,7 +303,7 @@ def _can_launch(device: torch.device) -> bool:
     """Whether Triton can build kernels here: it needs a C compiler, and a GPU that it supports."""
     try:
         one = torch.ones(1, device=device)
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with _on(device):
             restore_kernel[(1,)](
                 _table((one.data_ptr(),), device), _plan((1,), (Kind.PLAIN,), device), 1,
                 one.clone(), tl.float32, _BLOCK,

@@ -1,4 +1,4 @@
-"""The arithmetic of a two-pass step as five kernels, each over all tensors of one dtype at once.
+"""The arithmetic of a two-pass step as kernels, each over all tensors of one dtype at once.
 
 A kernel finds its tensors in a table of addresses (0 where there is none), and its work in a plan:
 a column for each block of elements, whose rows are the block's tensor, its start there, the number
@@ -32,6 +32,22 @@ def _in_copy(copy, plan, block, num_blocks, size: tl.constexpr):
 
 
 @triton.jit
+def _save(w_table, plan, block, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr):
+    pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
+    copies, _ = _in_copy(w_copy, plan, block, num_blocks, size)
+    w = tl.load(pointers, mask=mask, other=0)
+    tl.store(copies, w, mask=mask)
+    return w
+
+
+@triton.jit
+def _restore(w_table, plan, block, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr):
+    copies, mask = _in_copy(w_copy, plan, block, num_blocks, size)
+    pointers, _ = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
+    tl.store(pointers, tl.load(copies, mask=mask), mask=mask)
+
+
+@triton.jit
 def _kind(plan, block, num_blocks):
     return tl.load(plan + 4 * num_blocks + block)
 
@@ -62,10 +78,7 @@ def copy_kernel(
     gg = tl.zeros((size,), tl.float32)
     tt = tl.zeros((size,), tl.float32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
-        copies, _ = _in_copy(w_copy, plan, block, num_blocks, size)
-        w = tl.load(pointers, mask=mask, other=0.0)
-        tl.store(copies, w, mask=mask)
+        w = _save(w_table, plan, block, num_blocks, w_copy, dtype, size)
         pointers, mask = _in_tensors(g_table, plan, block, num_blocks, dtype, size)
         g = tl.load(pointers, mask=mask, other=0.0)
         copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
@@ -83,12 +96,11 @@ def copy_kernel(
 @triton.jit
 def climb_kernel(
     g_copy, w_table, plan, num_blocks, sums, num_sums, rho, eps, scale, eta,
-    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_loss_scaled: tl.constexpr,
+    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
     """`w <- w + rho * T^2 g / (||T g|| + eps)`."""
     norm = tl.sqrt_rn(_total(sums, 3, num_sums, padded))
-    if is_loss_scaled:
-        eps *= tl.load(scale)
+    eps *= tl.load(scale)
     climbs = (norm > 0.0) & (norm < float("inf"))
     step = tl.where(climbs, tl.div_rn(rho, norm + eps), 0.0)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
@@ -104,25 +116,29 @@ def climb_kernel(
 
 
 @triton.jit
-def restore_kernel(
-    w_table, plan, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr
-):  # fmt: skip
-    """`w <- w_copy`."""
+def save_kernel(w_table, plan, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr):
+    """`w_copy <- w`."""
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        copies, mask = _in_copy(w_copy, plan, block, num_blocks, size)
-        pointers, _ = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
-        tl.store(pointers, tl.load(copies, mask=mask), mask=mask)
+        _save(w_table, plan, block, num_blocks, w_copy, dtype, size)
 
 
 @triton.jit
-def products_kernel(
-    g_copy, p_table, plan, num_blocks, sums, num_sums, first,
+def restore_kernel(w_table, plan, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr):
+    """`w <- w_copy`."""
+    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        _restore(w_table, plan, block, num_blocks, w_copy, dtype, size)
+
+
+@triton.jit
+def return_kernel(
+    w_table, p_table, plan, num_blocks, g_copy, w_copy, sums, num_sums, first,
     dtype: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of `<g, g_p>` and `||g_p||^2`."""
+    """`w <- w_copy`, and partial sums of `<g, g_p>` and `||g_p||^2`."""
     gp = tl.zeros((size,), tl.float32)
     pp = tl.zeros((size,), tl.float32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        _restore(w_table, plan, block, num_blocks, w_copy, dtype, size)
         copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
         g = tl.load(copies, mask=mask, other=0.0).to(tl.float32)
         pointers, mask = _in_tensors(p_table, plan, block, num_blocks, dtype, size)

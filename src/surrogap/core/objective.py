@@ -185,15 +185,16 @@ class TwoPass(Objective):
             try:
                 arithmetic.climb(weights.take_gradients(), rho, scale)
                 perturbed_loss, _ = passes.run(weights)
+                g_p = weights.take_gradients()
+                direction, products = arithmetic.combination(g_p, self._coefficients())
             finally:
-                # Ctrl-C may strike here too, so plain statements, and twice if need be.
+                # If all went well, there is nothing left to put back. Ctrl-C may strike here too,
+                # so plain statements, and twice if need be.
                 try:
                     arithmetic.restore()
                 except BaseException:
                     arithmetic.restore()
                     raise
-        gradients = weights.take_gradients()
-        direction, products = arithmetic.combination(gradients, self._coefficients())
         self._arithmetic = arithmetic
         return direction, Report(loss, perturbed_loss, aux, rho, products, scale)
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import repeat
+from operator import is_not
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 
+from surrogap.core.copies import Copies, room_for
 from surrogap.core.vectors import wide
-from surrogap.core.weights import Weights, are_same
+from surrogap.core.weights import Weights, are_same, contents
 
 Closure = Callable[[], Tensor | tuple[Tensor, Any]]
 
@@ -80,8 +83,7 @@ class Passes:
         return loss, auxes[0] if self._is_single else auxes
 
     def _run(self, closure: Closure, weights: Weights, index: int) -> tuple[Tensor, Any]:
-        # Before the first closure there are no gradients.
-        versions = _versions(weights) if index else [None] * len(weights.parameters)
+        versions = _versions(weights) if index else []  # before the first there are no gradients
         # Under an autocast around the whole call, casts of the weights made in an earlier pass
         # would stand in for the weights of this one.
         torch.clear_autocast_cache()
@@ -107,8 +109,11 @@ class Passes:
 
 
 def _versions(weights: Weights) -> list[int | None]:
-    """What changes when anything is added to `.grad`."""
-    return [None if gradient is None else gradient._version for gradient in weights.gradients]
+    """What changes when anything is added to `.grad`; empty if there is nothing."""
+    gradients = weights.gradients
+    if not any(map(is_not, gradients, repeat(None))):
+        return []
+    return [None if gradient is None else gradient._version for gradient in gradients]
 
 
 def _check_loss(loss: object) -> None:
@@ -190,8 +195,9 @@ class Buffers:
         self._tensors: list[Tensor | None] = []
         self._writable: list[Tensor] = []
         self._addresses: list[int] = []
-        # Each with its tensors, and room for their copies at the start and after the first pass.
-        self._groups: list[tuple[list[Tensor], list[Tensor], list[Tensor]]] = []
+        self._homes: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
+        # At the start, and after the first pass.
+        self._copies: tuple[list[Copies], list[Copies]] = ([], [])
 
     @contextmanager
     def kept(
@@ -204,26 +210,23 @@ class Buffers:
             on_error_only: Such a context, around the whole step, has room of its own, so that
                 another may stand within it.
         """
-        before, contents = _all(homes), [(home, home.copy()) for home in homes if home]
+        before = contents(homes)
         addresses = list(map(Tensor.data_ptr, self._writable))
         if not (are_same(before, self._tensors) and addresses == self._addresses):
-            self._make_room(before)
-        groups = [
-            (mine, at_start if on_error_only else after_first)
-            for mine, at_start, after_first in self._groups
-        ]
-        for mine, copies in groups:
-            torch._foreach_copy_(copies, mine)
+            self._make_room(homes, before)
+        homes_before, copies = self._homes, self._copies[not on_error_only]
+        for some in copies:
+            some.save()
 
         def put_back() -> None:
             # Some modules assign a new tensor instead of writing in place.
-            if not are_same(_all(homes), before):
+            if not are_same(contents(homes), before):
                 for home in homes:
                     home.clear()
-                for home, content in contents:
+                for home, content in homes_before:
                     home.update(content)
-            for mine, copies in groups:
-                torch._foreach_copy_(mine, copies)
+            for some in copies:
+                some.restore()
 
         try:
             yield
@@ -233,22 +236,19 @@ class Buffers:
         if not on_error_only:
             put_back()
 
-    def _make_room(self, tensors: list[Tensor | None]) -> None:
+    def _make_room(
+        self, homes: list[dict[str, Tensor | None]], tensors: list[Tensor | None]
+    ) -> None:
         # A lazy buffer takes shape in a first pass, and must be looked at again after it.
         self._tensors = [] if any(t is not None and is_lazy(t) for t in tensors) else tensors
+        self._homes = [(home, home.copy()) for home in homes if home]
         self._writable = [t for t in tensors if t is not None and _is_writable(t)]
         self._addresses = list(map(Tensor.data_ptr, self._writable))
         groups: dict[object, list[Tensor]] = {}
         for words in map(_words, self._writable):
             groups.setdefault((words.device, words.dtype), []).append(words)
-        self._groups = [
-            (mine, [torch.empty_like(t) for t in mine], [torch.empty_like(t) for t in mine])
-            for mine in groups.values()
-        ]
-
-
-def _all(homes: list[dict[str, Tensor | None]]) -> list[Tensor | None]:
-    return [tensor for home in homes for tensor in home.values()]
+        at_start, after_first = ([room_for(g) for g in groups.values()] for _ in range(2))
+        self._copies = at_start, after_first
 
 
 def _words(tensor: Tensor) -> Tensor:

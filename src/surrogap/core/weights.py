@@ -1,14 +1,17 @@
 """The trainable parameters during one call of `backward`, and their gradients."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from surrogap.core.vectors import Gradients
+
+T = TypeVar("T")
 
 _gradient = attrgetter("grad")
 _device = attrgetter("device")
@@ -43,8 +46,7 @@ class Weights:
         """
         # A walk through the modules takes percents of a small model's step, so the last one is
         # used again while every module still holds the same children and parameters.
-        children = [child for home in self._child_homes for child in home.values()]
-        every = [p for home in self._parameter_homes for p in home.values()]
+        children, every = contents(self._child_homes), contents(self._parameter_homes)
         if not (are_same(children, self._children) and are_same(every, self._every)):
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
@@ -61,8 +63,8 @@ class Weights:
         self._child_homes = [module._modules for module in modules]
         self._parameter_homes = [module._parameters for module in modules]
         self.buffers = [module._buffers for module in modules]
-        self._children = [child for home in self._child_homes for child in home.values()]
-        self._every = [p for home in self._parameter_homes for p in home.values()]
+        self._children = contents(self._child_homes)
+        self._every = contents(self._parameter_homes)
         self._unique = list({id(p): p for p in self._every if p is not None}.values())
 
     @property
@@ -123,16 +125,11 @@ class Weights:
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 is_empty = False
-                if gradient.layout is not torch.strided:
-                    raise RuntimeError(
-                        f"{self.names[index]} must have a dense gradient, got layout "
-                        f"{gradient.layout}. Build its layer with sparse=False."
-                    )
-                if gradient.dtype is not self.parameters[index].dtype:
-                    raise RuntimeError(
-                        f"{self.names[index]} must have a gradient of its own dtype, got "
-                        f"{gradient.dtype}. Leave its grad_dtype as it is."
-                    )
+                if not (
+                    gradient.layout is torch.strided
+                    and gradient.dtype is self.parameters[index].dtype
+                ):
+                    self._refuse_gradient(self.names[index], gradient)
         if is_empty:
             raise RuntimeError(
                 "loss must depend on the model's trainable parameters, got a gradient for none of "
@@ -140,6 +137,18 @@ class Weights:
             )
         self._clear()
         return gradients
+
+    @staticmethod
+    def _refuse_gradient(name: str, gradient: Tensor) -> NoReturn:
+        if gradient.layout is not torch.strided:
+            raise RuntimeError(
+                f"{name} must have a dense gradient, got layout {gradient.layout}. "
+                "Build its layer with sparse=False."
+            )
+        raise RuntimeError(
+            f"{name} must have a gradient of its own dtype, got {gradient.dtype}. "
+            "Leave its grad_dtype as it is."
+        )
 
     def _refuse(self) -> None:
         for name, parameter in zip(self.names, self.parameters, strict=True):
@@ -153,6 +162,11 @@ class Weights:
                     f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
                     "the gradient of each pass: remove it, and step the optimizer after backward."
                 )
+
+
+def contents(homes: Iterable[dict[str, T]]) -> list[T]:
+    """What modules hold in these dictionaries."""
+    return list(chain.from_iterable(map(dict.values, homes)))
 
 
 def are_same(some: list[Any], others: list[Any]) -> bool:
