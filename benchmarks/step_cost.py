@@ -4,10 +4,8 @@ The floor is two forward-backward passes and one update. Whatever an objective t
 overhead: copies, inner products, kernel launches, memory.
 
 All variants of a case share one model and one batch, and take turns in a new order each round, so
-that the machine's drifts meet all of them alike. A turn is long enough for its first step, which
-finds the caches as another variant left them, to weigh little, as it does in training. A ratio is
-the median of the ratios within each round; beside it stands the ratio of the best rounds, and the
-JSON has every round.
+that the machine's drifts meet all of them alike. A ratio is the median of the ratios within each
+round; beside it stands the ratio of the best rounds, and the JSON has every round.
 
     python benchmarks/step_cost.py --peers --json results/step_cost.json
 """
@@ -243,7 +241,7 @@ def ms_per_step(work: Workload, step: Step, num_steps: int) -> float:
 
 
 def measure(
-    case: Case, variants: dict[str, Variant], seconds: float, turn: float, advance: Step
+    case: Case, variants: dict[str, Variant], seconds: float, num_steps: int, advance: Step
 ) -> dict[str, Any]:
     """What the variants of a case cost, as a record; calls `advance` after each turn.
 
@@ -256,7 +254,6 @@ def measure(
     for step in steps.values():
         ms_per_step(work, step, num_steps=2)
         advance()
-    num_steps = max(1, round(turn * 1e3 / ms_per_step(work, steps["floor"], num_steps=2)))
     rounds: dict[str, list[float]] = {name: [] for name in variants}
     order, end = random.Random(0), time.perf_counter() + seconds
     while len(rounds["floor"]) < MIN_ROUNDS or time.perf_counter() < end:
@@ -268,11 +265,7 @@ def measure(
     if not work.loss().isfinite():
         raise RuntimeError("loss must stay finite, got NaN or infinity. Lower the case's lr.")
     num_bytes = sum(p.numel() * p.element_size() for p in work.model.parameters())
-    return {
-        "parameter_bytes": num_bytes,
-        "steps_in_a_turn": num_steps,
-        "variants": compare(rounds, peaks, num_bytes),
-    }
+    return {"parameter_bytes": num_bytes, "variants": compare(rounds, peaks, num_bytes)}
 
 
 def compare(
@@ -336,7 +329,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default_device)
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="all of the device's by default")
     parser.add_argument("--seconds", type=float, default=60, help="timing of each case")
-    parser.add_argument("--turn", type=float, default=0.2, help="seconds of a variant's turn")
+    parser.add_argument("--steps", type=int, default=3, help="steps in a turn")
     parser.add_argument("--peers", action="store_true", help="time other libraries too")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
     args = parser.parse_args()
@@ -349,8 +342,8 @@ def arguments() -> argparse.Namespace:
                 f"--cases must name cases of {args.device}, got {name}. "
                 f"Known are {', '.join(known)}; the closest is {closest}."
             )
-    if not args.turn >= 0:
-        parser.error(f"--turn must be at least 0, got {args.turn}.")
+    if args.steps < 1:
+        parser.error(f"--steps must be at least 1, got {args.steps}.")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device must be present, got cuda without a CUDA GPU. Pass --device cpu.")
     return args
@@ -383,7 +376,9 @@ def main() -> None:
                 done = index * args.seconds + seconds
                 progress.update(task, description=name, completed=done, refresh=True)
 
-            record["cases"][name] = measure(CASES[name], variants, args.seconds, args.turn, advance)
+            record["cases"][name] = measure(
+                CASES[name], variants, args.seconds, args.steps, advance
+            )
             if args.json:  # after each case, so that a run cut short leaves what it has
                 args.json.parent.mkdir(parents=True, exist_ok=True)
                 args.json.write_text(json.dumps(record, indent=1, default=str) + "\n")

@@ -29,7 +29,7 @@ def test_quickstart_compares_three_objectives() -> None:
 
 def test_step_cost_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "new" / "cost.json"
-    arguments = ("--device", "cpu", "--cases", "vit_tiny_cpu", "--seconds", 0, "--turn", 0)
+    arguments = ("--device", "cpu", "--cases", "vit_tiny_cpu", "--seconds", 0, "--steps", 1)
     result = run("benchmarks/step_cost.py", *arguments, "--peers", "--json", path)
     assert result.returncode == 0, result.stderr
     record = json.loads(path.read_text())
@@ -51,8 +51,8 @@ def test_step_cost_prints_a_table_and_writes_json(tmp_path: Path) -> None:
             "the closest is",
         ),
         (
-            ("benchmarks/step_cost.py", "--device", "cpu", "--turn", -1),
-            "--turn must be at least 0",
+            ("benchmarks/step_cost.py", "--device", "cpu", "--steps", 0),
+            "--steps must be at least 1",
         ),
         (("examples/quickstart.py", "--seeds", 0), "--seeds and --epochs must be at least 1"),
     ],
