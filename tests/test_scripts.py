@@ -2,10 +2,12 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -61,3 +63,84 @@ def test_wrong_arguments_exit_with_2(arguments: tuple[object, ...], message: str
     result = run(*arguments)
     assert result.returncode == 2
     assert message in result.stderr
+
+
+def write_images(path: Path, **changes: object) -> Path:
+    """Noise in the format that `benchmarks/m_sharpness.py` reads, 24 of 3 classes in each split."""
+    images = np.random.default_rng(0).integers(256, size=(24, 8, 8, 1), dtype=np.uint8)
+    labels = np.arange(24) % 3
+    arrays = {f"{split}_images": images for split in ("train", "test")}
+    arrays |= {f"{split}_labels": labels for split in ("train", "test")}
+    np.savez(path, **{name: a for name, a in (arrays | changes).items() if a is not None})
+    return path
+
+
+M_SHARPNESS = ("benchmarks/m_sharpness.py", "--batch", 6, "--smallest", 3, "--epochs", 2)
+M_SHARPNESS += ("--images", 12, "--seeds", 2)
+
+
+def test_m_sharpness_without_a_radius_is_vanilla_for_every_m(tmp_path: Path) -> None:
+    data, path = write_images(tmp_path / "noise.npz"), tmp_path / "new" / "m.json"
+    result = run(*M_SHARPNESS, "--rho", 0, "--data", data, "--json", path)
+    assert result.returncode == 0, result.stderr
+    runs = json.loads(path.read_text())["runs"]
+    found = {(run["method"], run["m"], run["seed"]): run["test_loss"] for run in runs}
+    assert len(found) == len(runs) == 2 * (1 + 2 + 2)
+    for (_, _, seed), loss in found.items():
+        assert loss == pytest.approx(found["Vanilla", 6, seed], rel=1e-4)
+    assert found["Vanilla", 6, 0] != pytest.approx(found["Vanilla", 6, 1], rel=1e-4)
+
+
+def test_m_sharpness_finds_a_radius_prints_a_table_and_draws(tmp_path: Path) -> None:
+    data, path, png = write_images(tmp_path / "noise.npz"), tmp_path / "m.json", tmp_path / "m.png"
+    result = run(*M_SHARPNESS, "--data", data, "--json", path, "--figure", png)
+    assert result.returncode == 0, result.stderr
+    assert png.read_bytes().startswith(b"\x89PNG")
+    record = json.loads(path.read_text())
+    assert {"hardware", "versions", "arguments", "date"} <= set(record)
+    losses = record["rho"]["mean_loss"]
+    assert losses[str(record["rho"]["chosen"])] == min(losses.values())
+    # The differences are those of the runs, seed by seed.
+    loss = {(run["method"], run["m"], run["seed"]): run["test_loss"] for run in record["runs"]}
+    row = next(r for r in record["summary"] if (r["method"], r["m"]) == ("GSAM", 3))
+    differences = [loss["GSAM", 3, seed] - loss["GSAM", 6, seed] for seed in (0, 1)]
+    assert row["test_loss_minus_B"]["mean"] == pytest.approx(np.mean(differences))
+    assert row["test_loss_minus_B"]["standard_error"] == pytest.approx(
+        abs(differences[0] - differences[1]) / 2
+    )
+    for variant in ("| Vanilla | any |", "| SAM     |   6 |", "| GSAM    |   3 |"):
+        assert variant in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "message"),
+    [
+        (None, (), "--data must be a readable .npz file, got"),
+        ({"test_labels": None}, (), "without test_labels"),
+        ({"train_images": np.zeros((24, 64))}, (), "train_images must be uint8 with four"),
+        ({"test_labels": np.zeros(3, int)}, (), "test_labels must hold an integer for each of"),
+        ({"test_labels": np.full(24, -1)}, (), "test_labels must be 0 or above, got -1"),
+        ({}, ("--images", 24), "--images must be a multiple of the 3 classes, at least --batch"),
+        ({}, ("--smallest", 4), "--batch must be --smallest times a power of two"),
+        ({}, ("--seeds", 1), "--seeds must be at least 2, got 1"),
+        ({}, ("--rho", "nan"), "--rho must be finite and at least 0, got nan"),
+        ({}, ("--figure", "m.txt"), "--figure must end in .png, .svg or .pdf, got m.txt"),
+    ],
+)
+def test_m_sharpness_refuses_in_a_sentence(
+    changes: dict[str, object] | None,
+    arguments: tuple[object, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / "noise.npz"
+    if changes is not None:
+        write_images(data, **changes)
+    # In this process: the start of ten others would take longer than all else here.
+    monkeypatch.setattr(sys, "argv", [*map(str, (*M_SHARPNESS, "--data", data, *arguments))])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ROOT / "benchmarks" / "m_sharpness.py"), run_name="__main__")
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
