@@ -8,6 +8,7 @@ from surrogap.core import fused
 from surrogap.core.arithmetic import Arithmetic, Coefficients, Flat, choose
 from surrogap.core.ascent import Ascent, Kind
 from surrogap.core.fused import Fused
+from surrogap.core.shards import WHOLE
 from surrogap.core.vectors import Gradients
 from tests import zoo
 
@@ -43,7 +44,7 @@ def step(
 ) -> tuple[list[Tensor], Gradients, Tensor]:
     """Where an arithmetic climbs to, its direction and its products, on copies of everything."""
     weights = [t.clone() for t in w]
-    arithmetic = cls(weights, kinds, Ascent(eta=0.01, eps=1e-3))
+    arithmetic = cls(weights, kinds, Ascent(eta=0.01, eps=1e-3), [WHOLE] * len(w))
     arithmetic.climb([None if t is None else t.clone() for t in g], 0.3, scale)
     moved = [t.clone() for t in weights]
     copies: Gradients = [None if t is None else t.clone() for t in g_p]
@@ -107,7 +108,7 @@ def test_a_scale_multiplies_eps(cls: type[Arithmetic], device: torch.device) -> 
     points = []
     for scale in (None, torch.tensor(2.0**14, device=device)):
         parameter = w.clone()
-        arithmetic = cls([parameter], [Kind.PLAIN], Ascent(eps=0.1 * float(g.norm())))
+        arithmetic = cls([parameter], [Kind.PLAIN], Ascent(eps=0.1 * float(g.norm())), [WHOLE])
         arithmetic.climb([g if scale is None else g * scale], 0.3, scale)
         points.append(parameter)
     assert torch.equal(*points)
@@ -132,7 +133,7 @@ def test_weights_come_back_from_a_climb_cut_short(
 ) -> None:
     w, g = (tensors(torch.float32, device, seed) for seed in (1, 2))
     parameters = [t.clone() for t in w]
-    arithmetic = cls(parameters, KINDS["plain"], Ascent())
+    arithmetic = cls(parameters, KINDS["plain"], Ascent(), [WHOLE] * 6)
     arithmetic.restore()  # before there is a copy, it does nothing
 
     def failing(*arguments: object) -> None:
@@ -173,7 +174,7 @@ def test_the_climb_in_half_precision_is_rounded_once(kind: Kind, device: torch.d
     scaling = w.double().abs() + 0.01 if kind == Kind.SCALED else torch.ones_like(w).double()
     delta = 0.3 * scaling**2 * g.double() / (scaling * g.double()).norm()
     parameter = w.clone()
-    Flat([parameter], [kind], Ascent(eta=0.01)).climb([g], 0.3, None)
+    Flat([parameter], [kind], Ascent(eta=0.01), [WHOLE]).climb([g], 0.3, None)
     nearest = (w.double() + delta).to(torch.bfloat16)
     assert float((parameter != nearest).double().mean()) < 1e-3
 
@@ -220,7 +221,9 @@ def test_rounded_once_on_the_device() -> None:
 
 
 def chosen(parameters: list[Tensor], last: Arithmetic | None = None) -> Arithmetic:
-    return choose(parameters, [Kind.PLAIN] * len(parameters), Ascent(), last)
+    return choose(
+        parameters, [Kind.PLAIN] * len(parameters), Ascent(), [WHOLE] * len(parameters), last=last
+    )
 
 
 @pytest.mark.gpu
@@ -244,7 +247,7 @@ def test_the_last_one_serves_while_it_fits() -> None:
         cuda[:1],
     ):
         assert chosen(other, last) is not last
-    assert choose(cuda, [Kind.STILL, Kind.PLAIN], Ascent(), last) is not last
+    assert choose(cuda, [Kind.STILL, Kind.PLAIN], Ascent(), [WHOLE] * 2, last=last) is not last
 
 
 def test_where_kernels_cannot_be_built_a_warning_says_so(
@@ -276,13 +279,13 @@ def test_settings_may_change_from_step_to_step(cls: type[Arithmetic], device: to
     """Also from whole numbers, which Triton would build into a kernel, to others."""
     w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
     parameters = [t.clone() for t in w]
-    kept = cls(parameters, KINDS["plain"], Ascent(eps=1))
+    kept = cls(parameters, KINDS["plain"], Ascent(eps=1), [WHOLE] * 6)
     for rho, scale, coefficients in (
         (1.0, None, Coefficients(1, 1, 1, 1)),
         (0.3, torch.tensor(8.0, device=device), Coefficients(-0.4, 1, 0, 0.4)),
         (0.0, None, Coefficients(0.5, 2, 0.25, 16)),
     ):
-        new = cls(parameters, KINDS["plain"], Ascent(eps=1))
+        new = cls(parameters, KINDS["plain"], Ascent(eps=1), [WHOLE] * 6)
         results = []
         for arithmetic in (kept, new):
             arithmetic.climb([t.clone() for t in g], rho, scale)

@@ -64,12 +64,11 @@ def test_none_reads_as_zero() -> None:
     assert zoo.same_bits(tensors[1:-1], views[1:-1])
 
 
-def test_groups_are_one_per_device_dtype_and_kind() -> None:
+def test_groups_are_one_per_device_dtype_and_label() -> None:
     tensors = [torch.ones(3, dtype=dtype) for dtype in (torch.float32, torch.float64) * 2]
     assert Layout(tensors).members == [[0, 2], [1, 3]]
     layout = Layout(tensors, ["x", "x", "y", "x"])
     assert layout.members == [[0], [1, 3], [2]]
-    assert layout.kinds == ["x", "x", "y"]
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from surrogap.core.ascent import Ascent, Kind
+from surrogap.core.shards import Sharding, totals
 from surrogap.core.vectors import (
     Gradients,
     Layout,
@@ -23,7 +24,6 @@ from surrogap.core.vectors import (
     dot,
     flat_dot,
     scalar_for,
-    total,
     widened,
 )
 
@@ -48,14 +48,24 @@ class Arithmetic(ABC):
         parameters: The weights, moved in place.
         kinds: What each of them does in the climb.
         ascent: The geometry of the climb.
+        shardings: How each of them is spread over processes; `parameters` are this one's pieces.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        kinds: Sequence[Kind],
+        ascent: Ascent,
+        shardings: Sequence[Sharding],
+    ) -> None:
         self._parameters = parameters
         self._kinds = kinds
         self._ascent = ascent
+        self._shardings = shardings
 
-    def fits(self, parameters: Sequence[Tensor], kinds: Sequence[Kind]) -> bool:
+    def fits(
+        self, parameters: Sequence[Tensor], kinds: Sequence[Kind], shardings: Sequence[Sharding]
+    ) -> bool:
         """Whether it can serve another step, of these parameters."""
         return False
 
@@ -87,19 +97,22 @@ class Arithmetic(ABC):
 
 
 class Flat(Arithmetic):
-    """With torch's operators, on one flat tensor for each device, dtype and kind."""
+    """With torch's operators, on one flat tensor for each device, dtype, kind and sharding."""
 
     _w: Vector | None = None
 
     def climb(self, g: Gradients, rho: float, scale: Tensor | None) -> None:
         """See `Arithmetic`."""
-        layout = Layout(self._parameters, self._kinds)
+        layout = Layout(self._parameters, list(zip(self._kinds, self._shardings, strict=True)))
+        self._group_kinds = [self._kinds[members[0]] for members in layout.members]
+        self._group_shardings = [self._shardings[members[0]] for members in layout.members]
         self._is_reached = [piece is not None for piece in g]
         self._g = layout.read(g)
         del g  # the copy takes its place in memory
-        self._gg = dot(self._g, self._g)
-        self._w = layout.read(self._parameters)
-        self._point(self._w, rho, scale).write_to_(self._parameters)
+        w = layout.read(self._parameters)
+        self._gg, squared_norm = totals(self._squares(w), self._group_shardings)
+        self._w = w
+        self._point(w, squared_norm.sqrt(), rho, scale).write_to_(self._parameters)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -108,15 +121,14 @@ class Flat(Arithmetic):
             self._w.write_to_(self._parameters)
             self._w = None
 
-    def _point(self, w: Vector, rho: float, scale: Tensor | None) -> Vector:
-        """`w + delta`."""
-        norm = self._norm(w)
+    def _point(self, w: Vector, norm: Tensor, rho: float, scale: Tensor | None) -> Vector:
+        """`w + delta`, where `norm` is `||T g||`."""
         eps = self._ascent.eps if scale is None else self._ascent.eps * scale.to(norm.device)
         # Where the norm is zero or not finite there is no direction to climb in.
         climbs = (norm > 0) & norm.isfinite()
         step = torch.where(climbs, rho / (norm + eps), 0.0)
         point = [torch.empty_like(flat) for flat in w.flats]
-        for kind, *flats in zip(w.layout.kinds, w.flats, self._g.flats, point, strict=True):
+        for kind, *flats in zip(self._group_kinds, w.flats, self._g.flats, point, strict=True):
             step_here, climbs_here = scalar_for(flats[0], step), climbs.to(flats[0].device)
             for w_chunk, g_chunk, out in chunks(*flats):
                 if kind == Kind.STILL:
@@ -133,20 +145,21 @@ class Flat(Arithmetic):
                     out.copy_(moved)
         return Vector(w.layout, point)
 
-    def _norm(self, w: Vector) -> Tensor:
-        """`||T g||` over all parameters that climb."""
-        parts = []
+    def _squares(self, w: Vector) -> tuple[list[Tensor], list[Tensor]]:
+        """`||g||^2` and `||T g||^2`, a part for each group."""
+        gg = dot(self._g, self._g)
+        tt = []
         for kind, w_flat, g_flat, squared_norm in zip(
-            w.layout.kinds, w.flats, self._g.flats, self._gg, strict=True
+            self._group_kinds, w.flats, self._g.flats, gg, strict=True
         ):
-            if kind == Kind.PLAIN:
-                parts.append(squared_norm)
-            elif kind == Kind.SCALED:
+            if kind == Kind.SCALED:
                 scaled = (
                     self._scaling(widened(a)).mul_(widened(b)) for a, b in chunks(w_flat, g_flat)
                 )
-                parts.append(flat_dot((x, x) for x in scaled))
-        return total(parts).sqrt()
+                tt.append(flat_dot((x, x) for x in scaled))
+            else:
+                tt.append(squared_norm if kind == Kind.PLAIN else torch.zeros_like(squared_norm))
+        return gg, tt
 
     def _scaling(self, w: Tensor) -> Tensor:
         assert self._ascent.eta is not None  # no parameter is SCALED without it
@@ -159,8 +172,8 @@ class Flat(Arithmetic):
         self.restore()
         is_reached = [a or b is not None for a, b in zip(self._is_reached, g_p, strict=True)]
         vector = self._g.layout.read(g_p)
-        parts = (self._gg, dot(self._g, vector), dot(vector, vector))
-        gg, gp, pp = (total(part) for part in parts)
+        gg = self._gg
+        gp, pp = totals([dot(self._g, vector), dot(vector, vector)], self._group_shardings)
         products = torch.stack([gg, gp, pp])
         a = coefficients.a_0 + coefficients.a_1 * _ratio(gp, gg)
         b = coefficients.b_0 + coefficients.b_1 * _ratio(gp, pp)
@@ -171,17 +184,21 @@ class Flat(Arithmetic):
 
 
 def choose(
-    parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent, last: Arithmetic | None
+    parameters: Sequence[Tensor],
+    kinds: Sequence[Kind],
+    ascent: Ascent,
+    shardings: Sequence[Sharding],
+    last: Arithmetic | None,
 ) -> Arithmetic:
     """The fastest arithmetic for these parameters: the `last` one, if it still fits."""
-    if last is not None and last.fits(parameters, kinds):
+    if last is not None and last.fits(parameters, kinds, shardings):
         return last
     if parameters[0].device.type == "cuda" and find_spec("triton"):
         from surrogap.core.fused import Fused  # Triton takes a second to load
 
         if Fused.takes(parameters):
-            return Fused(parameters, kinds, ascent)
-    return Flat(parameters, kinds, ascent)
+            return Fused(parameters, kinds, ascent, shardings)
+    return Flat(parameters, kinds, ascent, shardings)
 
 
 def _ratio(numerator: Tensor, squared_norm: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from surrogap.core.objective import Objective, single_pass_report
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
 from surrogap.core.rho import num_steps
+from surrogap.core.shards import has_copies
 from surrogap.core.vectors import Gradients, Layout, Vector, chunks, scalar_for, widened
 from surrogap.core.weights import Weights
 
@@ -98,31 +99,37 @@ class EntropySGD(Objective):
         self.num_steps += 1
 
     def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
+        if self.noise and any(map(has_copies, weights.parameters)):
+            raise ValueError(
+                f"noise must be 0 where processes hold copies of pieces of the weights, got "
+                f"{self.noise}. Each would walk by its own noise: pass noise=0, or shard over all."
+            )
         loss, aux = passes.run(weights)
         scale = passes.scale(loss.device)
-        layout = Layout(weights.parameters)
-        gradients = weights.take_gradients()
+        tensors = weights.tensors
+        layout = Layout(tensors)
+        gradients = self._gradients(weights)
         is_reached = [gradient is not None for gradient in gradients]
         g = layout.read(gradients)
-        report = single_pass_report(loss, aux, g, scale)
-        w = layout.read(weights.parameters)
+        report = single_pass_report(loss, aux, gradients, weights, scale)
+        w = layout.read(tensors)
         walk = _Walk(self, w, scale)
         with self._buffers.kept(weights.buffers):
             try:
                 walk.step_(g)
                 for _ in range(self.inner_steps - 1):
-                    walk.v.write_to_(weights.parameters)
+                    walk.v.write_to_(tensors)
                     passes.run(weights)
-                    gradients = weights.take_gradients()
+                    gradients = self._gradients(weights)
                     for index, gradient in enumerate(gradients):
                         is_reached[index] |= gradient is not None
                     walk.step_(layout.read(gradients))
             finally:
                 # As in TwoPass: Ctrl-C may strike here too.
                 try:
-                    _put_back(w, weights)
+                    _put_back(w, tensors)
                 except BaseException:
-                    _put_back(w, weights)
+                    _put_back(w, tensors)
                     raise
         views = walk.direction().views()
         return [
@@ -131,8 +138,8 @@ class EntropySGD(Objective):
 
 
 @torch.no_grad()
-def _put_back(w: Vector, weights: Weights) -> None:
-    w.write_to_(weights.parameters)
+def _put_back(w: Vector, tensors: list[Tensor]) -> None:
+    w.write_to_(tensors)
 
 
 class _Walk:

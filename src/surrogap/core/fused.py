@@ -29,6 +29,7 @@ from surrogap.core.kernels import (
     return_kernel,
     save_kernel,
 )
+from surrogap.core.shards import WHOLE, Sharding, totals
 from surrogap.core.vectors import Gradients
 
 # Sixteen elements for each of a program's threads; with 64 they spill from its registers.
@@ -63,16 +64,21 @@ class _Kernel:
 
 
 class _Group:
-    """The tensors of one dtype: which they are, where their blocks lie, and their copies."""
+    """The tensors of one dtype and sharding: where their blocks lie, and their copies."""
 
     g_copy: Tensor
     w_copy: Tensor
 
     def __init__(
-        self, parameters: Sequence[Tensor], kinds: Sequence[Kind], members: list[int]
+        self,
+        parameters: Sequence[Tensor],
+        kinds: Sequence[Kind],
+        members: list[int],
+        sharding: Sharding,
     ) -> None:
         mine = [parameters[index] for index in members]
         self.dtype = _DTYPES[mine[0].dtype]
+        self.sharding = sharding
         self._members = members
         self._size = sum(map(Tensor.numel, mine))
         self._first = mine[0]
@@ -135,14 +141,23 @@ class Fused(Arithmetic):
 
     _has_copy = False
 
-    def __init__(self, parameters: Sequence[Tensor], kinds: Sequence[Kind], ascent: Ascent) -> None:
-        super().__init__(parameters, kinds, ascent)
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        kinds: Sequence[Kind],
+        ascent: Ascent,
+        shardings: Sequence[Sharding],
+    ) -> None:
+        super().__init__(parameters, kinds, ascent, shardings)
         self._signature = _signature(parameters)
         self._device = parameters[0].device
-        members: dict[torch.dtype, list[int]] = {}
+        members: dict[tuple[torch.dtype, Sharding], list[int]] = {}
         for index, parameter in enumerate(parameters):
-            members.setdefault(parameter.dtype, []).append(index)
-        self._groups = [_Group(parameters, kinds, indices) for indices in members.values()]
+            members.setdefault((parameter.dtype, self._shardings[index]), []).append(index)
+        self._groups = [
+            _Group(parameters, kinds, indices, sharding)
+            for (_, sharding), indices in members.items()
+        ]
         self._programs = _num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
         self._are_contiguous = all(map(Tensor.is_contiguous, parameters))
@@ -163,9 +178,15 @@ class Fused(Arithmetic):
             and _can_launch(device)
         )
 
-    def fits(self, parameters: Sequence[Tensor], kinds: Sequence[Kind]) -> bool:
+    def fits(
+        self, parameters: Sequence[Tensor], kinds: Sequence[Kind], shardings: Sequence[Sharding]
+    ) -> bool:
         """See `Arithmetic`."""
-        return kinds == self._kinds and _signature(parameters) == self._signature
+        return (
+            kinds == self._kinds
+            and _signature(parameters) == self._signature
+            and list(shardings) == list(self._shardings)
+        )
 
     def climb(self, g: Gradients, rho: float, scale: Tensor | None) -> None:
         """See `Arithmetic`."""
@@ -184,6 +205,7 @@ class Fused(Arithmetic):
                     group.g_copy, group.w_copy, self._sums, self._num_sums,
                     index * self._programs, self._eta, group.dtype, _BLOCK,
                 )  # fmt: skip
+        self._add_up(self._sums[0::3])
 
     def _move(self, rho: float, scale: Tensor | None) -> None:
         with _on(self._device):
@@ -228,6 +250,7 @@ class Fused(Arithmetic):
                     index * self._programs, group.dtype, _BLOCK,
                 )  # fmt: skip
             self._drop_copy()
+            self._add_up(self._sums[1:3])
             for group, p_table in tables:
                 group.combine(
                     group.g_copy, p_table, group.plan, group.num_blocks,
@@ -239,6 +262,16 @@ class Fused(Arithmetic):
         for group in self._groups:
             del group.g_copy
         return result, lambda: sums[:3].sum(1)
+
+    def _add_up(self, rows: Tensor) -> None:
+        """Makes `rows` of partial sums those of all processes that hold pieces."""
+        shardings = [group.sharding for group in self._groups]
+        if all(sharding is WHOLE for sharding in shardings):
+            return
+        parts = rows.reshape(2, len(shardings), self._programs).sum(2)
+        sums = totals([list(row) for row in parts], shardings)
+        rows.zero_()
+        rows[:, 0] = torch.stack(sums)
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""

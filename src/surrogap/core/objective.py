@@ -21,10 +21,12 @@ from torch.amp import GradScaler
 from surrogap.core.arithmetic import Arithmetic, Coefficients, choose
 from surrogap.core.ascent import Ascent, Kind
 from surrogap.core.passes import Buffers, Closure, Passes, RandomState
+from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
-from surrogap.core.vectors import Gradients, Vector, dot, total
-from surrogap.core.weights import Weights
+from surrogap.core.shards import totals
+from surrogap.core.vectors import Gradients, Layout, dot
+from surrogap.core.weights import Weights, contents
 
 Predicate = Callable[[str, nn.Parameter], bool]
 
@@ -35,24 +37,36 @@ class Objective(ABC):
     Args:
         model: Every parameter that the optimizer moves must be in it: on any other, the gradients
             of both passes add up. To train several modules together, put them into an
-            `nn.ModuleList`.
+            `nn.ModuleList`. If it is wrapped in DistributedDataParallel, pass the wrapped one.
+        scope: Whose gradients a climb follows, where there are many processes; see `Replicas`.
 
     Raises:
-        TypeError: `model` is no module.
-        ValueError: `model` has no trainable parameter, or a complex one.
+        TypeError: `model` is no module, or `scope` no scope.
+        ValueError: `model` has no trainable parameter, or a complex one; or `scope` does not fit.
         RuntimeError: A parameter has a post-accumulate-grad hook.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, scope: Scope = None) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"model must be a torch.nn.Module, got {type(model).__name__}. "
                 "Pass the model itself, not its parameters or its optimizer."
             )
         self.model = model
+        self.scope = scope
         self._buffers = Buffers()
         self._is_running = False
         self._weights = Weights(model)
+        self._look()
+
+    def _look(self) -> Weights:
+        """The weights, and with them the processes, as they are now."""
+        weights = self._weights
+        weights.look()
+        self._replicas = Replicas(
+            weights.wrappers, self.scope, are_weights_sharded=weights.are_sharded
+        )
+        return weights
 
     def backward(
         self,
@@ -77,7 +91,8 @@ class Objective(ABC):
             backward: What to call on the loss in place of `loss.backward()`, for frameworks that
                 bring their own. Where it scales the loss, the report's norms are scaled too.
             sync: False for all but the last of several calls that share one optimizer step;
-                schedules that count steps count the last.
+                schedules that count steps count the last, and processes under DDP average their
+                gradients in it.
 
         Raises:
             TypeError: An argument has the wrong type, or the closure returned no tensor.
@@ -91,17 +106,19 @@ class Objective(ABC):
                 "closure must not call backward, got one that called this objective's. "
                 "Return the loss; the objective calls backward itself, once per pass."
             )
-        weights = self._weights
-        weights.look()
+        weights, replicas = self._look(), self._replicas
         self._is_running = True
         try:
             with (
                 torch.no_grad(),
                 self._buffers.kept(weights.buffers, on_error_only=True),
                 weights.gradients_added() as add,
+                replicas.unsynchronised(),
             ):
                 direction, report = self._direction(weights, passes)
-                add(direction)
+                if sync:
+                    replicas.share_buffers(contents(weights.buffers))
+                add(direction, replicas.mean if sync and replicas.shares_direction else None)
         finally:
             self._is_running = False
         if sync:
@@ -112,14 +129,26 @@ class Objective(ABC):
     def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
         """Runs the passes, with `.grad` empty before and after, and puts the weights back."""
 
+    def _gradients(self, weights: Weights) -> Gradients:
+        """Those of a pass that has just run: this process's, or the mean of those in scope."""
+        return self._replicas.mean_in_scope(weights.take_gradients(), weights.parameters)
+
     def _advance(self) -> None:
         """Counts a step, where there is something to count."""
 
 
-def single_pass_report(loss: Tensor, aux: object, g: Vector, scale: Tensor | None) -> Report:
+def single_pass_report(
+    loss: Tensor, aux: object, g: Gradients, weights: Weights, scale: Tensor | None
+) -> Report:
     """A report of what a first pass alone shows."""
     nan = torch.full_like(loss, torch.nan)
-    products = torch.stack([total(dot(g, g)).to(loss), nan, nan])
+    shardings = weights.shardings
+    layout = Layout(weights.tensors, shardings)
+    vector = layout.read(g)
+    (squared_norm,) = totals(
+        [dot(vector, vector)], [shardings[members[0]] for members in layout.members]
+    )
+    products = torch.stack([squared_norm.to(loss), nan, nan])
     return Report(loss, nan, aux, torch.nan, lambda: products, scale)
 
 
@@ -132,10 +161,16 @@ class TwoPass(Objective):
         ascent: Where the second pass runs.
         perturb: Which parameters climb, from a parameter's name and itself; None for all. The
             others stay where they are in the second pass, and get their direction like all.
+        scope: Whose gradients the climb follows; see `Replicas`.
     """
 
     def __init__(
-        self, model: nn.Module, rho: float | Schedule, ascent: Ascent, perturb: Predicate | None
+        self,
+        model: nn.Module,
+        rho: float | Schedule,
+        ascent: Ascent,
+        perturb: Predicate | None,
+        scope: Scope,
     ) -> None:
         if perturb is not None and not callable(perturb):
             raise TypeError(
@@ -148,7 +183,7 @@ class TwoPass(Objective):
         self._arithmetic: Arithmetic | None = None
         if not isinstance(rho, Schedule):
             radius(rho)
-        super().__init__(model)
+        super().__init__(model, scope)
         self._kinds(self._weights)
 
     @abstractmethod
@@ -158,8 +193,7 @@ class TwoPass(Objective):
     def _kinds(self, weights: Weights) -> list[Kind]:
         if self.perturb is None:
             return self._ascent.kinds(weights.parameters)
-        # torch.compile puts its prefix into names; a predicate should not have to know.
-        names = [name.replace("_orig_mod.", "") for name in weights.names]
+        names = weights.names
         kinds = [
             kind if self.perturb(name, parameter) else Kind.STILL
             for name, parameter, kind in zip(
@@ -179,13 +213,15 @@ class TwoPass(Objective):
         loss, aux = passes.run(weights)
         scale = passes.scale(loss.device)
         # Lazy modules have no shape before the first pass, so this comes after it.
-        arithmetic = choose(weights.parameters, kinds, self._ascent, last=self._arithmetic)
+        arithmetic = choose(
+            weights.tensors, kinds, self._ascent, weights.shardings, last=self._arithmetic
+        )
         self._arithmetic = None  # until the step has ended well, since it holds the step's copies
         with self._buffers.kept(weights.buffers), random_state.replayed():
             try:
-                arithmetic.climb(weights.take_gradients(), rho, scale)
+                arithmetic.climb(self._gradients(weights), rho, scale)
                 perturbed_loss, _ = passes.run(weights)
-                g_p = weights.take_gradients()
+                g_p = self._gradients(weights)
                 direction, products = arithmetic.combination(g_p, self._coefficients())
             finally:
                 # If all went well, there is nothing left to put back. Ctrl-C may strike here too,

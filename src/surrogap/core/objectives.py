@@ -9,9 +9,10 @@ from surrogap.core.arithmetic import Coefficients
 from surrogap.core.ascent import Ascent
 from surrogap.core.objective import Objective, Predicate, TwoPass, single_pass_report
 from surrogap.core.passes import Passes
+from surrogap.core.replicas import Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule
-from surrogap.core.vectors import Gradients, Layout
+from surrogap.core.vectors import Gradients
 from surrogap.core.weights import Weights
 
 
@@ -50,9 +51,8 @@ class Vanilla(Objective):
 
     def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
         loss, aux = passes.run(weights)
-        g = weights.take_gradients()
-        vector = Layout(weights.parameters).read(g)
-        return g, single_pass_report(loss, aux, vector, passes.scale(loss.device))
+        g = self._gradients(weights)
+        return g, single_pass_report(loss, aux, g, weights, passes.scale(loss.device))
 
 
 @final
@@ -63,12 +63,15 @@ class SAM(TwoPass):
         model: The model to train.
         rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
         perturb: Which parameters climb, from a parameter's name and itself; None for all.
+        scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
+            process's own, which is the default; "global", the mean of all; a process group, the
+            mean of its members. Sharded weights have but "global".
         eps: Added to the gradient's norm before dividing by it.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: `rho` or `eps` is negative or not finite, the model has no trainable parameter,
-            or `perturb` selects none.
+            `perturb` selects none, or `scope` does not fit.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -83,9 +86,10 @@ class SAM(TwoPass):
         *,
         rho: float | Schedule = 0.05,
         perturb: Predicate | None = None,
+        scope: Scope = None,
         eps: float = 1e-12,
     ) -> None:
-        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb)
+        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope)
 
     def _coefficients(self) -> Coefficients:
         return Coefficients(a_0=0.0, b_0=1.0)
@@ -108,12 +112,15 @@ class GSAM(TwoPass):
         alpha: The weight of the gap. 0 gives SAM, or the plain gradient for "plain".
         minimize: "perturbed" or "plain".
         perturb: Which parameters climb, from a parameter's name and itself; None for all.
+        scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
+            process's own, which is the default; "global", the mean of all; a process group, the
+            mean of its members. Sharded weights have but "global".
         eps: Added to the gradient's norm before dividing by it.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: `rho`, `alpha` or `eps` is negative or not finite, `minimize` is unknown, the
-            model has no trainable parameter, or `perturb` selects none.
+            model has no trainable parameter, `perturb` selects none, or `scope` does not fit.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -131,12 +138,13 @@ class GSAM(TwoPass):
         alpha: float = 0.4,
         minimize: Literal["perturbed", "plain"] = "perturbed",
         perturb: Predicate | None = None,
+        scope: Scope = None,
         eps: float = 1e-12,
     ) -> None:
         self.alpha = _alpha(alpha)
         self.minimize = minimize
         self._coefficients()  # refuses here what it would refuse at a step
-        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb)
+        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope)
 
     def _coefficients(self) -> Coefficients:
         if self.minimize == "perturbed":
@@ -162,12 +170,15 @@ class ASAM(TwoPass):
         eta: Added to the weights' magnitudes.
         alpha: The weight of the gap, as in GSAM: `d = g_p - alpha * g_perp`. 0 gives ASAM itself.
         perturb: Which parameters climb, from a parameter's name and itself; None for all.
+        scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
+            process's own, which is the default; "global", the mean of all; a process group, the
+            mean of its members. Sharded weights have but "global".
         eps: Added to the norm before dividing by it.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: `rho`, `eta`, `alpha` or `eps` is negative or not finite, the model has no
-            trainable parameter, or `perturb` selects none.
+            trainable parameter, `perturb` selects none, or `scope` does not fit.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -184,11 +195,12 @@ class ASAM(TwoPass):
         eta: float = 0.01,
         alpha: float = 0.0,
         perturb: Predicate | None = None,
+        scope: Scope = None,
         eps: float = 1e-12,
     ) -> None:
         self.alpha = _alpha(alpha)
         eta = number("eta", eta, remedy="Pass a non-negative number, such as 0.01.")
-        super().__init__(model, rho, Ascent(eta=eta, eps=_eps(eps)), perturb)
+        super().__init__(model, rho, Ascent(eta=eta, eps=_eps(eps)), perturb, scope)
 
     def _coefficients(self) -> Coefficients:
         return _ascent(self.alpha)
@@ -205,12 +217,15 @@ class GapPenalty(TwoPass):
         rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
         lam: The weight of the gap. 0 gives SAM.
         perturb: Which parameters climb, from a parameter's name and itself; None for all.
+        scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
+            process's own, which is the default; "global", the mean of all; a process group, the
+            mean of its members. Sharded weights have but "global".
         eps: Added to the gradient's norm before dividing by it.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: `rho`, `lam` or `eps` is negative or not finite, the model has no trainable
-            parameter, or `perturb` selects none.
+            parameter, `perturb` selects none, or `scope` does not fit.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -227,10 +242,11 @@ class GapPenalty(TwoPass):
         rho: float | Schedule = 0.05,
         lam: float = 0.1,
         perturb: Predicate | None = None,
+        scope: Scope = None,
         eps: float = 1e-12,
     ) -> None:
         self.lam = number("lam", lam, remedy="Pass a non-negative number, such as 0.1; 0 is SAM.")
-        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb)
+        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope)
 
     def _coefficients(self) -> Coefficients:
         return Coefficients(a_0=0.0 - self.lam, b_0=1.0 + self.lam)

@@ -28,24 +28,22 @@ _CHUNK_DEVICE = 2**22
 
 
 class Layout:
-    """How to lay `tensors` out in flat ones: one for each device, dtype and kind.
+    """How to lay `tensors` out in flat ones: one for each device, dtype and label.
 
     Args:
         tensors: The pieces. Vectors of this layout take over their shapes and memory formats.
-        kinds: A label for each piece, or none.
+        labels: One for each piece, or none.
 
     Attributes:
-        kinds: The label of each group.
         members: The indices of each group's pieces.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], kinds: Sequence[Hashable] = ()) -> None:
+    def __init__(self, tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> None:
         groups: dict[Hashable, list[int]] = {}
         for index, tensor in enumerate(tensors):
-            kind = kinds[index] if kinds else None
-            groups.setdefault((tensor.device, tensor.dtype, kind), []).append(index)
+            label = labels[index] if labels else None
+            groups.setdefault((tensor.device, tensor.dtype, label), []).append(index)
         self.members = list(groups.values())
-        self.kinds = [kinds[members[0]] if kinds else None for members in self.members]
         self._pieces = tensors
         # The strides of a dense copy, for channels_last and the like.
         self._strides = {

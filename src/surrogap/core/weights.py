@@ -1,6 +1,6 @@
 """The trainable parameters during one call of `backward`, and their gradients."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter, is_
@@ -8,10 +8,22 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from surrogap.core.replicas import wrappers_in
+from surrogap.core.shards import (
+    WHOLE,
+    Sharding,
+    fsdp_modules,
+    is_sharded,
+    piece_of,
+    sharding_of,
+    whole_of,
+)
 from surrogap.core.vectors import Gradients
 
 T = TypeVar("T")
+Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
 
 _gradient = attrgetter("grad")
 _device = attrgetter("device")
@@ -24,6 +36,8 @@ class Weights:
     Attributes:
         parameters: The trainable parameters.
         buffers: The dictionaries in which modules hold their buffers.
+        wrappers: The modules that are wrapped in DistributedDataParallel.
+        are_sharded: Whether processes hold pieces of the parameters.
 
     Raises:
         ValueError: There is no trainable parameter, or one is complex.
@@ -32,6 +46,8 @@ class Weights:
 
     parameters: list[nn.Parameter]
     buffers: list[dict[str, Tensor | None]]
+    wrappers: list[DistributedDataParallel]
+    are_sharded: bool
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -44,6 +60,7 @@ class Weights:
         So freezing, thawing, adding and removing parameters between steps needs no word to
         surrogap. Raises as the class does.
         """
+        self._reshard()
         # A walk through the modules takes percents of a small model's step, so the last one is
         # used again while every module still holds the same children and parameters.
         children, every = contents(self._child_homes), contents(self._parameter_homes)
@@ -66,12 +83,53 @@ class Weights:
         self._children = contents(self._child_homes)
         self._every = contents(self._parameter_homes)
         self._unique = list({id(p): p for p in self._every if p is not None}.values())
+        self.wrappers = wrappers_in(modules)
+        self.are_sharded = any(map(is_sharded, self._unique))
+        self._fsdp_modules = fsdp_modules(modules)
+
+    def _reshard(self) -> None:
+        """Has FSDP's modules hold pieces, not the whole that they gathered for a pass.
+
+        After a pass they mostly do so by themselves. Not after an evaluation, nor after an error,
+        nor where they were told otherwise; and what they gathered would hide that weights moved.
+        """
+        for module in self._fsdp_modules:
+            module.reshard()
 
     @property
     def names(self) -> list[str]:
-        """What the parameters are called. A slow walk, for predicates and errors alone."""
+        """What the parameters are called, in a model that is neither compiled nor wrapped.
+
+        A slow walk, for predicates and errors alone.
+        """
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        return [names[id(parameter)] for parameter in self.parameters]
+        wrapped = [
+            f"{path}." if path else ""
+            for path, module in self._model.named_modules()
+            if isinstance(module, DistributedDataParallel)
+        ]
+        result = []
+        for parameter in self.parameters:
+            name = names[id(parameter)]
+            for path in reversed(wrapped):  # the innermost first, while the paths still hold
+                if name.startswith(f"{path}module."):
+                    name = path + name.removeprefix(f"{path}module.")
+            result.append(name.replace("_orig_mod.", ""))
+        return result
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The parameters, or this process's pieces of them."""
+        if not self.are_sharded:
+            return list(self.parameters)
+        return [piece_of(parameter, parameter) for parameter in self.parameters]
+
+    @property
+    def shardings(self) -> list[Sharding]:
+        """How the parameters are spread over processes."""
+        if not self.are_sharded:
+            return [WHOLE] * len(self.parameters)
+        return [sharding_of(parameter) for parameter in self.parameters]
 
     @property
     def devices(self) -> set[torch.device]:
@@ -84,15 +142,16 @@ class Weights:
         return list(map(_gradient, self.parameters))
 
     @contextmanager
-    def gradients_added(self) -> Iterator[Callable[[Gradients], None]]:
+    def gradients_added(self) -> Iterator[Callable[[Gradients, Mean | None], None]]:
         """Clears `.grad`, and gives the body a function that adds a direction to what was there.
 
-        If the body raises, `.grad` is what it was.
+        If its second argument is not None, the sum's mean over processes replaces the sum. If the
+        body raises, `.grad` is what it was.
         """
         before = self.gradients
         self._clear()
         try:
-            yield lambda direction: self._add(before, direction)
+            yield lambda direction, mean: self._add(before, direction, mean)
         except BaseException:
             for parameter, gradient in zip(self.parameters, before, strict=True):
                 parameter.grad = gradient
@@ -102,25 +161,30 @@ class Weights:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _add(self, before: Gradients, direction: Gradients) -> None:
-        """Like `Tensor.backward`: adds in place, and leaves None what no pass has reached."""
+    def _add(self, before: Gradients, direction: Gradients, mean: Mean | None) -> None:
+        """Like `Tensor.backward`: in place, and leaves None what no pass has reached."""
+        if mean is not None:
+            direction = mean(_sum(before, direction), self.parameters)
         sums: list[Tensor] = []
         terms: list[Tensor] = []
         for parameter, gradient, term in zip(self.parameters, before, direction, strict=True):
-            parameter.grad = term if gradient is None else gradient
+            parameter.grad = whole_of(term, parameter) if gradient is None else gradient
             if gradient is not None and term is not None:
-                sums.append(gradient)
+                sums.append(piece_of(gradient, parameter))
                 terms.append(term)
         if sums:
-            torch._foreach_add_(sums, terms)
+            (torch._foreach_add_ if mean is None else torch._foreach_copy_)(sums, terms)
 
     def take_gradients(self) -> Gradients:
-        """What `.grad` holds, which is empty afterwards.
+        """What `.grad` holds, in this process's pieces; it is empty afterwards.
 
         Raises:
             RuntimeError: There is no gradient at all, or one is sparse.
         """
+        self._reshard()
         gradients = self.gradients
+        if self.are_sharded:
+            gradients = list(map(piece_of, gradients, self.parameters))
         is_empty = True
         for index, gradient in enumerate(gradients):
             if gradient is not None:
@@ -162,6 +226,12 @@ class Weights:
                     f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
                     "the gradient of each pass: remove it, and step the optimizer after backward."
                 )
+
+
+def _sum(some: Gradients, others: Gradients) -> Gradients:
+    return [
+        b if a is None else a if b is None else a + b for a, b in zip(some, others, strict=True)
+    ]
 
 
 def contents(homes: Iterable[dict[str, T]]) -> list[T]:

@@ -1,0 +1,200 @@
+"""Processes that train copies of one model: DistributedDataParallel.
+
+Each process has a batch of its own, so the gradients `g` and `g_p` that a climb and a combination
+follow may be those of one process, of all, or of a group: the scope of the perturbation. Both
+passes run without DDP's synchronisation, and what must be the same is averaged here: the gradients
+of both passes within the scope and then, unless that was everywhere, the direction, once. So the
+weights stay the same on all processes, bit for bit.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from surrogap.core.vectors import Gradients, Layout
+
+if TYPE_CHECKING:  # some builds of torch have none
+    from torch.distributed import ProcessGroup
+
+Scope: TypeAlias = Union[Literal["replica", "global"], "ProcessGroup", None]
+
+# As DDP's: large enough for the links, small enough for the first message to leave early.
+_BUCKET_BYTES = 25 * 2**20
+
+
+class Replicas:
+    """The processes that train copies of a model, or this process alone.
+
+    Args:
+        wrappers: The model's parts that are wrapped in DDP; none if it is trained alone.
+        scope: Whose gradients a climb follows: "replica", this process's own; "global", the mean
+            of all; a process group, the mean of its members; None for "replica".
+        are_weights_sharded: Whether processes hold pieces of the weights instead of copies.
+
+    Raises:
+        TypeError: `scope` is none.
+        ValueError: `scope` is unknown, does not fit the model, or is a group without this process;
+            or there are several groups of processes.
+    """
+
+    def __init__(
+        self,
+        wrappers: Sequence[DistributedDataParallel],
+        scope: Scope,
+        *,
+        are_weights_sharded: bool = False,
+    ) -> None:
+        _check(scope)
+        if are_weights_sharded and scope not in (None, "global"):
+            raise ValueError(
+                f"scope must be 'global' for sharded weights, got {scope!r}. A process holds only "
+                "a part of the weights, so it cannot climb alone: leave scope out."
+            )
+        if scope is not None and not wrappers and not are_weights_sharded:
+            _check_unwrapped(scope)
+        groups = [wrapper.process_group for wrapper in wrappers]
+        if any(group != groups[0] for group in groups):
+            raise ValueError(
+                "model must be wrapped in DistributedDataParallel over one process group, got "
+                "several. Wrap it as a whole."
+            )
+        self._wrappers = wrappers
+        self._everyone = groups[0] if groups else None
+        self._in_scope = scope if _is_group(scope) else None
+        if scope == "global" or _size(self._in_scope) == _size(self._everyone):
+            self._in_scope = self._everyone
+
+    @contextmanager
+    def unsynchronised(self) -> Iterator[None]:
+        """Forward and backward passes in the body leave `.grad` to this process."""
+        with ExitStack() as stack:
+            for wrapper in self._wrappers:
+                stack.enter_context(wrapper.no_sync())
+            yield
+
+    def mean_in_scope(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
+        """What a climb follows: the mean over the scope of the gradients of one pass."""
+        return self._mean(gradients, parameters, self._in_scope)
+
+    @property
+    def shares_direction(self) -> bool:
+        """Whether directions of several processes differ, and must be averaged before a step."""
+        return self._in_scope is not self._everyone
+
+    def mean(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
+        """The mean over all processes."""
+        return self._mean(gradients, parameters, self._everyone)
+
+    def _mean(
+        self, gradients: Gradients, parameters: Sequence[Tensor], group: "ProcessGroup | None"
+    ) -> Gradients:
+        if group is None or group.size() == 1:
+            return gradients
+        result: Gradients = [None] * len(gradients)
+        indices = self._reached(gradients, parameters[0].device, group)
+        messages = []
+        for bucket in _buckets(indices, parameters):
+            vector = Layout([parameters[index] for index in bucket]).read(
+                [gradients[index] for index in bucket]
+            )
+            (flat,) = vector.flats
+            # Divided first, as DDP does: a sum in float16 may overflow.
+            work = dist.all_reduce(flat.div_(group.size()), group=group, async_op=True)
+            messages.append((bucket, vector, work))
+        for bucket, vector, work in messages:
+            work.wait()
+            for index, view in zip(bucket, vector.views(), strict=True):
+                result[index] = view
+        return result
+
+    def _reached(
+        self, gradients: Gradients, device: torch.device, group: "ProcessGroup"
+    ) -> list[int]:
+        """Which parameters to average: those that have a gradient in any process.
+
+        Without `find_unused_parameters` DDP takes it that all have one, and so does this.
+        """
+        if not any(wrapper.find_unused_parameters for wrapper in self._wrappers):
+            return list(range(len(gradients)))
+        flags = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
+        flags = flags.to(device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
+        return flags.nonzero().flatten().tolist()
+
+    def share_buffers(self, buffers: Sequence[Tensor | None]) -> None:
+        """Gives every process the first one's, where DDP is set to keep them equal."""
+        is_wanted = any(wrapper.broadcast_buffers for wrapper in self._wrappers)
+        if not is_wanted or _size(self._everyone) == 1:
+            return
+        tensors = [buffer for buffer in buffers if buffer is not None]
+        for bucket in _buckets(range(len(tensors)), tensors):
+            mine = [tensors[index] for index in bucket]
+            vector = Layout(mine).read(mine)
+            dist.broadcast(vector.flats[0], group_src=0, group=self._everyone)
+            vector.write_to_(mine)
+
+
+def _size(group: "ProcessGroup | None") -> int:
+    return 1 if group is None else group.size()
+
+
+def _is_group(scope: object) -> "TypeGuard[ProcessGroup]":
+    return dist.is_available() and isinstance(scope, dist.ProcessGroup)
+
+
+def _check(scope: Scope) -> None:
+    if _is_group(scope):
+        if dist.get_rank(scope) < 0:
+            raise ValueError(
+                "scope must be a process group with this process in it, got one without. Each "
+                "process passes its own, such as the first result of dist.new_subgroups."
+            )
+    elif scope is not None and not isinstance(scope, str):
+        raise TypeError(
+            "scope must be 'replica', 'global' or a process group, got "
+            f"{type(scope).__name__}. Leave it out for the usual one."
+        )
+    elif scope not in (None, "replica", "global"):
+        raise ValueError(
+            f"scope must be 'replica', 'global' or a process group, got {scope!r}. "
+            "Leave it out for the usual one."
+        )
+
+
+def _check_unwrapped(scope: Scope) -> None:
+    """One process alone may be told either scope, so that a script need not know their number."""
+    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    if _is_group(scope) or not is_alone:
+        raise ValueError(
+            "scope must be left out for a model that is neither wrapped in "
+            f"DistributedDataParallel nor sharded, got {scope!r}. Wrap the model first, and pass "
+            "the wrapped one."
+        )
+
+
+def wrappers_in(modules: Sequence[nn.Module]) -> list[DistributedDataParallel]:
+    """Those of `modules` that are wrapped in DDP."""
+    return [module for module in modules if isinstance(module, DistributedDataParallel)]
+
+
+def _buckets(indices: Sequence[int], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
+    """`indices` in buckets of one device and dtype, each worth one message."""
+    groups: dict[object, list[int]] = {}
+    for index in indices:
+        groups.setdefault((tensors[index].device, tensors[index].dtype), []).append(index)
+    for members in groups.values():
+        bucket: list[int] = []
+        size = 0
+        for index in members:
+            size += tensors[index].nbytes
+            bucket.append(index)
+            if size >= _BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+        if bucket:
+            yield bucket

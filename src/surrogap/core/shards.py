@@ -1,0 +1,124 @@
+"""Parameters that are spread over processes: FSDP2, HSDP and tensor parallelism.
+
+Such a parameter is a `DTensor`, of which each process holds a piece. Copies, climbs and
+combinations need no more than the pieces. Sums over the whole model, such as `<g, g>`, add up those
+of all pieces, each once however many processes hold a copy of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from surrogap.core.vectors import total
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Over which processes a parameter is spread.
+
+    Attributes:
+        groups: One process group for each dimension of the mesh along which it is cut.
+        device_type: Where the groups communicate.
+    """
+
+    groups: tuple[Any, ...] = ()
+    device_type: str = ""
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """The sum of the `partial` sums of all pieces."""
+        if not self.groups:
+            return partial
+        # With weights offloaded to the CPU, the groups may still speak CUDA alone.
+        result = partial.to(self.device_type, copy=True)
+        for group in self.groups:
+            dist.all_reduce(result, group=group)
+        return result.to(partial.device)
+
+
+WHOLE = Sharding()
+
+
+def totals(rows: Sequence[Sequence[Tensor]], shardings: Sequence[Sharding]) -> list[Tensor]:
+    """Sums over the whole model, with one message for each sharding.
+
+    Args:
+        rows: The partial sums of one quantity each, a scalar for each group of parameters.
+        shardings: Those of the groups.
+    """
+    if all(sharding is WHOLE for sharding in shardings):
+        return [total(row) for row in rows]
+    sums = []
+    for sharding in dict.fromkeys(shardings):
+        mine = [index for index, other in enumerate(shardings) if other == sharding]
+        sums.append(sharding.sum(torch.stack([total([row[i] for i in mine]) for row in rows])))
+    return list(total(sums))
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether it is a `DTensor`."""
+    # Its module takes a while to load, and no tensor is one before processes have met.
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def sharding_of(parameter: Any) -> Sharding:
+    """How `parameter` is spread."""
+    if not is_sharded(parameter):
+        return WHOLE
+    mesh = parameter.device_mesh
+    groups = tuple(
+        mesh.get_group(dimension)
+        for dimension, placement in enumerate(parameter.placements)
+        if not placement.is_replicate() and mesh.size(dimension) > 1
+    )
+    return Sharding(groups, mesh.device_type) if groups else WHOLE
+
+
+def has_copies(parameter: Any) -> bool:
+    """Whether several processes hold the same piece of a spread parameter."""
+    return is_sharded(parameter) and any(
+        placement.is_replicate() and parameter.device_mesh.size(dimension) > 1
+        for dimension, placement in enumerate(parameter.placements)
+    )
+
+
+@torch.no_grad()
+def piece_of(tensor: Any, parameter: Any) -> Any:
+    """The piece of `tensor`, the parameter itself or its gradient, that this process holds."""
+    if tensor is None or not is_sharded(parameter):
+        return tensor
+    if tensor.placements != parameter.placements:  # a gradient that is still to be added up
+        tensor = tensor.redistribute(placements=parameter.placements)
+    return tensor.to_local().detach()
+
+
+def whole_of(piece: Tensor | None, parameter: Any) -> Any:
+    """The tensor spread like `parameter` of which `piece` is this process's."""
+    if piece is None or not is_sharded(parameter):
+        return piece
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        piece,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def fsdp_modules(modules: Iterable[nn.Module]) -> list[Any]:
+    """Those that `fully_shard` was called on."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in modules if isinstance(module, FSDPModule)]
