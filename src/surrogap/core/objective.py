@@ -26,7 +26,7 @@ from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
 from surrogap.core.shards import totals
 from surrogap.core.vectors import Gradients, Layout, dot
-from surrogap.core.weights import Weights, contents
+from surrogap.core.weights import Weights
 
 Predicate = Callable[[str, nn.Parameter], bool]
 
@@ -117,7 +117,7 @@ class Objective(ABC):
             ):
                 direction, report = self._direction(weights, passes)
                 if sync:
-                    replicas.share_buffers(contents(weights.buffers))
+                    replicas.share_buffers(weights.buffers)
                 add(direction, replicas.mean if sync and replicas.shares_direction else None)
         finally:
             self._is_running = False
@@ -131,7 +131,7 @@ class Objective(ABC):
 
     def _gradients(self, weights: Weights) -> Gradients:
         """Those of a pass that has just run: this process's, or the mean of those in scope."""
-        return self._replicas.mean_in_scope(weights.take_gradients(), weights.parameters)
+        return self._replicas.mean_in_scope(weights.take_gradients(), weights.tensors)
 
     def _advance(self) -> None:
         """Counts a step, where there is something to count."""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, Union
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.core.vectors import Gradients, Layout
+from surrogap.core.weights import contents
 
 if TYPE_CHECKING:  # some builds of torch have none
     from torch.distributed import ProcessGroup
@@ -78,7 +79,12 @@ class Replicas:
             yield
 
     def mean_in_scope(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
-        """What a climb follows: the mean over the scope of the gradients of one pass."""
+        """What a climb follows: the mean over the scope of the gradients of one pass.
+
+        Args:
+            gradients: This process's.
+            parameters: Theirs, or the pieces of them that it holds.
+        """
         return self._mean(gradients, parameters, self._in_scope)
 
     @property
@@ -126,12 +132,15 @@ class Replicas:
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
         return flags.nonzero().flatten().tolist()
 
-    def share_buffers(self, buffers: Sequence[Tensor | None]) -> None:
-        """Gives every process the first one's, where DDP is set to keep them equal."""
+    def share_buffers(self, homes: list[dict[str, Tensor | None]]) -> None:
+        """Gives every process the first one's, where DDP is set to keep them equal.
+
+        DDP itself does so before a forward pass, but not while it leaves gradients alone.
+        """
         is_wanted = any(wrapper.broadcast_buffers for wrapper in self._wrappers)
         if not is_wanted or _size(self._everyone) == 1:
             return
-        tensors = [buffer for buffer in buffers if buffer is not None]
+        tensors = [buffer for buffer in contents(homes) if buffer is not None]
         for bucket in _buckets(range(len(tensors)), tensors):
             mine = [tensors[index] for index in bucket]
             vector = Layout(mine).read(mine)
@@ -175,11 +184,6 @@ def _check_unwrapped(scope: Scope) -> None:
             f"DistributedDataParallel nor sharded, got {scope!r}. Wrap the model first, and pass "
             "the wrapped one."
         )
-
-
-def wrappers_in(modules: Sequence[nn.Module]) -> list[DistributedDataParallel]:
-    """Those of `modules` that are wrapped in DDP."""
-    return [module for module in modules if isinstance(module, DistributedDataParallel)]
 
 
 def _buckets(indices: Sequence[int], tensors: Sequence[Tensor]) -> Iterator[list[int]]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from surrogap.core.replicas import wrappers_in
 from surrogap.core.shards import (
     WHOLE,
     Sharding,
@@ -83,7 +82,7 @@ class Weights:
         self._children = contents(self._child_homes)
         self._every = contents(self._parameter_homes)
         self._unique = list({id(p): p for p in self._every if p is not None}.values())
-        self.wrappers = wrappers_in(modules)
+        self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self.are_sharded = any(map(is_sharded, self._unique))
         self._fsdp_modules = fsdp_modules(modules)
 
@@ -164,7 +163,8 @@ class Weights:
     def _add(self, before: Gradients, direction: Gradients, mean: Mean | None) -> None:
         """Like `Tensor.backward`: in place, and leaves None what no pass has reached."""
         if mean is not None:
-            direction = mean(_sum(before, direction), self.parameters)
+            pieces = list(map(piece_of, before, self.parameters))
+            direction = mean(_sum(pieces, direction), self.tensors)
         sums: list[Tensor] = []
         terms: list[Tensor] = []
         for parameter, gradient, term in zip(self.parameters, before, direction, strict=True):
