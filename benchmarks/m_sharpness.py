@@ -48,7 +48,7 @@ from torch.nn.functional import cross_entropy
 import surrogap
 from surrogap import GSAM, SAM, Vanilla
 
-RHOS = (0.02, 0.05, 0.1, 0.2, 0.4)
+RHOS = (0.01, 0.02, 0.05, 0.1, 0.2)
 NUM_RHO_SEEDS, MAX_HELD_OUT = 2, 10_000
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
@@ -343,9 +343,9 @@ def arguments() -> tuple[argparse.Namespace, Samples, Samples]:
     add("--seeds", type=int, default=5, help="runs of each method and m")
     add("--images", type=int, default=5000, help="training images, as many of each class")
     add("--epochs", type=int, default=10, help="times that a run sees each image")
-    add("--batch", type=int, default=128, help="B, the samples of one update")
+    add("--batch", type=int, default=64, help="B, the samples of one update")
     add("--smallest", type=int, default=4, help="the smallest m; B is halved down to it")
-    add("--lr", type=float, default=0.03, help="learning rate at the start of the cosine")
+    add("--lr", type=float, default=0.02, help="learning rate at the start of the cosine")
     add("--alpha", type=float, default=0.4, help="GSAM's")
     add("--rho", type=float, help="the radius; found at m = B by default")
     args = parser.parse_args()
