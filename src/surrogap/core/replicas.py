@@ -158,17 +158,18 @@ def _is_group(scope: object) -> "TypeGuard[ProcessGroup]":
 
 def _check(scope: Scope) -> None:
     if _is_group(scope):
-        if dist.get_rank(scope) < 0:
-            raise ValueError(
-                "scope must be a process group with this process in it, got one without. Each "
-                "process passes its own, such as the first result of dist.new_subgroups."
-            )
-    elif scope is not None and not isinstance(scope, str):
+        return
+    if dist.is_available() and scope is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            "scope must be a process group with this process in it, got one without. Each process "
+            "passes its own, such as the first result of torch.distributed.new_subgroups."
+        )
+    if scope is not None and not isinstance(scope, str):
         raise TypeError(
             "scope must be 'replica', 'global' or a process group, got "
             f"{type(scope).__name__}. Leave it out for the usual one."
         )
-    elif scope not in (None, "replica", "global"):
+    if scope not in (None, "replica", "global"):
         raise ValueError(
             f"scope must be 'replica', 'global' or a process group, got {scope!r}. "
             "Leave it out for the usual one."
