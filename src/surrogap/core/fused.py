@@ -104,7 +104,7 @@ class _Group:
         self.w_copy = self._first.new_empty(self._size)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Tensor:
     """The work on tensors of these sizes and kinds, as `kernels` describes it."""
     firsts = accumulate(sizes, initial=0)

@@ -156,10 +156,10 @@ def _is_group(scope: object) -> "TypeGuard[ProcessGroup]":
     return dist.is_available() and isinstance(scope, dist.ProcessGroup)
 
 
-def _check(scope: Scope) -> None:
+def _check(scope: object) -> None:
     if _is_group(scope):
         return
-    if dist.is_available() and scope is dist.GroupMember.NON_GROUP_MEMBER:
+    if dist.is_available() and scope == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
             "scope must be a process group with this process in it, got one without. Each process "
             "passes its own, such as the first result of torch.distributed.new_subgroups."
