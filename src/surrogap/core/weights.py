@@ -162,18 +162,27 @@ class Weights:
 
     def _add(self, before: Gradients, direction: Gradients, mean: Mean | None) -> None:
         """Like `Tensor.backward`: in place, and leaves None what no pass has reached."""
+        pieces = self._pieces(before)
         if mean is not None:
-            pieces = list(map(piece_of, before, self.parameters))
             direction = mean(_sum(pieces, direction), self.tensors)
         sums: list[Tensor] = []
         terms: list[Tensor] = []
-        for parameter, gradient, term in zip(self.parameters, before, direction, strict=True):
-            parameter.grad = whole_of(term, parameter) if gradient is None else gradient
-            if gradient is not None and term is not None:
-                sums.append(piece_of(gradient, parameter))
+        for piece, term in zip(pieces, direction, strict=True):
+            if piece is not None and term is not None:
+                sums.append(piece)
                 terms.append(term)
+        if self.are_sharded:
+            direction = list(map(whole_of, direction, self.parameters))
+        for parameter, gradient, term in zip(self.parameters, before, direction, strict=True):
+            parameter.grad = term if gradient is None else gradient
         if sums:
             (torch._foreach_add_ if mean is None else torch._foreach_copy_)(sums, terms)
+
+    def _pieces(self, tensors: Gradients) -> Gradients:
+        """This process's pieces of `tensors`, which are the parameters or their gradients."""
+        if not self.are_sharded:
+            return tensors
+        return list(map(piece_of, tensors, self.parameters))
 
     def take_gradients(self) -> Gradients:
         """What `.grad` holds, in this process's pieces; it is empty afterwards.
@@ -182,9 +191,7 @@ class Weights:
             RuntimeError: There is no gradient at all, or one is sparse.
         """
         self._reshard()
-        gradients = self.gradients
-        if self.are_sharded:
-            gradients = list(map(piece_of, gradients, self.parameters))
+        gradients = self._pieces(self.gradients)
         is_empty = True
         for index, gradient in enumerate(gradients):
             if gradient is not None:
