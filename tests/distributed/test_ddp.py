@@ -1,6 +1,5 @@
 """DistributedDataParallel against the same arithmetic in one process."""
 
-
 import pytest
 import torch
 import torch.distributed as dist
