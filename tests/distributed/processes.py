@@ -25,7 +25,8 @@ class Processes:
 
     def __init__(self, number: int, group_timeout: float = 60.0) -> None:
         context = multiprocessing.get_context("spawn")
-        store = Path(tempfile.mkdtemp()) / "store"
+        self._folder = tempfile.TemporaryDirectory()
+        store = Path(self._folder.name) / "store"
         self._connections: list[Connection] = []
         self._processes = []
         for rank in range(number):
@@ -64,6 +65,7 @@ class Processes:
         for process in self._processes:
             process.kill()
             process.join()
+        self._folder.cleanup()
 
 
 class Failure(str):
