@@ -14,6 +14,10 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_code_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    # What torchrun tells a single process, for the documents that speak of many.
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
     namespace: dict[str, object] = {"__name__": "document"}
     text = path.read_text()
     for block in BLOCK.finditer(text):
