@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from itertools import accumulate, chain
-from operator import attrgetter
+from itertools import accumulate, chain, repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -80,6 +80,7 @@ class _Group:
         self.dtype = _DTYPES[mine[0].dtype]
         self.sharding = sharding
         self._members = members
+        self._has_all = len(members) == len(parameters)
         self._size = sum(map(Tensor.numel, mine))
         self._first = mine[0]
         my_kinds = tuple([kinds[index] for index in members])
@@ -95,7 +96,7 @@ class _Group:
 
     def table(self, tensors: Gradients | Sequence[Tensor]) -> Tensor:
         """The addresses of this group's tensors among all `tensors`; 0 for None."""
-        mine = (tensors[index] for index in self._members)
+        mine = tensors if self._has_all else [tensors[index] for index in self._members]
         return _table(tuple([0 if t is None else t.data_ptr() for t in mine]), self.plan.device)
 
     def make_room(self) -> None:
@@ -185,7 +186,7 @@ class Fused(Arithmetic):
         return (
             kinds == self._kinds
             and _signature(parameters) == self._signature
-            and list(shardings) == list(self._shardings)
+            and shardings == self._shardings
         )
 
     def climb(self, g: Gradients, rho: float, scale: Tensor | None) -> None:
@@ -238,9 +239,13 @@ class Fused(Arithmetic):
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
         result = self._in_order(g_p)
-        for index, piece in enumerate(result):
-            if piece is None and self._is_reached[index]:
-                result[index] = torch.zeros_like(self._parameters[index])
+        if any(map(is_, result, repeat(None))):
+            result = [
+                torch.zeros_like(parameter) if piece is None and is_reached else piece
+                for piece, is_reached, parameter in zip(
+                    result, self._is_reached, self._parameters, strict=True
+                )
+            ]
         tables = [(group, group.table(result)) for group in self._groups]
         with _on(self._device):
             for index, (group, p_table) in enumerate(tables):

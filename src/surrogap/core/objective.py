@@ -57,15 +57,18 @@ class Objective(ABC):
         self._buffers = Buffers()
         self._is_running = False
         self._weights = Weights(model)
+        self._seen: tuple[object, object] = (None, None)
         self._look()
 
     def _look(self) -> Weights:
         """The weights, and with them the processes, as they are now."""
         weights = self._weights
         weights.look()
-        self._replicas = Replicas(
-            weights.wrappers, self.scope, are_weights_sharded=weights.are_sharded
-        )
+        if not (weights.wrappers is self._seen[0] and self.scope is self._seen[1]):
+            self._replicas = Replicas(
+                weights.wrappers, self.scope, are_weights_sharded=weights.are_sharded
+            )
+            self._seen = weights.wrappers, self.scope
         return weights
 
     def backward(

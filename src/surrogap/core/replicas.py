@@ -8,7 +8,7 @@ weights stay the same on all processes, bit for bit.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, Union
 
 import torch
@@ -70,9 +70,12 @@ class Replicas:
         if scope == "global" or _size(self._in_scope) == _size(self._everyone):
             self._in_scope = self._everyone
 
-    @contextmanager
-    def unsynchronised(self) -> Iterator[None]:
+    def unsynchronised(self) -> AbstractContextManager[None]:
         """Forward and backward passes in the body leave `.grad` to this process."""
+        return self._unsynchronised() if self._wrappers else nullcontext()
+
+    @contextmanager
+    def _unsynchronised(self) -> Iterator[None]:
         with ExitStack() as stack:
             for wrapper in self._wrappers:
                 stack.enter_context(wrapper.no_sync())

@@ -90,13 +90,21 @@ def has_copies(parameter: Any) -> bool:
 
 
 @torch.no_grad()
+def added_up(gradient: Any, parameter: Any) -> Any:
+    """`gradient` spread like its `parameter`; a new one if it was still to be added up."""
+    if gradient is None or not is_sharded(parameter):
+        return gradient
+    if gradient.placements == parameter.placements:
+        return gradient
+    return gradient.redistribute(placements=parameter.placements)
+
+
+@torch.no_grad()
 def piece_of(tensor: Any, parameter: Any) -> Any:
     """The piece of `tensor`, the parameter itself or its gradient, that this process holds."""
     if tensor is None or not is_sharded(parameter):
         return tensor
-    if tensor.placements != parameter.placements:  # a gradient that is still to be added up
-        tensor = tensor.redistribute(placements=parameter.placements)
-    return tensor.to_local().detach()
+    return added_up(tensor, parameter).to_local().detach()
 
 
 def whole_of(piece: Tensor | None, parameter: Any) -> Any:
@@ -122,3 +130,33 @@ def fsdp_modules(modules: Iterable[nn.Module]) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in modules if isinstance(module, FSDPModule)]
+
+
+def reset(modules: Iterable[Any]) -> None:
+    """Has FSDP forget a pass that broke off, with what it gathered and added up for it."""
+    for module in modules:
+        state = module._get_fsdp_state()
+        if not hasattr(module, "reset_iter_state"):
+            _reset(state)
+        elif state._is_root:
+            module.reset_iter_state()
+
+
+def _reset(state: Any) -> None:
+    """What `reset_iter_state` does, for torch 2.11, which has none."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+    state._modules_to_run_forward.clear()
+    state._training_state = TrainingState.IDLE
+    state._state_ctx.iter_forward_root = None
+    state._state_ctx.post_backward_final_callback_queued = False
+    state._comm_ctx.post_forward_order.clear()
+    group = state._fsdp_param_group
+    if group is not None:
+        group.finalize_backward()
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+        group._training_state = TrainingState.IDLE
+        group.reshard()

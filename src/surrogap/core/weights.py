@@ -13,9 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from surrogap.core.shards import (
     WHOLE,
     Sharding,
+    added_up,
     fsdp_modules,
     is_sharded,
     piece_of,
+    reset,
     sharding_of,
     whole_of,
 )
@@ -152,6 +154,8 @@ class Weights:
         try:
             yield lambda direction, mean: self._add(before, direction, mean)
         except BaseException:
+            # First, since it clears `.grad`. What was gathered may be from other weights.
+            reset(self._fsdp_modules)
             for parameter, gradient in zip(self.parameters, before, strict=True):
                 parameter.grad = gradient
             raise
@@ -162,19 +166,21 @@ class Weights:
 
     def _add(self, before: Gradients, direction: Gradients, mean: Mean | None) -> None:
         """Like `Tensor.backward`: in place, and leaves None what no pass has reached."""
+        if self.are_sharded:
+            before = list(map(added_up, before, self.parameters))
         pieces = self._pieces(before)
         if mean is not None:
             direction = mean(_sum(pieces, direction), self.tensors)
+        wholes = list(map(whole_of, direction, self.parameters)) if self.are_sharded else direction
         sums: list[Tensor] = []
         terms: list[Tensor] = []
-        for piece, term in zip(pieces, direction, strict=True):
+        for parameter, gradient, piece, term, whole in zip(
+            self.parameters, before, pieces, direction, wholes, strict=True
+        ):
+            parameter.grad = whole if gradient is None else gradient
             if piece is not None and term is not None:
                 sums.append(piece)
                 terms.append(term)
-        if self.are_sharded:
-            direction = list(map(whole_of, direction, self.parameters))
-        for parameter, gradient, term in zip(self.parameters, before, direction, strict=True):
-            parameter.grad = term if gradient is None else gradient
         if sums:
             (torch._foreach_add_ if mean is None else torch._foreach_copy_)(sums, terms)
 
