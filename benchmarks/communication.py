@@ -550,9 +550,10 @@ def draw_projected(axis: Any, name: str, rows: list[Record]) -> None:
             label = f"{row['over_vanilla']:.2f}"
             axis.text(place, row["total_ms"], label, ha="center", va="bottom", fontsize=7)
     axis.set_xticks(range(len(NUMS_GPUS)), [f"{number:,} GPUs" for number in NUMS_GPUS])
-    axis.set_ylabel("ms of a step; hatched: communication exposed")
+    axis.set_ylabel("ms (hatched: communication)")
+    axis.margins(y=0.2)
     axis.set_title(f"projected, not measured: ViT-B/16\n{name}", fontsize=10)
-    axis.legend(frameon=False, fontsize=8, loc="lower right", framealpha=0.9)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", ncols=4)
 
 
 def cpu() -> Record:
@@ -658,7 +659,9 @@ def main() -> None:
         compute = measure_compute(vit_b16(), image_size=224, batch_size=128, device="cuda")
         origin = {key: record[key] for key in ("date", "hardware", "versions")}
         record["compute"] = compute | origin
-        print({name: round(value, 2) for name, value in compute.items() if name.endswith("_ms")})
+        for name, value in compute.items():
+            if isinstance(value, float):
+                print(f"{name:<20} {value:.2f}")
     else:
         record["counted"] = count_with_progress(args)
         record["compute"] = args.measured

@@ -135,13 +135,27 @@ def test_the_projection_shows_ddp_what_backward_cannot_hide() -> None:
             assert row["exposed_ms"] == pytest.approx(everywhere - 60)
 
 
-def test_measured_compute_can_be_projected(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    measured = communication.measure_compute(communication.tiny(), 32, 2, "cpu", num_rounds=1)
-    path = tmp_path / "compute.json"
-    path.write_text(json.dumps({"compute": measured | {"backward_ms": 1.0}}))
-    assert project(communication.read_compute(path))
-    assert measured["parameter_bytes"] == sum(p.nbytes for p in communication.tiny().parameters())
+def test_measured_compute_can_be_projected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure, path = communication.measure_compute, tmp_path / "compute.json"
+
+    def on_the_cpu(*args: object, **settings: object) -> dict[str, Any]:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        # Beside other work, a difference of two short times may come out below zero.
+        return measure(communication.tiny(), 32, 2, "cpu", num_rounds=1) | {"backward_ms": 1.0}
+
+    monkeypatch.setattr(communication, "measure_compute", on_the_cpu)
+    monkeypatch.setattr(communication, "vit_b16", communication.tiny)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(sys, "argv", ["communication.py", "--measure-compute", "--json", str(path)])
+    communication.main()
+    assert "gsam_ms" in capsys.readouterr().out
+    compute = communication.read_compute(path)
+    assert compute["hardware"]["gpu"] == "a GPU"
+    assert compute["parameter_bytes"] == sum(p.nbytes for p in communication.tiny().parameters())
+    assert len(project(compute)) == 2 * (3 + 4 + 4)
 
 
 def test_the_command_counts_projects_prints_and_draws(tmp_path: Path) -> None:
