@@ -136,6 +136,8 @@ def reset(modules: Iterable[Any]) -> None:
     """Has FSDP forget a pass that broke off, with what it gathered and added up for it."""
     for module in modules:
         state = module._get_fsdp_state()
+        if state._is_root is None:
+            continue  # no pass has begun yet
         if not hasattr(module, "reset_iter_state"):
             _reset(state)
         elif state._is_root:

@@ -154,10 +154,12 @@ class Weights:
         try:
             yield lambda direction, mean: self._add(before, direction, mean)
         except BaseException:
-            # First, since it clears `.grad`. What was gathered may be from other weights.
-            reset(self._fsdp_modules)
-            for parameter, gradient in zip(self.parameters, before, strict=True):
-                parameter.grad = gradient
+            try:
+                # What was gathered may be from other weights. First, since it clears `.grad`.
+                reset(self._fsdp_modules)
+            finally:
+                for parameter, gradient in zip(self.parameters, before, strict=True):
+                    parameter.grad = gradient
             raise
 
     def _clear(self) -> None:
