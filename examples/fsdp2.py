@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from surrogap import GSAM
 from surrogap.rho import ProportionalToLR
 
-EPOCHS, BATCH_SIZE, LR, RHO = 6, 64, 3e-3, 0.1  # the batch is that of all processes together
+EPOCHS, BATCH_SIZE, LR, RHO = 8, 64, 1e-3, 0.1  # the batch is that of all processes together
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--checkpoint", type=Path, help="a folder to resume from and to save to")
 args = parser.parse_args()
@@ -33,11 +33,11 @@ dist.init_process_group()  # NCCL for CUDA, gloo for the CPU
 rank, world_size = dist.get_rank(), dist.get_world_size()
 
 x, y = (torch.from_numpy(array).to(device) for array in load_digits(return_X_y=True))
-x = x.float().reshape(-1, 8, 8) / 16  # the rows of an image are its tokens
-(x, x_test), (y, y_test) = x.split([1280, 517]), y.split([1280, 517])
+(x, x_test), (y, y_test) = (x.float() / 16).split([1280, 517]), y.split([1280, 517])
+
 torch.manual_seed(0)  # for the same weights everywhere
-blocks = [nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True) for _ in range(2)]
-model = nn.Sequential(nn.Linear(8, 32), *blocks, nn.Flatten(), nn.Linear(8 * 32, 10)).to(device)
+blocks = [nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256)) for _ in range(2)]
+model = nn.Sequential(nn.Linear(64, 256), *blocks, nn.Linear(256, 10)).to(device)
 for module in (*blocks, model):
     fully_shard(module)
 optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.05)
