@@ -81,6 +81,14 @@ def sharding_of(parameter: Any) -> Sharding:
     return Sharding(groups, mesh.device_type) if groups else WHOLE
 
 
+def device_of(parameter: Any) -> torch.device:
+    """Where passes compute with it: not where it lies, if FSDP offloads it to the CPU."""
+    device: torch.device = parameter.device
+    if is_sharded(parameter) and (kind := parameter.device_mesh.device_type) != device.type:
+        return torch.device(kind, torch.get_device_module(kind).current_device())
+    return device
+
+
 def has_copies(parameter: Any) -> bool:
     """Whether several processes hold the same piece of a spread parameter."""
     return is_sharded(parameter) and any(

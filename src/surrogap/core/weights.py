@@ -14,6 +14,7 @@ from surrogap.core.shards import (
     WHOLE,
     Sharding,
     added_up,
+    device_of,
     fsdp_modules,
     is_sharded,
     piece_of,
@@ -134,8 +135,8 @@ class Weights:
 
     @property
     def devices(self) -> set[torch.device]:
-        """Where the parameters lie."""
-        return set(map(_device, self.parameters))
+        """Where passes compute."""
+        return set(map(device_of if self.are_sharded else _device, self.parameters))
 
     @property
     def gradients(self) -> Gradients:
