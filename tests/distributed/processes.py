@@ -1,4 +1,4 @@
-"""Real processes that the tests hand functions to, connected by gloo."""
+"""Real processes that the tests hand functions to, connected by gloo or NCCL."""
 
 import datetime
 import multiprocessing
@@ -21,9 +21,10 @@ class Processes:
     Args:
         number: How many.
         group_timeout: After how many seconds a collective call that others do not join fails.
+        backend: What connects them; see `torch.distributed.init_process_group`.
     """
 
-    def __init__(self, number: int, group_timeout: float = 60.0) -> None:
+    def __init__(self, number: int, group_timeout: float = 60.0, *, backend: str = "gloo") -> None:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         store = Path(self._folder.name) / "store"
@@ -32,7 +33,9 @@ class Processes:
         for rank in range(number):
             mine, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, rank, number, str(store), group_timeout), daemon=True
+                target=_serve,
+                args=(theirs, rank, number, str(store), group_timeout, backend),
+                daemon=True,
             )
             process.start()
             self._connections.append(mine)
@@ -77,12 +80,17 @@ def is_failure(result: object) -> bool:
 
 
 def _serve(
-    connection: Connection, rank: int, number: int, store: str, group_timeout: float
+    connection: Connection,
+    rank: int,
+    number: int,
+    store: str,
+    group_timeout: float,
+    backend: str,
 ) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{store}",
         rank=rank,
         world_size=number,
