@@ -211,9 +211,12 @@ class Weights:
                 ):
                     self._refuse_gradient(self.names[index], gradient)
         if is_empty:
+            remedy = "Build the objective from the model that the closure runs"
+            if self._fsdp_modules:
+                remedy += ", and leave its set_requires_gradient_sync at True"
             raise RuntimeError(
                 "loss must depend on the model's trainable parameters, got a gradient for none of "
-                "them. Build the objective from the model that the closure runs."
+                f"them. {remedy}."
             )
         self._clear()
         return gradients
