@@ -121,6 +121,11 @@ def whole_of(piece: Tensor | None, parameter: Any) -> Any:
         return piece
     from torch.distributed.tensor import DTensor
 
+    if piece.device.type != parameter.device_mesh.device_type:
+        # `from_local` would bring it back to the mesh's devices, from where FSDP offloaded it.
+        whole = torch.empty_like(parameter, requires_grad=False)
+        piece_of(whole, parameter).copy_(piece)
+        return whole
     return DTensor.from_local(
         piece,
         parameter.device_mesh,
