@@ -3,11 +3,11 @@
 The floor is two forward-backward passes and one update. Whatever an objective takes beyond it is
 overhead: copies, inner products, kernel launches, memory.
 
-All variants of a case share one model and one batch, and take turns in a new order each round, so
-that the machine's drifts meet all of them alike. A turn is long enough for its first step, which
-finds the caches as another variant left them, to weigh little, as it does in training. A ratio is
-the median of the ratios within each round; beside it stands the ratio of the best rounds, and the
-JSON has every round.
+All variants of a case share one model and one batch, and take turns in a new order each round. The
+floor has a turn before and after each of them, and a turn's ratio is to the mean of those two, so
+that the machine's drifts meet both alike. A variant's ratio is the median over the rounds, with the
+interval that holds the median in 95 of 100 runs; the floor's own shows what the machine resolves.
+Beside it stands the ratio of the best turns, and the JSON has every turn.
 
     python benchmarks/step_cost.py --peers --json results/step_cost.json
 """
@@ -296,6 +296,7 @@ def compare(
             "median_ms": statistics.median(times),
             "over_vanilla": ratios[name] / ratios["vanilla"],
             "over_floor": ratios[name],
+            "over_floor_95": interval(over_floor[name]),
             "best_over_floor": min(times) / min(turns["floor"]),
             "peak_bytes": peaks[name],
         }
@@ -304,11 +305,20 @@ def compare(
     return records
 
 
+def interval(values: list[float]) -> tuple[float, float]:
+    """Between which two of the `values` the median lies, with a confidence of about 95 %."""
+    ordered, number = sorted(values), len(values)
+    # As many lie below the median as heads come up in `number` tosses of a coin.
+    low = max(0, round(number / 2 - 0.98 * number**0.5) - 1)
+    return ordered[low], ordered[number - 1 - low]
+
+
 def table(title: str, record: dict[str, Any], absent: list[str], device: str) -> Table:
     """Ratios; on CUDA times and memory too. On a CPU times say more about its neighbours."""
     columns = {
         "x vanilla": ("over_vanilla", ".2f"),
         "x floor": ("over_floor", ".3f"),
+        "95 %": ("over_floor_95", ""),
         "x floor, best": ("best_over_floor", ".3f"),
     }
     if device == "cuda":
@@ -318,10 +328,14 @@ def table(title: str, record: dict[str, Any], absent: list[str], device: str) ->
     for header in columns:
         result.add_column(header, justify="right")
     for name, values in record["variants"].items():
-        result.add_row(name, *(format(values[key], spec) for key, spec in columns.values()))
+        result.add_row(name, *(cell(values[key], spec) for key, spec in columns.values()))
     for name in absent:
         result.add_row(name, *["absent"] * len(columns))
     return result
+
+
+def cell(value: float | tuple[float, float], spec: str) -> str:
+    return "{:.3f}-{:.3f}".format(*value) if isinstance(value, tuple) else format(value, spec)
 
 
 def hardware(device: str) -> dict[str, Any]:
@@ -401,7 +415,7 @@ def main() -> None:
             if args.json:  # after each case, so that a run cut short leaves what it has
                 args.json.parent.mkdir(parents=True, exist_ok=True)
                 args.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
-    output = Console(width=100)
+    output = Console(width=120)
     for name, costs in record["cases"].items():
         output.print(table(name, costs, absent, args.device))
 
