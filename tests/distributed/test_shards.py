@@ -1,11 +1,14 @@
-"""Pieces of weights that lie elsewhere than their mesh, as FSDP's offloading has them."""
+"""Pieces of weights in unusual places: not where their mesh is, or beside weights in one piece."""
 
+import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from surrogap import SAM
 from surrogap.core.shards import piece_of, whole_of
 from tests.distributed.processes import Processes
 
@@ -27,3 +30,16 @@ def offloaded() -> tuple[str, str, bool]:
 
 def test_gradients_of_offloaded_weights_stay_on_the_cpu(two: Processes) -> None:
     assert two.run(offloaded) == [("cuda", "cpu", True)] * 2
+
+
+def half_sharded() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    fully_shard(model[0], mesh=init_device_mesh("cpu", (2,)))
+    with pytest.raises(ValueError, match=r"1\.weight must be sharded like the others, got a plain"):
+        SAM(model)
+    model[1].requires_grad_(False)
+    SAM(model)
+
+
+def test_weights_that_fsdp_does_not_know_are_refused(two: Processes) -> None:
+    two.run(half_sharded)

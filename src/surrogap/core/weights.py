@@ -42,7 +42,7 @@ class Weights:
         are_sharded: Whether processes hold pieces of the parameters.
 
     Raises:
-        ValueError: There is no trainable parameter, or one is complex.
+        ValueError: There is no trainable parameter, one is complex, or FSDP has only some of them.
         RuntimeError: A parameter has a hook that would act on the gradient of a single pass.
     """
 
@@ -76,6 +76,8 @@ class Weights:
             )
         if any(map(Tensor.is_complex, self.parameters)) or any(map(_hooks, self.parameters)):
             self._refuse()
+        if self._fsdp_modules and not all(map(is_sharded, self.parameters)):
+            self._refuse_plain()
 
     def _walk(self) -> None:
         modules = list(self._model.modules())
@@ -245,6 +247,14 @@ class Weights:
                     f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
                     "the gradient of each pass: remove it, and step the optimizer after backward."
                 )
+
+    def _refuse_plain(self) -> NoReturn:
+        pairs = zip(self.names, self.parameters, strict=True)
+        name = next(name for name, parameter in pairs if not is_sharded(parameter))
+        raise ValueError(
+            f"{name} must be sharded like the others, got a plain parameter. FSDP does not average "
+            "its gradient, so processes would differ: call fully_shard on the whole model too."
+        )
 
 
 def _sum(some: Gradients, others: Gradients) -> Gradients:
