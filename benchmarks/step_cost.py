@@ -7,7 +7,7 @@ All variants of a case share one model and one batch, and take turns in a new or
 floor has a turn before and after each of them, and a turn's ratio is to the mean of those two, so
 that the machine's drifts meet both alike. A variant's ratio is the median over the rounds, with the
 interval that holds the median in 95 of 100 runs; the floor's own shows what the machine resolves.
-Beside it stands the ratio of the best turns, and the JSON has every turn.
+The JSON has every turn.
 
     python benchmarks/step_cost.py --peers --json results/step_cost.json
 """
@@ -297,7 +297,6 @@ def compare(
             "over_vanilla": ratios[name] / ratios["vanilla"],
             "over_floor": ratios[name],
             "over_floor_95": interval(over_floor[name]),
-            "best_over_floor": min(times) / min(turns["floor"]),
             "peak_bytes": peaks[name],
         }
         if (peak := peaks[name]) is not None:
@@ -319,7 +318,6 @@ def table(title: str, record: dict[str, Any], absent: list[str], device: str) ->
         "x vanilla": ("over_vanilla", ".2f"),
         "x floor": ("over_floor", ".3f"),
         "95 %": ("over_floor_95", ""),
-        "x floor, best": ("best_over_floor", ".3f"),
     }
     if device == "cuda":
         times = {"best ms": ("best_ms", ".2f"), "median ms": ("median_ms", ".2f")}
