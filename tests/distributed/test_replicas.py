@@ -375,3 +375,46 @@ def test_a_failure_is_reported(two: Processes) -> None:
     """What the tests above stand on."""
     results = two.try_run(refused, "no such case")
     assert all(map(is_failure, results))
+
+
+def without_sync() -> tuple[Tensor, list[Tensor]]:
+    model = DistributedDataParallel(model_of("convnet"))
+    model(shard(0)[0])  # DDP sends its buffers around in the first pass
+    SAM(model, rho=0.1).backward(zoo.closure_of(model, shard(dist.get_rank())), sync=False)
+    return zoo.flat_grad(model), list(model.buffers())
+
+
+def test_without_sync_nothing_is_shared(two: Processes) -> None:
+    for rank, (gradient, buffers) in enumerate(two.run(without_sync)):
+        model = model_of("convnet")
+        model(shard(0)[0])
+        SAM(model, rho=0.1).backward(zoo.closure_of(model, shard(rank)))
+        assert zoo.relative_error(gradient, zoo.flat_grad(model)) < 1e-14
+        assert zoo.same_bits(buffers, list(model.buffers()))
+
+
+class Mixed(nn.Module):
+    """Two layers of two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(48, 8).float(), nn.Linear(8, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x.flatten(1).float()).double())
+
+
+def in_two_dtypes(scope: str) -> Tensor:
+    model = DistributedDataParallel(Mixed())
+    x, y = shard(dist.get_rank())
+    GSAM(model, rho=0.1, scope=scope).backward(lambda: nn.functional.cross_entropy(model(x), y))
+    assert all(parameter.grad.dtype == parameter.dtype for parameter in model.parameters())
+    return torch.cat([parameter.grad.double().flatten() for parameter in model.parameters()])
+
+
+def test_parameters_of_several_dtypes(two: Processes) -> None:
+    model, (x, y) = Mixed(), whole(range(2))
+    GSAM(model, rho=0.1).backward(lambda: nn.functional.cross_entropy(model(x), y))
+    expected = torch.cat([p.grad.double().flatten() for p in model.parameters()])
+    for gradient in two.run(in_two_dtypes, "global"):
+        assert zoo.relative_error(gradient, expected) < 1e-6
