@@ -1,0 +1,126 @@
+"""Names, and the networks they stand for."""
+
+import difflib
+from functools import partial
+
+from torch import nn
+
+from surrogap.models import networks
+
+_VIT_S = partial(networks.vit, width=384, depth=12, num_heads=6)
+_VIT_B = partial(networks.vit, width=768, depth=12, num_heads=12)
+_MIXER_S = partial(networks.mixer, width=512, depth=8)
+_MIXER_B = partial(networks.mixer, width=768, depth=12)
+
+# The rows of the paper's Table 1, where names end in the side of a patch.
+_PAPER = {
+    "resnet50": partial(networks.from_timm, "resnet50"),
+    "resnet101": partial(networks.from_timm, "resnet101"),
+    "resnet152": partial(networks.from_timm, "resnet152"),
+    "vit_s32": partial(_VIT_S, patch_size=32),
+    "vit_s16": partial(_VIT_S, patch_size=16),
+    "vit_b32": partial(_VIT_B, patch_size=32),
+    "vit_b16": partial(_VIT_B, patch_size=16),
+    "mixer_s32": partial(_MIXER_S, patch_size=32),
+    "mixer_s16": partial(_MIXER_S, patch_size=16),
+    "mixer_s8": partial(_MIXER_S, patch_size=8),
+    "mixer_b32": partial(_MIXER_B, patch_size=32),
+    "mixer_b16": partial(_MIXER_B, patch_size=16),
+}
+
+# For images of 28 to 64 px. Narrow means a quarter of the width, and for ViT and Mixer half the
+# depth: small enough for a CPU.
+_SMALL = {
+    "small_resnet18": partial(networks.small_resnet18, width=64),
+    "small_resnet18_narrow": partial(networks.small_resnet18, width=16),
+    "small_vit": _VIT_S,
+    "small_vit_narrow": partial(networks.vit, width=96, depth=6, num_heads=3),
+    "small_mixer": _MIXER_S,
+    "small_mixer_narrow": partial(networks.mixer, width=128, depth=4),
+    "small_mlp": partial(networks.mlp, width=512),
+}
+
+
+def names() -> list[str]:
+    """The networks that have a name of ours: the paper's twelve, then the small ones.
+
+    `create` takes every name in `timm.list_models()` too.
+
+    >>> names()[:5]
+    ['resnet50', 'resnet101', 'resnet152', 'vit_s32', 'vit_s16']
+    """
+    return [*_PAPER, *_SMALL]
+
+
+def create(
+    name: str, *, num_classes: int, image_size: int | None = None, in_channels: int = 3
+) -> nn.Module:
+    """A new network with random weights, the same after the same `torch.manual_seed`.
+
+    Args:
+        name: One of `names()`, or any that `timm.list_models()` lists.
+        num_classes: How many classes it tells apart: the length of its output.
+        image_size: The side of its images in pixels. By default 224 for the paper's networks,
+            32 for the small ones, and timm's own for the others. ResNets, and those of timm's
+            that take images of any size, do not depend on it.
+        in_channels: The channels of its images: 3 for colour, 1 for grey.
+
+    Raises:
+        ImportError: timm is not installed.
+        TypeError: An argument has the wrong type.
+        ValueError: There is no such network, a number is not positive, or `image_size` does not
+            split into the network's patches.
+
+    >>> import torch
+    >>> model = create("small_mlp", num_classes=10, image_size=28, in_channels=1)
+    >>> model(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"name must be a string, got {type(name).__name__}. Pass one of {_list(names())}."
+        )
+    _check_count("num_classes", num_classes, "Pass the number of classes of the data.")
+    _check_count("in_channels", in_channels, "Pass 3 for colour images, 1 for grey ones.")
+    if image_size is not None:
+        _check_count("image_size", image_size, "Pass the side of the images in pixels.")
+    try:
+        return _build(name, num_classes, image_size, in_channels)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"timm must be installed to build {name!r}, got {error}. "
+            "Run pip install 'surrogap[train]'."
+        ) from error
+
+
+def _build(name: str, num_classes: int, image_size: int | None, in_channels: int) -> nn.Module:
+    arguments = {"num_classes": num_classes, "in_channels": in_channels}
+    if name in _PAPER:
+        return _PAPER[name](image_size=image_size or 224, **arguments)
+    if name in _SMALL:
+        return _SMALL[name](image_size=image_size or 32, **arguments)
+    import timm
+
+    if not timm.is_model(name):
+        raise ValueError(_unknown(name, timm.list_models()))
+    return networks.from_timm(name, image_size=image_size, **arguments)
+
+
+def _unknown(name: str, names_of_timm: list[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), [*names(), *names_of_timm], n=1)
+    closest = f"The closest is {close[0]}; known are" if close else "Known are"
+    return (
+        f"name must be a known model, got {name!r}. {closest} {_list(names())}, "
+        "and all that timm.list_models() lists."
+    )
+
+
+def _list(words: list[str]) -> str:
+    return ", ".join(words)
+
+
+def _check_count(name: str, value: object, remedy: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}. {remedy}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}. {remedy}")
