@@ -78,6 +78,10 @@ class Replicas:
     def _unsynchronised(self) -> Iterator[None]:
         with ExitStack() as stack:
             for wrapper in self._wrappers:
+                # After a forward pass outside, whether backward followed or not, DDP may still be
+                # set to reduce the gradients of the next backward pass.
+                if wrapper.require_forward_param_sync:
+                    wrapper.reducer._reset_state()
                 stack.enter_context(wrapper.no_sync())
             yield
 
