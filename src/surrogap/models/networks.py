@@ -23,8 +23,10 @@ def from_timm(
     import timm
 
     arguments = {"num_classes": num_classes, "in_chans": in_channels}
-    # timm refuses an image size where the network takes any.
-    if image_size is None or not timm.get_pretrained_cfg(name).fixed_input_size:
+    # timm refuses an image size where the network takes any. Models that users register with
+    # timm may have no configuration.
+    is_sized = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)
+    if image_size is None or not is_sized:
         model: nn.Module = timm.create_model(name, **arguments)
         return model
     model = timm.create_model(name, img_size=image_size, **arguments)
@@ -44,10 +46,15 @@ def vit(
     num_heads: int,
     patch_size: int | None = None,
 ) -> nn.Module:
-    """A Vision Transformer as the paper's authors train it, from `google-research/big_vision`.
+    """A Vision Transformer as the paper's authors train it, on the mean of its patches.
 
-    The head sees the mean over the normalised patches: there is no class token, and no
-    representation layer before the head. The head starts at zero.
+    The head sees the mean over the normalised patches, and starts at zero. There is no class
+    token, and no representation layer before the head. The source is their configuration,
+    `big_vision/configs/proj/gsam/vit_i1k_gsam_no_aug.py` in `google-research/big_vision`.
+
+    The weights start as timm has it for JAX. Two things differ from there: queries, keys and
+    values are drawn as one matrix, so sqrt(2) smaller, and positions with a deviation of 0.02
+    instead of `1 / sqrt(width)`.
 
     Raises:
         ValueError: The image does not split into patches.

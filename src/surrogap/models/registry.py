@@ -101,8 +101,10 @@ def _build(name: str, num_classes: int, image_size: int | None, in_channels: int
         return _SMALL[name](image_size=image_size or 32, **arguments)
     import timm
 
-    if not timm.is_model(name):
-        raise ValueError(_unknown(name, timm.list_models()))
+    # Not `timm.is_model`: it takes `resnet50.a1_in1k` too, which stands for weights.
+    names_of_timm = timm.list_models()
+    if name not in names_of_timm:
+        raise ValueError(_unknown(name, names_of_timm))
     return networks.from_timm(name, image_size=image_size, **arguments)
 
 
