@@ -1,0 +1,281 @@
+"""Small folders laid out as ImageNet's test sets are."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from surrogap import evaluation
+from surrogap.evaluation import (
+    IMAGENET_C,
+    IMAGENET_C_EXTRA,
+    evaluate,
+    imagenet_a,
+    imagenet_a_synsets,
+    imagenet_c,
+    imagenet_r,
+    imagenet_r_synsets,
+    imagenet_real,
+    imagenet_synsets,
+    imagenet_v2,
+    imagenet_val,
+    label_sets,
+    mean_corruption_error,
+    mean_over_corruptions,
+)
+
+SYNSETS = ["n01440764", "n01443537", "n01484850", "n01491361"]
+
+
+def folders(root: Path, images: Mapping[str, Sequence[str]]) -> Path:
+    """Makes each folder with empty files of these names."""
+    for folder, names in images.items():
+        (root / folder).mkdir(parents=True)
+        for name in names:
+            (root / folder / name).touch()
+    return root
+
+
+def val_name(number: int) -> str:
+    return f"ILSVRC2012_val_{number:08d}.JPEG"
+
+
+def val(root: Path) -> Path:
+    """Eight images, spread over the classes as the real ones are: class `number % 4`."""
+    return folders(root, {s: [val_name(n) for n in (k + 4, k or 8)] for k, s in enumerate(SYNSETS)})
+
+
+def test_the_lists_that_come_with_the_package() -> None:
+    synsets = imagenet_synsets()
+    assert len(synsets) == len(set(synsets)) == 1000
+    assert list(synsets) == sorted(synsets)
+    assert all(re.fullmatch(r"n\d{8}", synset) for synset in synsets)
+    # Known places: tench, great white shark, golden retriever, toilet tissue.
+    known = {0: "n01440764", 2: "n01484850", 207: "n02099601", 999: "n15075141"}
+    assert {k: synsets[k] for k in known} == known
+    for subset in (imagenet_r_synsets(), imagenet_a_synsets()):
+        assert len(set(subset)) == 200
+        assert set(subset) <= set(synsets)
+    assert set(imagenet_r_synsets()) != set(imagenet_a_synsets())
+
+
+def test_the_lists_equal_timms() -> None:
+    data = pytest.importorskip("timm.data")
+    info = data.ImageNetInfo("imagenet-1k")
+    assert info.label_names() == list(imagenet_synsets())
+
+
+def test_val(tmp_path: Path) -> None:
+    val(tmp_path)
+    assert [(p.name, label) for p, label in imagenet_val(tmp_path, SYNSETS, num_images=8)] == [
+        (val_name(n), k)
+        for n, k in ((4, 0), (8, 0), (1, 1), (5, 1), (2, 2), (6, 2), (3, 3), (7, 3))
+    ]
+    # The order of the synsets makes the labels, not the order of the folders.
+    backwards = imagenet_val(tmp_path, SYNSETS[::-1], num_images=8)
+    assert [label for path, label in backwards if path.parent.name == SYNSETS[0]] == [3, 3]
+    assert all(path.is_file() for path, _ in backwards)
+
+
+def test_the_whole_of_val(tmp_path: Path) -> None:
+    folders(tmp_path, {synset: [f"{synset}.JPEG"] for synset in imagenet_synsets()})
+    samples = imagenet_val(str(tmp_path), num_images=1000)
+    assert [label for _, label in samples] == list(range(1000))
+    with pytest.raises(ValueError, match=f"root must hold 50000 images, got 1000 in {tmp_path}. "):
+        imagenet_val(tmp_path)
+
+
+def test_files_that_are_no_images_do_not_count(tmp_path: Path) -> None:
+    folders(tmp_path, {"n1": ["a.png", "._a.png", ".DS_Store", "note.txt", "b.jpg"], ".cache": []})
+    (tmp_path / "README.txt").touch()
+    samples = imagenet_val(tmp_path, ["n1"], num_images=2)
+    assert [path.name for path, _ in samples] == ["a.png", "b.jpg"]
+
+
+def test_real_follows_the_names_of_the_images(tmp_path: Path) -> None:
+    val(tmp_path / "val")
+    lists = [[1], [2, 0], [], [0], [1, 2, 3], [], [3], [1]]
+    real = tmp_path / "real.json"
+    real.write_text(json.dumps(lists))
+    samples = imagenet_real(tmp_path / "val", real, SYNSETS, num_images=8)
+    assert [path.name for path, _ in samples] == [val_name(n) for n in range(1, 9)]
+    assert [labels for _, labels in samples] == lists
+    # Straight on to scores: a model that answers as ImageNet's labels do (image n is of n % 4).
+    answers = nn.functional.one_hot(torch.arange(1, 9) % 4, 4).double()
+    scores = evaluate(nn.Identity(), [(answers, label_sets(lists, 4))], truth="set")
+    assert (scores.num_samples, scores.accuracy) == (6, 5 / 6)
+
+
+def test_v2_counts_in_numbers(tmp_path: Path) -> None:
+    folders(tmp_path, {str(k): [f"{k}_b.jpeg", f"{k}_a.jpeg"] for k in range(12)})
+    samples = imagenet_v2(tmp_path, num_classes=12, num_images=24)
+    assert [label for _, label in samples] == [k for k in range(12) for _ in "ab"]
+    assert all(path.parent.name == str(label) for path, label in samples)
+    assert [path.name for path, _ in samples[:2]] == ["0_a.jpeg", "0_b.jpeg"]
+
+
+@pytest.mark.parametrize("list_images", [imagenet_r, imagenet_a])
+def test_r_and_a_have_labels_of_the_whole_and_a_subset(
+    list_images: Callable[..., Any], tmp_path: Path
+) -> None:
+    folders(tmp_path, {SYNSETS[3]: ["art_0.jpg"], SYNSETS[1]: ["toy_0.jpg", "art_9.jpg"]})
+    samples, classes = list_images(tmp_path, SYNSETS, [SYNSETS[3], SYNSETS[1]], num_images=3)
+    assert [(p.name, k) for p, k in samples] == [
+        ("art_9.jpg", 1),
+        ("toy_0.jpg", 1),
+        ("art_0.jpg", 3),
+    ]
+    assert classes == [1, 3]
+    logits = torch.tensor([[9.0, 1.0, 9.0, 0.0]] * 2 + [[9.0, 0.0, 9.0, 1.0]])
+    labels = torch.tensor([label for _, label in samples])
+    assert evaluate(nn.Identity(), [(logits, labels)], classes=classes).accuracy == 1.0
+    assert evaluate(nn.Identity(), [(logits, labels)]).accuracy == 0.0
+
+
+@pytest.mark.parametrize(
+    ("list_images", "subset"), [(imagenet_r, imagenet_r_synsets), (imagenet_a, imagenet_a_synsets)]
+)
+def test_the_whole_of_r_and_a(
+    list_images: Callable[..., Any], subset: Callable[[], tuple[str, ...]], tmp_path: Path
+) -> None:
+    folders(tmp_path, {synset: ["0.jpg"] for synset in subset()})
+    samples, classes = list_images(tmp_path, num_images=200)
+    assert [imagenet_synsets()[k] for k in classes] == sorted(subset())
+    assert [label for _, label in samples] == classes
+
+
+def test_c(tmp_path: Path) -> None:
+    for severity in (1, 5):
+        val(tmp_path / "fog" / str(severity))
+    samples = imagenet_c(tmp_path, "fog", 5, SYNSETS, num_images=8)
+    assert [(p.relative_to(tmp_path / "fog" / "5"), k) for p, k in samples] == [
+        (p.relative_to(tmp_path / "fog" / "1"), k)
+        for p, k in imagenet_val(tmp_path / "fog" / "1", SYNSETS, num_images=8)
+    ]
+    for severity, corruption in ((2, "fog"), (1, "snow")):
+        with pytest.raises(ValueError, match=r"root must be the folder of the set, got .*, which"):
+            imagenet_c(tmp_path, corruption, severity, SYNSETS)
+    assert (len(IMAGENET_C), len({*IMAGENET_C, *IMAGENET_C_EXTRA})) == (15, 19)
+
+
+def test_c_tells_the_known_and_the_closest() -> None:
+    message = (
+        r"corruption must be one of gaussian_noise, .*, saturate, got 'elastic'\. "
+        r"The closest is 'elastic_transform'\."
+    )
+    with pytest.raises(ValueError, match=message):
+        imagenet_c("anywhere", "elastic", 1)
+
+
+@pytest.mark.parametrize("severity", [0, 6, True, "1"])
+def test_c_has_five_severities(severity: Any) -> None:
+    with pytest.raises(ValueError, match=f"severity must be 1, 2, 3, 4 or 5, got {severity!r}. "):
+        imagenet_c("anywhere", "fog", severity)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    missing = tmp_path / "imagenet"
+    message = f"root must be the folder of the set, got {missing}, which is no folder. Pass where"
+    for list_images in (imagenet_val, imagenet_v2, imagenet_r, imagenet_a):
+        with pytest.raises(ValueError, match=message):
+            list_images(missing)
+
+
+def test_missing_and_unexpected_folders(tmp_path: Path) -> None:
+    folders(tmp_path, {"n01440764": ["1.JPEG"], "n01443537": ["2.JPEG"]})
+    with pytest.raises(
+        ValueError,
+        match=r"root must hold the 4 folders n01440764, n01443537, n01484850, ... \(4\) and no "
+        f"others, got {tmp_path} without n01484850, n01491361. Pass the folder that holds",
+    ):
+        imagenet_val(tmp_path, SYNSETS)
+    with pytest.raises(ValueError, match=f"and no others, got {tmp_path} with n01443537. Pass"):
+        imagenet_val(tmp_path, SYNSETS[:1])
+    message = f"got {tmp_path} without n01484850 and with n01443537. Pass"
+    with pytest.raises(ValueError, match=message):
+        imagenet_val(tmp_path, [SYNSETS[0], SYNSETS[2]])
+    with pytest.raises(ValueError, match=r"without 0, 1, 2 and with n01440764, n01443537\. Pass"):
+        imagenet_v2(tmp_path, num_classes=3)
+    with pytest.raises(ValueError, match=r"without .*, \.\.\. \(198\)\. Pass"):
+        imagenet_r(folders(tmp_path / "r", {s: [] for s in imagenet_r_synsets()[:2]}))
+
+
+def test_a_wrong_number_of_images(tmp_path: Path) -> None:
+    val(tmp_path)
+    message = (
+        f"root must hold 9 images, got 8 in {tmp_path}. Unpack the set anew, or pass "
+        "num_images=None to use a part of it."
+    )
+    with pytest.raises(ValueError, match=message):
+        imagenet_val(tmp_path, SYNSETS, num_images=9)
+    assert len(imagenet_val(tmp_path, SYNSETS, num_images=None)) == 8
+
+
+def test_wrong_synsets(tmp_path: Path) -> None:
+    message = "synsets must be different names, and one or more, got 2 of which 1 differ. Pass None"
+    with pytest.raises(ValueError, match=message):
+        imagenet_val(tmp_path, ["n1", "n1"])
+    with pytest.raises(ValueError, match="subset must be a part of the synsets, got n9 beside"):
+        imagenet_r(tmp_path, ["n1"], ["n9"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[0]", r"labels must be a JSON file, got .*real.json \(.*\). Pass the path of real.json"),
+        ("[[0], [4]]", r"labels must be a list of lists of classes below 4, got \[4\] in .*real."),
+        ("[0, 1]", "labels must be a list of lists of classes below 4, got 0 in .*real.json. Pass"),
+        ('{"0": [0]}', r"labels must be a list of lists of classes below 4, got \{'0': \[0\]\} in"),
+        ("3", "labels must be a list of lists of classes below 4, got 3 in .*real.json. Pass the"),
+        ("[[0], []]", "labels must have a list for each of the 8 images, got 2 in .*real.json. "),
+        (None, r"labels must be a JSON file, got .*real.json \(.*No such file.*\). Pass the path"),
+    ],
+)
+def test_wrong_labels_of_real(text: str | None, message: str, tmp_path: Path) -> None:
+    val(tmp_path / "val")
+    if text is not None:
+        (tmp_path / "real.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        imagenet_real(tmp_path / "val", tmp_path / "real.json", SYNSETS, num_images=8)
+
+
+def test_real_needs_names_that_differ(tmp_path: Path) -> None:
+    folders(tmp_path, {"n1": ["1.JPEG"], "n2": ["1.JPEG"]})
+    (tmp_path / "real.json").write_text("[[0], [1]]")
+    with pytest.raises(ValueError, match=r"root must hold images of different names, got 1\.JPEG "):
+        imagenet_real(tmp_path, tmp_path / "real.json", ["n1", "n2"], num_images=2)
+
+
+def test_the_mean_over_corruptions_and_severities() -> None:
+    accuracies = {(n, s): 0.1 * s + 0.05 * k for k, n in enumerate("abc") for s in range(1, 6)}
+    assert mean_over_corruptions(accuracies) == pytest.approx(0.1 * 3 + 0.05)
+    assert mean_corruption_error(accuracies) == pytest.approx(1 - 0.35)
+    del accuracies["b", 4]
+    message = (
+        r"values must hold the same severities for each corruption, got none for \('b', 4\)\. "
+        "Evaluate these too"
+    )
+    with pytest.raises(ValueError, match=message):
+        mean_over_corruptions(accuracies)
+    with pytest.raises(ValueError, match=r"values must hold at least one score, got none\."):
+        mean_corruption_error({})
+
+
+def test_import_is_light() -> None:
+    code = "import sys, surrogap; print('surrogap.evaluation' in sys.modules); "
+    code += "import surrogap.evaluation; print({'torchvision', 'PIL'} & set(sys.modules))"
+    out = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert out.split("\n")[:2] == ["False", "set()"]
+
+
+def test_every_public_name_has_an_example() -> None:
+    constants = {"CORRUPTIONS", "IMAGENET_C", "IMAGENET_C_EXTRA"}
+    for name in set(evaluation.__all__) - constants:
+        assert ">>>" in getattr(evaluation, name).__doc__, name
