@@ -1,0 +1,108 @@
+"""Sets in NumPy archives: `.npz` files of images and labels."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+
+from surrogap.data.splits import Splits, TensorSet
+
+_REMEDY = (
+    "An archive holds train_images and test_images (uint8, NHWC), train_labels and test_labels "
+    "(int64) and classes (their names), and may hold val_images and val_labels."
+)
+_Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+def read_archive(path: str | Path) -> Splits:
+    """The set in an `.npz` archive.
+
+    Args:
+        path: An archive with the arrays train_images, test_images (uint8, NHWC, one channel or
+            three), train_labels, test_labels (int64) and classes (strings); val_images and
+            val_labels too, if it likes. Others are not looked at.
+
+    Raises:
+        ValueError: It is no such archive; the message says why.
+
+    >>> import tempfile
+    >>> images, labels = np.zeros((2, 8, 8, 3), np.uint8), np.array([0, 1])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(
+    ...         f"{folder}/two.npz", train_images=images, train_labels=labels,
+    ...         test_images=images, test_labels=labels, classes=["left", "right"],
+    ...     )
+    ...     read_archive(f"{folder}/two.npz").train
+    TensorSet(2 images of 3x8x8)
+    """
+    try:
+        # Without pickle: an archive is data, and must not run code.
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            arrays = {name: archive[name] for name in archive.files if _is_ours(name)}
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+        raise ValueError(
+            f"path must be a NumPy archive, got {path}, which cannot be read ({error}). {_REMEDY}"
+        ) from error
+    return splits_of_arrays(str(path), arrays)
+
+
+def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
+    """The set in the arrays of an archive.
+
+    Args:
+        name: Where they are from.
+        arrays: As `read_archive` describes them.
+
+    Raises:
+        ValueError: An array is missing or has the wrong dtype or shape.
+
+    >>> images, labels = np.zeros((2, 8, 8, 1), np.uint8), np.array([0, 1])
+    >>> part = {"train_images": images, "train_labels": labels}
+    >>> part |= {"test_images": images, "test_labels": labels, "classes": np.array(["a", "b"])}
+    >>> splits_of_arrays("two", part)
+    Splits('two', 2 classes, train: 2, test: 2)
+    """
+    names = ["train", "test"] + ["val"] * any(key.startswith("val_") for key in arrays)
+    needed = [f"{part}_{kind}" for part in names for kind in ("images", "labels")] + ["classes"]
+    missing = [key for key in needed if key not in arrays]
+    if missing:
+        raise ValueError(
+            f"path must be an archive with {', '.join(missing)}, got {name}, which has "
+            f"{', '.join(arrays) or 'none of the arrays'}. {_REMEDY}"
+        )
+    classes = arrays["classes"]
+    if classes.ndim != 1 or classes.dtype.kind != "U":
+        raise ValueError(
+            f"classes must be a list of strings, got {classes.dtype} of {classes.shape} in {name}. "
+            f"{_REMEDY}"
+        )
+    try:
+        parts: dict[str, Any] = {part: _tensors(part, arrays) for part in names}
+        return Splits(name, tuple(map(str, classes)), **parts)
+    except ValueError as error:
+        raise ValueError(f"{error} (In {name}.)") from error
+
+
+def _is_ours(name: str) -> bool:
+    part, _, kind = name.partition("_")
+    return name == "classes" or (part in ("train", "test", "val") and kind in ("images", "labels"))
+
+
+def _tensors(part: str, arrays: _Arrays) -> TensorSet:
+    images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
+        raise ValueError(
+            f"{part}_images must be uint8 of shape (number, height, width, 1 or 3), got "
+            f"{images.dtype} of {images.shape}. {_REMEDY}"
+        )
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"{part}_labels must be int64 of shape ({len(images)},), got {labels.dtype} of "
+            f"{labels.shape}. {_REMEDY}"
+        )
+    channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    return TensorSet(torch.from_numpy(channels_first), torch.from_numpy(labels.astype(np.int64)))

@@ -1,0 +1,159 @@
+"""What is done to images before the network sees them."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torchvision.transforms import v2
+
+from surrogap.data.arguments import one_of, whole
+from surrogap.data.randaugment import MAX_MAGNITUDE, randaugment
+
+
+@final
+@dataclass(frozen=True)
+class Augmentation:
+    """What to do to the images of a batch, in this order. Every image draws its own numbers.
+
+    Args:
+        crop: Whether to move the image about: small images in memory by up to an eighth of their
+            size (padded with black; 4 pixels of 32), files by Inception's random resized crop (8 to
+            100 % of the area, aspect 3/4 to 4/3).
+        flip: Whether to mirror every other image, left to right.
+        magnitude: RandAugment's, from 0 (none) to 30 as torchvision counts; two operations for
+            each image. timm and TensorFlow's code count to 10 over a similar range: their 10 is
+            stronger than this one.
+        mixup: The probability with which an image is mixed with another of its batch. If above 0,
+            all targets are probabilities.
+        mixup_alpha: Mixed images are `lam * x_i + (1 - lam) * x_j` with lam from
+            Beta(alpha, alpha). 0.2 is mixup's own value for ImageNet.
+
+    Raises:
+        TypeError: A number is none.
+        ValueError: A number is out of range.
+
+    >>> AUGMENTATIONS["medium"]
+    Augmentation(crop=True, flip=True, magnitude=10, mixup=0.2, mixup_alpha=0.2)
+    """
+
+    crop: bool = False
+    flip: bool = False
+    magnitude: int = 0
+    mixup: float = 0.0
+    mixup_alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        remedy = f"Pass a whole number from 0 (none) to {MAX_MAGNITUDE}, as 10."
+        whole("magnitude", self.magnitude, at_least=0, remedy=remedy)
+        if self.magnitude > MAX_MAGNITUDE:
+            raise ValueError(
+                f"magnitude must be at most {MAX_MAGNITUDE}, got {self.magnitude}. {remedy}"
+            )
+        for name, value in (("mixup", self.mixup), ("mixup_alpha", self.mixup_alpha)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name} must be a number, got {value!r}. Pass one, as 0.2.")
+        if not 0 <= self.mixup <= 1:
+            raise ValueError(
+                f"mixup must be a probability, from 0 to 1, got {self.mixup}. Pass 0.2, as the "
+                "paper does, or 0 for none."
+            )
+        if not 0 < self.mixup_alpha < math.inf:
+            raise ValueError(
+                f"mixup_alpha must be above 0 and finite, got {self.mixup_alpha}. "
+                "For no mixup pass mixup=0."
+            )
+
+
+# The paper's three (appendix, data augmentation), and none. Its words are "mixup with probability
+# 0.2"; it says nothing of lam. Mixup(alpha=0.2) on every image is Augmentation(..., mixup=1.0).
+AUGMENTATIONS = {
+    "none": Augmentation(),
+    "light": Augmentation(crop=True, flip=True),
+    "medium": Augmentation(crop=True, flip=True, magnitude=10, mixup=0.2),
+    "strong": Augmentation(crop=True, flip=True, magnitude=15, mixup=0.2),
+}
+
+
+def augmentation_of(augmentation: str | Augmentation) -> Augmentation:
+    """An augmentation, also by its name.
+
+    Raises:
+        ValueError: There is none of that name.
+
+    >>> augmentation_of("light").flip
+    True
+    """
+    if isinstance(augmentation, Augmentation):
+        return augmentation
+    return AUGMENTATIONS[
+        one_of(
+            "augmentation", augmentation, AUGMENTATIONS, remedy="Or pass one made by Augmentation."
+        )
+    ]
+
+
+def augmented(images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+    """A batch of small images, cropped, flipped and under RandAugment; mixup comes later.
+
+    Each image has its own shift, its own side and its own two operations.
+
+    Args:
+        images: uint8, NCHW, on any device.
+        augmentation: What to do.
+        generator: On the CPU, whatever the images' device: the same numbers everywhere.
+
+    >>> images = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
+    >>> augmented(images, Augmentation(flip=True), torch.Generator().manual_seed(3))[0, 0, 0]
+    tensor([3, 2, 1, 0], dtype=torch.uint8)
+    """
+    if augmentation.crop or augmentation.flip:
+        images = _cropped_and_flipped(images, augmentation, generator)
+    if augmentation.magnitude:
+        images = randaugment(images, augmentation.magnitude, generator)
+    return images
+
+
+def _cropped_and_flipped(
+    images: Tensor, augmentation: Augmentation, generator: torch.Generator
+) -> Tensor:
+    """Both are one choice of rows and columns for each image, hence one read of the pixels."""
+    number, channels, height, width = images.shape
+    pad = max(height, width) // 8 if augmentation.crop else 0
+    shifts = torch.randint(2 * pad + 1, (2, number, 1), generator=generator)
+    rows = shifts[0] + torch.arange(height)
+    columns = shifts[1] + torch.arange(width)
+    if augmentation.flip:
+        is_flipped = torch.rand(number, 1, generator=generator) < 0.5
+        columns = torch.where(is_flipped, columns.flip(1), columns)
+    rows, columns = rows.to(images.device), columns.to(images.device)
+    image = torch.arange(number, device=images.device)
+    channel = torch.arange(channels, device=images.device)
+    return functional.pad(images, (pad, pad, pad, pad))[
+        image[:, None, None, None], channel[:, None, None], rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]  # fmt: skip
+
+
+def transform_of_files(augmentation: Augmentation, size: int) -> Any:
+    """The transform of torchvision from an image as read to one of `size` pixels, both PIL's.
+
+    Without `crop`: the shorter side to 8/7 of the size, then the middle, as one evaluates.
+    It draws from torch's global generator, which its caller seeds and puts back.
+
+    >>> from PIL import Image
+    >>> transform_of_files(Augmentation(), 32)(Image.new("RGB", (80, 60))).size
+    (32, 32)
+    """
+    steps: list[Any] = []
+    if augmentation.crop:
+        steps += [v2.RandomResizedCrop(size, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))]
+    else:
+        steps += [v2.Resize(round(size * 8 / 7)), v2.CenterCrop(size)]
+    if augmentation.flip:
+        steps += [v2.RandomHorizontalFlip()]
+    if augmentation.magnitude:
+        steps += [v2.RandAugment(num_ops=2, magnitude=augmentation.magnitude)]
+    return v2.Compose(steps)

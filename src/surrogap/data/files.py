@@ -1,0 +1,77 @@
+"""One image file, from disk to pixels: what the worker processes do."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms.v2 import functional
+
+
+class Request(NamedTuple):
+    """A file to read, its label, and the seed of its augmentation."""
+
+    path: str
+    label: int
+    seed: int
+
+
+@final
+@dataclass(frozen=True)
+class Unreadable:
+    """A file that is no image, and why.
+
+    It travels from the worker as a value: DataLoader wraps an error into its traceback as text,
+    and one sentence is what a user needs.
+    """
+
+    path: str
+    reason: str
+
+
+@final
+class Reader(Dataset[tuple[Tensor, int] | Unreadable]):
+    """Reads and transforms images: a set whose indices are requests.
+
+    Args:
+        transform: From a PIL image to another. It may draw from torch's global generator, which is
+            seeded for each image and put back.
+
+    >>> reader = Reader(transform=None)
+    >>> reader[Request("nowhere.png", label=0, seed=0)].path
+    'nowhere.png'
+    """
+
+    def __init__(self, transform: Callable[[Any], Any]) -> None:
+        self.transform = transform
+
+    def __getitem__(self, request: Request) -> tuple[Tensor, int] | Unreadable:
+        try:
+            with Image.open(request.path) as file:
+                image = file.convert("RGB")
+        except Exception as error:  # Pillow's formats raise errors of many kinds
+            return Unreadable(request.path, f"{type(error).__name__}: {error}")
+        # No devices: torch.manual_seed would also seed those, which nobody puts back.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(request.seed)
+            return functional.pil_to_tensor(self.transform(image)), request.label
+
+
+def collated(
+    images: Sequence[tuple[Tensor, int] | Unreadable],
+) -> tuple[Tensor, Tensor] | Unreadable:
+    """A batch of images that were read, or the first that was not.
+
+    >>> collated([(torch.zeros(3, 2, 2), 1), (torch.zeros(3, 2, 2), 0)])[1]
+    tensor([1, 0])
+    """
+    read = []
+    for image in images:
+        if isinstance(image, Unreadable):
+            return image
+        read.append(image)
+    pixels, labels = zip(*read, strict=True)
+    return torch.stack(pixels), torch.tensor(labels)

@@ -1,0 +1,47 @@
+"""Mixup: images and labels in between (Zhang et al. 2018)."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def mixup(
+    images: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    generator: torch.Generator,
+    *,
+    probability: float = 0.2,
+    alpha: float = 0.2,
+) -> tuple[Tensor, Tensor]:
+    """Some images mixed with others of their batch, and probabilities as targets for all.
+
+    `x_i <- lam * x_i + (1 - lam) * x_j` and the same for the one-hot targets. Every image decides
+    for itself, with its own lam from Beta(alpha, alpha); the partners j are a permutation of the
+    batch. An image that is not mixed stays as it is, bit by bit, with a one-hot target.
+
+    Args:
+        images: Of floating point, NCHW.
+        labels: int64, one for each image.
+        num_classes: How many classes there are.
+        generator: On the CPU, whatever the images' device.
+        probability: Of an image to be mixed.
+        alpha: Of the Beta distribution: small values stay near one of the two images.
+
+    >>> images, labels = torch.rand(4, 1, 2, 2), torch.tensor([0, 1, 2, 0])
+    >>> _, targets = mixup(images, labels, 3, torch.Generator(), probability=1.0)
+    >>> targets.shape, torch.allclose(targets.sum(1), torch.ones(4))
+    (torch.Size([4, 3]), True)
+    """
+    number = len(images)
+    is_mixed = torch.rand(number, generator=generator) < probability
+    partner = torch.randperm(number, generator=generator).to(images.device)
+    # torch draws from Beta by its global generator only.
+    seed = int(torch.randint(2**62, (), generator=generator))
+    drawn = torch.from_numpy(np.random.default_rng(seed).beta(alpha, alpha, number))
+    lam = torch.where(is_mixed, drawn, 1.0).to(images.device, torch.float32)
+    targets = functional.one_hot(labels, num_classes).to(torch.float32)
+    # lerp is exact at lam = 1.
+    mixed = torch.lerp(images[partner], images, lam.to(images.dtype)[:, None, None, None])
+    return mixed, torch.lerp(targets[partner], targets, lam[:, None])

@@ -1,0 +1,217 @@
+"""What a set is: images and labels, in memory or on disk, split into train and test."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+# Of ImageNet's training images, as torchvision and timm normalise for their weights.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TensorSet:
+    """Small images, all in memory.
+
+    Args:
+        images: uint8, NCHW, of one channel or three.
+        labels: int64, one class number for each image.
+
+    Raises:
+        ValueError: A tensor has another dtype or shape, or there is no image.
+
+    >>> TensorSet(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.arange(6))
+    TensorSet(6 images of 1x8x8)
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.images.shape)
+        if self.images.dtype != torch.uint8 or len(shape) != 4 or shape[1] not in (1, 3):
+            raise ValueError(
+                "images must be uint8 of shape (number, 1 or 3, height, width), got "
+                f"{self.images.dtype} of {shape}. Pass the original pixels, channels first."
+            )
+        if self.labels.dtype != torch.int64 or self.labels.shape != shape[:1]:
+            raise ValueError(
+                f"labels must be int64 of shape ({shape[0]},), got {self.labels.dtype} of "
+                f"{tuple(self.labels.shape)}. Pass one class number for each image."
+            )
+        if not self.images.numel():
+            raise ValueError(f"images must hold at least one, got shape {shape}. Pass some.")
+
+    def to(self, device: torch.device | str) -> "TensorSet":
+        """The same set on a device; itself where it is there already."""
+        return TensorSet(self.images.to(device), self.labels.to(device))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        return f"TensorSet({len(self)} images of {'x'.join(map(str, self.images.shape[1:]))})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FileSet:
+    """Large images, one file each, read when they are needed.
+
+    Args:
+        paths: Where the images are.
+        labels: One class number for each of them.
+
+    Raises:
+        ValueError: There is no image, or not one label for each.
+
+    >>> FileSet(["cat/1.jpg", "dog/1.jpg"], [0, 1])
+    FileSet(2 images)
+    """
+
+    paths: Sequence[str]
+    labels: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if not self.paths or len(self.paths) != len(self.labels):
+            raise ValueError(
+                f"paths must be at least one, with a label each, got {len(self.paths)} paths and "
+                f"{len(self.labels)} labels. Pass both in the same order."
+            )
+
+    def to(self, device: torch.device | str) -> "FileSet":
+        """Itself: files stay where they are."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __repr__(self) -> str:
+        return f"FileSet({len(self)} images)"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """A set of images, split into those to train on and those to test on.
+
+    Args:
+        name: What it is called, or where it is.
+        classes: The classes' names; a label is an index into them.
+        train: What to train on.
+        test: What to test on.
+        val: What to choose settings by, where the set has it.
+        mean: Of each channel, of pixels in [0, 1]. Computed from `train` where it is not given;
+            ImageNet's for files, which nobody reads twice for it.
+        std: Of each channel, likewise. A constant channel has 1, so that one can divide by it.
+
+    Raises:
+        ValueError: A label is out of range, the splits have different kinds or shapes, or mean or
+            std does not fit the channels.
+
+    >>> train = TensorSet(torch.full((2, 1, 8, 8), 51, dtype=torch.uint8), torch.tensor([0, 1]))
+    >>> splits = Splits("grey", ("left", "right"), train, test=train)
+    >>> splits
+    Splits('grey', 2 classes, train: 2, test: 2)
+    >>> splits.mean, splits.std
+    ((0.2,), (1.0,))
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: TensorSet | FileSet
+    test: TensorSet | FileSet
+    val: TensorSet | FileSet | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_labels()
+        self._check_shapes()
+        if not (self.mean and self.std):
+            mean, std = mean_and_std(self.train)
+            object.__setattr__(self, "mean", tuple(self.mean) or mean)
+            object.__setattr__(self, "std", tuple(self.std) or std)
+        self._check_statistics()
+
+    @property
+    def parts(self) -> dict[str, TensorSet | FileSet]:
+        """The splits that there are, by name."""
+        parts = {"train": self.train, "test": self.test}
+        return parts if self.val is None else {**parts, "val": self.val}
+
+    @property
+    def channels(self) -> int:
+        """How many channels an image has: 1 or 3."""
+        return self.train.images.shape[1] if isinstance(self.train, TensorSet) else 3
+
+    def to(self, device: torch.device | str) -> "Splits":
+        """The same splits on a device, for all loaders to share."""
+        moved: dict[str, Any] = {name: part.to(device) for name, part in self.parts.items()}
+        return replace(self, **moved)
+
+    def _check_labels(self) -> None:
+        for name, part in self.parts.items():
+            labels = part.labels
+            if isinstance(labels, Tensor):
+                low, high = (int(bound) for bound in labels.aminmax())
+            else:
+                low, high = min(labels), max(labels)
+            if low < 0 or high >= len(self.classes):
+                raise ValueError(
+                    f"labels of {name} must be from 0 to {len(self.classes) - 1}, for there are "
+                    f"{len(self.classes)} classes, got {low} to {high}. "
+                    "Number the classes from 0, and name each of them."
+                )
+
+    def _check_shapes(self) -> None:
+        kinds = {
+            tuple(part.images.shape[1:]) if isinstance(part, TensorSet) else "files"
+            for part in self.parts.values()
+        }
+        if len(kinds) > 1:
+            shapes = ", ".join(f"{name}: {part}" for name, part in self.parts.items())
+            raise ValueError(
+                f"splits must have images of one shape, got {shapes}. Resize them to one."
+            )
+
+    def _check_statistics(self) -> None:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != self.channels or not all(map(math.isfinite, values)):
+                raise ValueError(
+                    f"{name} must be {self.channels} finite numbers, one for each channel, got "
+                    f"{values}. Leave it out to have it computed."
+                )
+        if min(self.std) <= 0:
+            raise ValueError(f"std must be above 0, got {self.std}. Leave it out to compute it.")
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}: {len(part)}" for name, part in self.parts.items())
+        return f"Splits({self.name!r}, {len(self.classes)} classes, {sizes})"
+
+
+def mean_and_std(part: TensorSet | FileSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The mean and the standard deviation of each channel, of pixels in [0, 1].
+
+    Exact, from counts of the 256 values; ImageNet's for files.
+
+    >>> pixels = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
+    >>> mean_and_std(TensorSet(pixels, torch.tensor([0, 1])))
+    ((0.5,), (0.5,))
+    """
+    if isinstance(part, FileSet):
+        return IMAGENET_MEAN, IMAGENET_STD
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, stds = [], []
+    for channel in part.images.unbind(1):
+        counts = torch.bincount(channel.flatten(), minlength=256).double().cpu()
+        mean = float(counts @ values / counts.sum())
+        std = math.sqrt(float(counts @ (values - mean) ** 2 / counts.sum()))
+        means.append(mean)
+        stds.append(std if std > 1e-6 else 1.0)
+    return tuple(means), tuple(stds)

@@ -1,0 +1,75 @@
+"""The set in the package."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surrogap.data import TensorSet, fashion_mnist, load
+from surrogap.data.embedded import PATH, embedded
+from surrogap.data.fashion_mnist import part
+from tests.data.made_up import pixels
+
+
+def test_it_is_small_balanced_and_licensed() -> None:
+    splits = load("embedded")
+    assert PATH.stat().st_size < 3_000_000
+    assert "Zalando" in PATH.with_name("fashion_mnist.LICENSE").read_text()
+    for name, count in (("train", 500), ("test", 200)):
+        split = splits.parts[name]
+        assert isinstance(split, TensorSet)
+        assert split.labels.bincount().tolist() == [count] * 10
+        assert split.images.shape == (10 * count, 1, 28, 28)
+    # The published statistics of the whole training set are 0.2860 and 0.3530. The standard error
+    # of a mean over 5,000 images is below 0.353 / sqrt(5000) = 0.005, were each image one colour.
+    assert abs(splits.mean[0] - 0.2860) < 0.01
+    assert abs(splits.std[0] - 0.3530) < 0.01
+
+
+def test_no_test_image_is_trained_on() -> None:
+    splits = embedded()
+    rows = [
+        {row.tobytes() for row in split.images.numpy()}
+        for split in (splits.train, splits.test)
+        if isinstance(split, TensorSet)
+    ]
+    assert not rows[0] & rows[1]
+
+
+def whole_set(per_class: int) -> dict[str, np.ndarray]:
+    labels = np.arange(10).repeat(per_class)
+    np.random.default_rng(0).shuffle(labels)
+    images = pixels(len(labels), 2, 2, 1)
+    result = {f"{name}_images": images for name in ("train", "test")}
+    result |= {f"{name}_labels": labels for name in ("train", "test")}
+    return {**result, "classes": np.array(list("abcdefghij"))}
+
+
+def test_a_part_is_the_first_of_each_class_in_order() -> None:
+    whole = whole_set(per_class=7)
+    kept = part(whole, train_per_class=3, test_per_class=7)
+    seen = dict.fromkeys(range(10), 0)
+    expected = []
+    for image, label in zip(whole["train_images"], whole["train_labels"], strict=True):
+        seen[label] += 1
+        if seen[label] <= 3:
+            expected.append(image)
+    assert np.array_equal(kept["train_images"], expected)
+    assert np.array_equal(kept["test_images"], whole["test_images"])
+
+
+def test_it_can_be_built_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out, again = (str(tmp_path / name) for name in ("whole.npz", "out.xz", "again.xz"))
+    np.savez(source, **whole_set(per_class=2))
+    monkeypatch.setattr(sys, "argv", ["fashion_mnist", source, out])
+    runpy.run_path(fashion_mnist.__file__, run_name="__main__")
+    fashion_mnist.build(source, again)
+    assert Path(out).read_bytes() == Path(again).read_bytes()
+    assert repr(embedded(out)) == "Splits('embedded', 10 classes, train: 20, test: 20)"
+    monkeypatch.setattr(sys, "argv", ["fashion_mnist"])
+    with pytest.raises(SystemExit, match=r"usage: python -m surrogap.data.fashion_mnist FASHION"):
+        runpy.run_path(fashion_mnist.__file__, run_name="__main__")

@@ -1,0 +1,51 @@
+"""Sets in folders."""
+
+from pathlib import Path
+
+import pytest
+
+from surrogap.data import FileSet, load
+from tests.data.made_up import folder, save_image
+
+
+@pytest.mark.parametrize("other", ["val", "test"])
+def test_a_folder_with_train_and_another(tmp_path: Path, other: str) -> None:
+    splits = load(str(folder(tmp_path, ("train", other))))
+    assert splits.classes == ("ant", "bee")
+    assert isinstance(splits.test, FileSet)
+    assert splits.test.paths[0] == str(tmp_path / other / "ant" / "0.png")
+    assert list(splits.train.labels) == [0] * 5 + [1] * 5
+    assert splits.val is None
+    assert splits.mean == (0.485, 0.456, 0.406)
+
+
+def test_a_folder_with_all_three(tmp_path: Path) -> None:
+    splits = load(folder(tmp_path, ("train", "val", "test")))
+    assert isinstance(splits.val, FileSet)
+    assert isinstance(splits.test, FileSet)
+    assert "/val/" in splits.val.paths[0]
+    assert "/test/" in splits.test.paths[0]
+
+
+def test_folders_that_are_no_sets(tmp_path: Path) -> None:
+    message = "path must be a folder with train and val or test in it, got .*, which has "
+    with pytest.raises(ValueError, match=message + "none of them. A set is a folder with"):
+        load(tmp_path)
+    folder(tmp_path, ("train",))
+    with pytest.raises(ValueError, match=message + "train. A set is"):
+        load(tmp_path)
+
+
+def test_a_class_without_images(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "val" / "cat").mkdir()
+    message = "path must have images of each class, got .*val, where torchvision says: .*cat"
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+
+
+def test_other_classes_to_test_on(tmp_path: Path) -> None:
+    save_image(folder(tmp_path) / "val" / "cat" / "0.png")
+    message = "path must have the same classes in train and val, got .*, where one has cat and the"
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
