@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sklearn import metrics
@@ -67,6 +68,7 @@ def test_a_subset_of_the_classes(classes: list[int], device: torch.device) -> No
     labels = torch.tensor(classes)[torch.randint(len(classes), (157,))]
     got = evaluate(IDENTITY, ragged(logits, labels), classes=classes, device=device)
     close(got, reference.scores(logits.tolist(), [{k} for k in labels.tolist()], classes=classes))
+    close(got, evaluate(IDENTITY, ragged(logits, labels), classes=np.array(classes)))
     # The others' logits are of no account, and masking them with -inf does the same.
     masked = torch.full_like(logits, -math.inf)
     masked[:, classes] = logits[:, classes]

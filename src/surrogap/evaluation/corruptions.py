@@ -25,8 +25,9 @@ from torch.nn.functional import conv2d, pad
 
 # Below an integer by less is rounding noise, which must not decide what is cut off.
 _ROUNDING = 1e-6
-# How many images are in float64 at a time: some 25 MB of 32 x 32 pixels.
-_CHUNK = 1000
+# How many images are in float64 at a time. At 32 pixels they stay in the processor's cache: all
+# twelve together take half of the time that a thousand at a time take.
+_CHUNK = 64
 
 
 @final

@@ -105,10 +105,11 @@ def evaluate(
     >>> scores.num_samples, round(scores.accuracy, 3)
     (3, 0.667)
     """
+    classes = None if classes is None else [int(k) for k in classes]  # also of an array
     _check_arguments(truth, classes, autocast)
     where = _device_of(model) if device is None else torch.device(device)
     group_sums = across_processes and dist.is_available() and dist.is_initialized()
-    subset = None if classes is None else torch.tensor(list(classes), device=where)
+    subset = None if classes is None else torch.tensor(classes, device=where)
     sums = torch.zeros(5 + NUM_BINS, dtype=torch.float64, device=where)
     cast: AbstractContextManager[object] = (
         nullcontext() if autocast is None else torch.autocast(where.type, autocast)
@@ -314,4 +315,4 @@ def _check_shapes(
 
 
 def _shortened(values: Sequence[int]) -> str:
-    return str(list(values)) if len(values) <= 8 else f"{str(list(values[:8]))[:-1]}, ...]"
+    return str(values) if len(values) <= 8 else f"{str(values[:8])[:-1]}, ...]"
