@@ -1,16 +1,31 @@
 """Batches: which, how often, on whom, and again after a checkpoint."""
 
+import os
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 from torchvision.transforms.v2 import functional as transforms
 
-from surrogap.data import Augmentation, FileLoader, Loader, Splits, TensorLoader, load, loader
+from surrogap.data import (
+    AUGMENTATIONS,
+    Augmentation,
+    FileLoader,
+    Loader,
+    Splits,
+    TensorLoader,
+    load,
+    loader,
+)
+from surrogap.data.augmentation import transform_of_files
+from surrogap.data.files import Reader, collated
+from surrogap.data.seeds import derived
 from tests.data.made_up import files, folder, tensors
 
 Batch = tuple[Tensor, Tensor]
@@ -191,6 +206,49 @@ def test_files_are_on_the_device(device: torch.device, tmp_path: Path) -> None:
     assert images.device.type == targets.device.type == device.type
 
 
+def test_each_file_is_transformed_with_a_seed_of_its_own(tmp_path: Path) -> None:
+    splits = files(tmp_path)
+    run = make(splits, augmentation=Augmentation(crop=True, flip=True, magnitude=15), seed=3)
+    transform = transform_of_files(run.augmentation, 16)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (splits.mean, splits.std))
+    order = run.order.images(0).tolist()
+    for position, (images, targets) in enumerate(run):
+        for i, (image, target) in enumerate(zip(images, targets, strict=True)):
+            place = 3 * position + i
+            torch.manual_seed(derived("image", 3, 0, place))
+            with Image.open(splits.train.paths[order[place]]) as picture:
+                expected = transforms.pil_to_tensor(transform(picture)) / 255
+            assert torch.allclose(image, (expected - mean) / std, atol=1e-5)
+            assert target == splits.train.labels[order[place]]
+
+
+def test_another_default_dtype_changes_nothing(splits: Splits) -> None:
+    # But for torchvision's own: its transforms of files draw, and RandAugment rounds, in it.
+    is_ours = isinstance(make(splits), TensorLoader)
+    augmentation = Augmentation(crop=is_ours, flip=is_ours, mixup=0.5)
+    batches = list(make(splits, augmentation=augmentation))
+    torch.set_default_dtype(torch.float64)
+    assert same(batches, make(splits, augmentation=augmentation))
+
+
+def test_what_goes_to_workers_can_be_pickled() -> None:
+    # Where Python starts workers afresh instead of forking, it must.
+    reader = pickle.loads(pickle.dumps(Reader(transform_of_files(AUGMENTATIONS["strong"], 16))))
+    assert len(reader.transform.transforms) == 3
+    assert pickle.loads(pickle.dumps(collated)) is collated
+
+
+def test_as_many_workers_as_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("surrogap.data.loaders.DataLoader", lambda *_, **to: asked.append(to))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)), raising=False)
+    make(files(tmp_path), num_workers=None)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    make(files(tmp_path), num_workers=None)
+    assert [to["num_workers"] for to in asked] == [5, 8]
+
+
 def test_workers_change_nothing(tmp_path: Path) -> None:
     splits = files(tmp_path)
     alone, with_workers = make(splits), make(splits, num_workers=2)
@@ -220,8 +278,6 @@ def test_a_file_that_is_no_image(tmp_path: Path, num_workers: int) -> None:
 
 
 def test_files_of_all_modes_become_rgb(tmp_path: Path) -> None:
-    from PIL import Image
-
     root = folder(tmp_path)
     for i, mode in enumerate(("L", "RGBA", "CMYK", "1")):
         suffix = "jpg" if mode == "CMYK" else "png"

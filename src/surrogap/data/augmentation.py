@@ -126,7 +126,7 @@ def _cropped_and_flipped(
     rows = shifts[0] + torch.arange(height)
     columns = shifts[1] + torch.arange(width)
     if augmentation.flip:
-        is_flipped = torch.rand(number, 1, generator=generator) < 0.5
+        is_flipped = torch.rand(number, 1, generator=generator, dtype=torch.float32) < 0.5
         columns = torch.where(is_flipped, columns.flip(1), columns)
     rows, columns = rows.to(images.device), columns.to(images.device)
     image = torch.arange(number, device=images.device)

@@ -88,8 +88,10 @@ class Loader(ABC):
         self.position = 0
         self._is_resumed = False
         # Pixels are 0 to 255, the set's statistics those of 0 to 1.
-        self._mean = 255 * torch.tensor(splits.mean, device=self.device)[:, None, None]
-        self._std = 255 * torch.tensor(splits.std, device=self.device)[:, None, None]
+        self._mean, self._std = (
+            255 * torch.tensor(values, dtype=torch.float32, device=self.device)[:, None, None]
+            for values in (splits.mean, splits.std)
+        )
 
     @property
     def soft_targets(self) -> bool:
@@ -117,7 +119,6 @@ class Loader(ABC):
         """What is left of an epoch: uint8 images on the device, and labels."""
 
     def _finished(self, images: Tensor, labels: Tensor, position: int) -> Batch:
-        # torch.float32 by name: statistics and images stay so under another default dtype.
         normal = (images.to(torch.float32) - self._mean).div_(self._std)
         if not self.soft_targets:
             return normal, labels
@@ -273,7 +274,7 @@ class FileLoader(Loader):
             raise TypeError(f"splits must be files, got {self.part}. Use surrogap.data.loader.")
         whole("size", size, at_least=1, remedy="Pass a number of pixels, as 224.")
         if num_workers is None:
-            num_workers = min(len(os.sched_getaffinity(0)), 8)
+            num_workers = min(_num_processors(), 8)
         whole("num_workers", num_workers, at_least=0, remedy="Pass 0 to read in this process.")
         # Without it, DataLoader draws its workers' seeds from the global generator.
         self._worker_seeds = torch.Generator()
@@ -302,6 +303,13 @@ class FileLoader(Loader):
                 images.to(self.device, non_blocking=True),
                 labels.to(self.device, non_blocking=True),
             )
+
+
+def _num_processors() -> int:
+    """How many processors this process may use, which in a container are not all."""
+    if hasattr(os, "sched_getaffinity"):  # not everywhere
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class _Requests:

@@ -35,7 +35,8 @@ def mixup(
     (torch.Size([4, 3]), True)
     """
     number = len(images)
-    is_mixed = torch.rand(number, generator=generator) < probability
+    # By name: under another default dtype, other numbers would be drawn.
+    is_mixed = torch.rand(number, generator=generator, dtype=torch.float32) < probability
     partner = torch.randperm(number, generator=generator).to(images.device)
     # torch draws from Beta by its global generator only.
     seed = int(torch.randint(2**62, (), generator=generator))

@@ -74,7 +74,8 @@ def operate(images: Tensor, operation: str, magnitude: int, sign: int = 1) -> Te
 
     def level(most: float) -> float:
         # linspace, in float32, for torchvision's very numbers.
-        strength = float(torch.linspace(0.0, most, MAX_MAGNITUDE + 1)[magnitude])
+        levels = torch.linspace(0.0, most, MAX_MAGNITUDE + 1, dtype=torch.float32)
+        strength = float(levels[magnitude])
         return sign * strength if operation in _SIGNED else strength
 
     return (_SIGNED | _UNSIGNED)[operation](images, level)
