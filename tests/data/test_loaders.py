@@ -249,25 +249,33 @@ def test_as_many_workers_as_processors(tmp_path: Path, monkeypatch: pytest.Monke
     assert [to["num_workers"] for to in asked] == [5, 8]
 
 
+# DataLoader warns of two workers on one processor, and Python from 3.12 on of forking threads.
+with_workers = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork:DeprecationWarning"
+)
+
+
+@with_workers
 def test_workers_change_nothing(tmp_path: Path) -> None:
     splits = files(tmp_path)
-    alone, with_workers = make(splits), make(splits, num_workers=2)
+    alone, helped = make(splits), make(splits, num_workers=2)
     before = torch.get_rng_state()
-    assert same(alone, with_workers)
+    assert same(alone, helped)
     # Workers that read ahead of an abandoned epoch do not mix it with the next.
     next(iter(alone))
-    next(iter(with_workers))
-    assert same(alone, with_workers)
+    next(iter(helped))
+    assert same(alone, helped)
     # And a resumed loader starts where its batches, not its workers, were.
-    batches = iter(with_workers)
+    batches = iter(helped)
     next(batches)
-    state = with_workers.state_dict()
+    state = helped.state_dict()
     assert state["position"] == 1
     alone.load_state_dict(state)
     assert same(alone, batches)
     assert torch.equal(before, torch.get_rng_state())
 
 
+@with_workers
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_file_that_is_no_image(tmp_path: Path, num_workers: int) -> None:
     bad = folder(tmp_path) / "train" / "bee" / "3.png"
