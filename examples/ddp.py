@@ -2,8 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/ddp.py --checkpoint /tmp/digits_ddp
 
-Each climbs by the gradient of its own images, and all take the mean of their directions. The
-command continues a stopped run, with any number of processes.
+Each climbs by its own images, and all take the mean. The command continues a stopped run.
 """
 
 import argparse
@@ -76,4 +75,5 @@ num_right = (answers == y_test[rank::world_size]).sum()
 dist.all_reduce(num_right)
 if rank == 0:
     print(f"test accuracy {num_right / len(y_test):.4f}")
+del objective, model  # they hold the process group, and gloo must end before Python does
 dist.destroy_process_group()
