@@ -75,5 +75,5 @@ num_right = (answers == y_test[rank::world_size]).sum()
 dist.all_reduce(num_right)
 if rank == 0:
     print(f"test accuracy {num_right / len(y_test):.4f}")
-del objective, model  # they hold the process group, and gloo must end before Python does
+objective = model = None  # they hold the process group, and gloo must end before Python does
 dist.destroy_process_group()
