@@ -37,6 +37,7 @@ out of all rows alike.
 
 import argparse
 import difflib
+import gc
 import importlib.metadata
 import json
 import math
@@ -289,6 +290,9 @@ def work(rank: int, jobs: list[tuple[str, Variant]], size: int, store: str, resu
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     for model_name, variant in jobs:
         results.put((model_name, variant, count(variant, model_name)))
+    # Wrapped models hold the process group, and gloo's threads must end before Python does:
+    # https://github.com/pytorch/pytorch/pull/179291.
+    gc.collect()
     dist.destroy_process_group()
 
 
