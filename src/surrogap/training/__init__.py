@@ -1,0 +1,1 @@
+"""The system: from a configuration to a trained network, with records and checkpoints."""

@@ -1,0 +1,88 @@
+"""What a configuration holds, checked once and by one rule. It needs no torch."""
+
+import difflib
+from collections.abc import Iterable
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+
+def one_of(name: str, value: object, known: Iterable[str], *, remedy: str = "") -> str:
+    """`value`, if it is one of the known names.
+
+    Raises:
+        ValueError: It is none; the message has the known ones and the closest.
+
+    >>> one_of("decay", "cosine", ["linear", "cosine"])
+    'cosine'
+    """
+    names = list(known)
+    if isinstance(value, str) and value in names:
+        return value
+    guess = closest(str(value), names)
+    ending = f" {remedy}" if remedy else ""
+    raise ValueError(
+        f"{name} must be one of {', '.join(names)}, got {value!r}. "
+        f"{f'The closest is {guess!r}.' if guess else 'Pass one of them.'}{ending}"
+    )
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like `name`, if one is like it at all.
+
+    >>> closest("rho_mni", ["rho", "rho_min", "lam"])
+    'rho_min'
+    """
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
+
+
+def check_type(name: str, value: object, hint: Any) -> None:
+    """Checks that `value` is what a field's annotation says.
+
+    Raises:
+        TypeError: It has another type.
+        ValueError: It is none of the names that a `Literal` allows.
+
+    >>> check_type("rho_min", None, float | None)
+    """
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return
+    kind = next(option for option in options if option is not type(None))
+    if get_origin(kind) is Literal:
+        one_of(name, value, get_args(kind))
+    elif get_origin(kind) is tuple:
+        _check_tuple(name, value, get_args(kind))
+    elif not _is(value, kind):
+        remedy = f"Pass {_EXAMPLES[kind]}" + (", or none." if len(options) > 1 else ".")
+        raise TypeError(f"{name} must be {_NAMES[kind]}, got {value!r}. {remedy}")
+
+
+def at_least(name: str, value: int, bound: int, *, remedy: str) -> None:
+    """Checks a whole number.
+
+    Raises:
+        ValueError: It is below the bound.
+
+    >>> at_least("epochs", 20, 1, remedy="Pass how often to go through the images.")
+    """
+    if value < bound:
+        raise ValueError(f"{name} must be at least {bound}, got {value}. {remedy}")
+
+
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_EXAMPLES = {bool: "one of the two", int: "one, such as 1", float: "one, such as 0.1", str: "one"}
+
+
+def _is(value: object, kind: type) -> bool:
+    if kind is bool:
+        return isinstance(value, bool)
+    return isinstance(value, (int, float) if kind is float else kind) and not isinstance(
+        value, bool
+    )
+
+
+def _check_tuple(name: str, value: object, kinds: tuple[type, ...]) -> None:
+    if not isinstance(value, tuple) or len(value) != len(kinds):
+        raise TypeError(f"{name} must be {len(kinds)} numbers, got {value!r}. Pass as many.")
+    for part, kind in zip(value, kinds, strict=True):
+        check_type(name, part, kind)

@@ -1,0 +1,193 @@
+"""What a run is: every setting of the training system, as dataclasses.
+
+A `Config` has a group for each part of the system. It is checked when it is made, written to the
+run's folder as JSON, and is what `surrogap train` takes: one flag for each field. Within a group,
+the field `name` says which; its flag is the group's name, and the other flags are the fields' own.
+So `Config(objective=ObjectiveConfig(name="sam", rho=0.1))` is `--objective sam --rho 0.1`, and
+`config.override(objective="sam", rho=0.1)` changes both in a configuration that there is.
+
+A recipe is a function without arguments that returns a `Config`. `surrogap.experiments.recipes` has
+them by name, as `RECIPES`, and `surrogap train --recipe NAME` takes its defaults from there. This
+module imports no torch, and that one need not either: that is why `surrogap --help` is quick.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, final, get_type_hints
+
+from surrogap.training.arguments import closest
+from surrogap.training.groups import (
+    DataConfig,
+    ExecutionConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    OutputConfig,
+    ScheduleConfig,
+)
+
+__all__ = [
+    "FIELDS",
+    "Config",
+    "DataConfig",
+    "ExecutionConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "OutputConfig",
+    "ScheduleConfig",
+]
+
+
+@final
+@dataclass(frozen=True)
+class Config:
+    """A run.
+
+    Attributes:
+        model: The network.
+        data: The images.
+        objective: What is minimised.
+        optimizer: What moves the weights.
+        schedule: How long, and how fast when.
+        execution: How it is computed.
+        output: What it leaves behind.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: A value is unknown or out of bounds, or two do not go together.
+
+    >>> config = Config(objective=ObjectiveConfig(name="sam", rho=0.1))
+    >>> config.override(rho=0.2, lr=0.05).objective.rho
+    0.2
+    >>> Config.from_dict(config.to_dict()) == config
+    True
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+    def __post_init__(self) -> None:
+        if self.data.batch_size % self.execution.micro_batches:
+            raise ValueError(
+                f"micro_batches must divide batch_size, got {self.execution.micro_batches} and "
+                f"batch_size={self.data.batch_size}. Pass parts of one size."
+            )
+        lr, lr_min = self.optimizer.lr, self.schedule.lr_min
+        if lr_min > lr:
+            raise ValueError(
+                f"lr_min must not exceed lr, got lr_min={lr_min} and lr={lr}. "
+                "The learning rate decays from lr to lr_min."
+            )
+        self._check_radius()
+
+    def _check_radius(self) -> None:
+        lr, lr_min = self.optimizer.lr, self.schedule.lr_min
+        rho, rho_min = self.objective.rho, self.objective.rho_min
+        if rho_min is None or not self.objective.has_radius:
+            return
+        if rho is None or rho_min > rho:
+            raise ValueError(
+                f"rho_min must come with a rho that is no smaller, got rho_min={rho_min} and "
+                f"rho={rho}. Pass the radius at the largest learning rate as rho."
+            )
+        if self.schedule.decay == "constant" or lr_min == lr:
+            raise ValueError(
+                f"rho_min must be left out where the learning rate does not decay, got {rho_min}. "
+                "The radius follows the learning rate: pass rho alone, or let lr decay."
+            )
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is kept: `out`, or a folder named by what is trained."""
+        if self.output.out is not None:
+            return Path(self.output.out).expanduser()
+        data = Path(self.data.name).stem
+        words = (data, self.model.name, self.objective.name, str(self.execution.seed))
+        return Path("runs") / "-".join(words)
+
+    def override(self, **values: Any) -> Self:
+        """The same configuration with other values for some fields, named as the flags are.
+
+        Raises:
+            ValueError: There is no such field, or a value is not valid.
+
+        >>> Config().override(objective="vanilla", epochs=40).schedule.epochs
+        40
+        """
+        groups: dict[str, dict[str, Any]] = {}
+        for flag, value in values.items():
+            if flag not in FIELDS:
+                raise ValueError(_unknown("field", flag, FIELDS))
+            group, name = FIELDS[flag]
+            groups.setdefault(group, {})[name] = value
+        return dataclasses.replace(
+            self,
+            **{
+                g: dataclasses.replace(getattr(self, g), **changes) for g, changes in groups.items()
+            },
+        )
+
+    def flat(self) -> dict[str, Any]:
+        """All fields, named as the flags are.
+
+        >>> Config().flat()["objective"]
+        'gsam'
+        """
+        return {flag: getattr(getattr(self, group), name) for flag, (group, name) in FIELDS.items()}
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The groups as dictionaries, which JSON can hold."""
+        values = dataclasses.asdict(self)
+        values["optimizer"]["betas"] = list(self.optimizer.betas)
+        return values
+
+    def to_json(self) -> str:
+        """The configuration as it is in a run's folder."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """A configuration from what `to_dict` returned; what is left out has its default.
+
+        Raises:
+            TypeError: A value has the wrong type.
+            ValueError: A group or a field is unknown, or a value is not valid.
+        """
+        groups: dict[str, Any] = {}
+        for group, fields in values.items():
+            if group not in _GROUPS:
+                raise ValueError(_unknown("group", group, _GROUPS))
+            if not isinstance(fields, Mapping):
+                raise TypeError(f"{group} must be a group of fields, got {fields!r}. Pass one.")
+            known = {f.name for f in dataclasses.fields(_GROUPS[group])}
+            for name in fields:
+                if name not in known:
+                    raise ValueError(_unknown(f"field of {group}", name, known))
+            values_of = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+            groups[group] = _GROUPS[group](**values_of)
+        return cls(**groups)
+
+
+def _unknown(kind: str, name: str, known: Mapping[str, Any] | set[str]) -> str:
+    guess = closest(name, known)
+    remedy = f"The closest is {guess!r}." if guess else f"Known are {', '.join(sorted(known))}."
+    return f"{kind} must be one that a configuration has, got {name!r}. {remedy}"
+
+
+_GROUPS: dict[str, Any] = get_type_hints(Config)
+
+# From a flag's name, with underscores, to the group and the field that it sets.
+FIELDS: dict[str, tuple[str, str]] = {
+    group if f.name == "name" else f.name: (group, f.name)
+    for group, kind in _GROUPS.items()
+    for f in dataclasses.fields(kind)
+}

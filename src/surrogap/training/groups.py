@@ -1,0 +1,325 @@
+"""The groups of a configuration, each for one part of the system. None needs torch."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, final, get_type_hints
+
+from tyro.conf import arg
+
+from surrogap.core.arguments import number
+from surrogap.training.arguments import at_least, check_type
+
+TWO_PASS = ("sam", "gsam", "asam", "gap-penalty")
+
+
+class Group:
+    """Fields that belong together; each is checked against its annotation."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            check_type(name, getattr(self, name), hint)
+        self._check()
+
+    def _check(self) -> None:
+        """Checks the values, once the types are right."""
+
+    def _number(self, name: str, *, remedy: str, **bounds: float) -> None:
+        if getattr(self, name) is not None:
+            number(name, getattr(self, name), remedy=remedy, **bounds)
+
+
+@final
+@dataclass(frozen=True)
+class ModelConfig(Group):
+    """The network."""
+
+    name: Annotated[str, arg(name="model")] = "small_resnet18_narrow"
+    """The network: one of surrogap.models.names(), such as vit_s32, or any of timm's."""
+
+    image_size: int | None = None
+    """The side in pixels that images are resized to. By default their own; 224 for files."""
+
+    drop: float = 0.0
+    """The probability of dropout, in all of the network's dropout layers but attention's."""
+
+    weights: str | None = None
+    """Whose weights to start from, for transfer: a run's folder, or a .safetensors file. A head
+    for another number of classes stays new."""
+
+    def _check(self) -> None:
+        if self.image_size is not None:
+            at_least("image_size", self.image_size, 1, remedy="Pass a number of pixels, as 32.")
+        self._number("drop", below=1.0, remedy="Pass a probability, such as 0.1.")
+
+
+@final
+@dataclass(frozen=True)
+class DataConfig(Group):
+    """The images."""
+
+    name: Annotated[str, arg(name="data")] = "embedded"
+    """The images: embedded, cifar10, cifar100, flowers102, pets37, imagenet, or the path of an .npz
+    archive or of a folder with train and val in it."""
+
+    data_root: str = "data"
+    """The folder that holds the named sets."""
+
+    download: bool = False
+    """Whether to fetch a named set that is not there."""
+
+    augmentation: Literal["none", "light", "medium", "strong"] = "light"
+    """light: crop and flip; medium: mixup with probability 0.2 and RandAugment 10 too; strong: 15.
+    """
+
+    batch_size: int = 128
+    """How many images a step takes, on all processes together."""
+
+    eval_batch_size: int | None = None
+    """How many images each process evaluates at once. By default four times its training batch."""
+
+    num_workers: int | None = None
+    """How many worker processes read files. By default the processors that there are, 8 at most."""
+
+    def _check(self) -> None:
+        at_least("batch_size", self.batch_size, 1, remedy="Pass a number of images, as 128.")
+        if self.eval_batch_size is not None:
+            at_least("eval_batch_size", self.eval_batch_size, 1, remedy="Pass a number, as 512.")
+        if self.num_workers is not None:
+            at_least("num_workers", self.num_workers, 0, remedy="Pass 0 to read in this process.")
+
+
+@final
+@dataclass(frozen=True)
+class ObjectiveConfig(Group):
+    """What is minimised, in the paper's symbols."""
+
+    name: Annotated[
+        Literal["vanilla", "sam", "gsam", "asam", "gap-penalty", "entropy-sgd"],
+        arg(name="objective"),
+    ] = "gsam"
+    """What is minimised. Each objective looks at its own of the settings below, and at no other."""
+
+    loss: Literal["cross-entropy", "sigmoid"] = "cross-entropy"
+    """f: softmax cross-entropy, or sigmoid cross-entropy summed over classes, as the authors'."""
+
+    label_smoothing: float = 0.0
+    """The part of a target that is spread over all classes; for cross-entropy."""
+
+    rho: float | None = None
+    """The radius, at lr where it follows the learning rate. By default 0.05, for asam 0.5."""
+
+    rho_min: float | None = None
+    """The radius at lr_min: with it, the radius follows the learning rate. By default it does not.
+    """
+
+    rho_inverse_sqrt: bool = False
+    """Whether the radius is rho / sqrt(t) at step t, as in the paper's theorem 5.1."""
+
+    alpha: float | None = None
+    """gsam, asam: the weight of the gap. By default 0.4 for gsam, and 0 for asam: no ascent."""
+
+    minimize: Literal["perturbed", "plain"] = "perturbed"
+    """gsam: perturbed for min(f_p, h), the paper's method; plain for min(f, h)."""
+
+    lam: float = 0.1
+    """gap-penalty: the weight of the gap in f_p + lam * h."""
+
+    eta: float = 0.01
+    """asam: added to the weights' magnitudes."""
+
+    gamma: float = 0.03
+    """entropy-sgd: how strongly the walk is held to the weights."""
+
+    inner_steps: int = 5
+    """entropy-sgd: the length of the walk, in passes."""
+
+    inner_lr: float = 0.1
+    """entropy-sgd: the walk's learning rate."""
+
+    noise: float = 1e-4
+    """entropy-sgd: the walk's temperature."""
+
+    averaging: float = 0.75
+    """entropy-sgd: how slowly the mean follows the walk."""
+
+    scoping: float = 0.0
+    """entropy-sgd: by how much gamma grows with each step, as a fraction."""
+
+    scope: Literal["replica", "global"] | None = None
+    """Under torchrun, whose gradients a climb follows. By default replica, its own, for ddp."""
+
+    @property
+    def has_radius(self) -> bool:
+        """Whether it makes a second pass at a distance rho."""
+        return self.name in TWO_PASS
+
+    def _check(self) -> None:
+        for name in ("rho", "rho_min", "alpha", "lam", "eta", "noise", "scoping"):
+            self._number(name, remedy="Pass a non-negative number, such as 0.1.")
+        self._number("gamma", above=0.0, remedy="Pass a positive number, such as 0.03.")
+        self._number("inner_lr", above=0.0, remedy="Pass a positive number, such as 0.1.")
+        self._number("averaging", below=1.0, remedy="Pass a number such as 0.75.")
+        self._number("label_smoothing", below=1.0, remedy="Pass a number such as 0.1.")
+        at_least("inner_steps", self.inner_steps, 1, remedy="Pass a number of passes, as 5.")
+        if self.rho_min is not None and self.rho_inverse_sqrt:
+            raise ValueError(
+                f"rho_min must be left out where the radius is rho / sqrt(t), got {self.rho_min}. "
+                "Pass one of rho_min and rho_inverse_sqrt."
+            )
+        if self.label_smoothing and self.loss == "sigmoid":
+            raise ValueError(
+                f"label_smoothing must be 0 for the sigmoid loss, got {self.label_smoothing}. "
+                "Pass it with loss cross-entropy."
+            )
+
+
+@final
+@dataclass(frozen=True)
+class OptimizerConfig(Group):
+    """What moves the weights along the objective's direction."""
+
+    name: Annotated[str, arg(name="optimizer")] = "sgd"
+    """The optimizer: sgd, adamw, any other of torch.optim, or adabelief where its package is."""
+
+    lr: float = 0.1
+    """The largest learning rate."""
+
+    momentum: float = 0.9
+    """The momentum, of optimizers that have one."""
+
+    nesterov: bool = False
+    """Whether the momentum is Nesterov's; for sgd."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    """How slowly the moments follow the gradient, of Adam and its kin."""
+
+    weight_decay: float = 0.0
+    """The weight decay, as the optimizer means it: decoupled for adamw, added to g for sgd."""
+
+    decay_on: Literal["all", "matrices"] = "all"
+    """What decays: all weights, or those of two or more dimensions, and no bias or norm."""
+
+    clip_norm: float | None = None
+    """The largest global norm of the direction; longer ones are shortened. By default any."""
+
+    def _check(self) -> None:
+        self._number("lr", above=0.0, remedy="Pass a positive number, such as 0.1.")
+        self._number("weight_decay", remedy="Pass a non-negative number, such as 5e-4.")
+        self._number("momentum", below=1.0, remedy="Pass a number such as 0.9.")
+        self._number("clip_norm", above=0.0, remedy="Pass a positive number, such as 1.0.")
+        for beta in self.betas:
+            number("betas", beta, below=1.0, remedy="Pass two numbers such as 0.9 0.999.")
+
+
+@final
+@dataclass(frozen=True)
+class ScheduleConfig(Group):
+    """How long, and how fast when."""
+
+    epochs: int = 20
+    """How often to go through the images."""
+
+    steps: int | None = None
+    """How many steps to take in all, in place of epochs."""
+
+    warmup_steps: int = 0
+    """Over how many steps the learning rate rises from 0 to lr."""
+
+    warmup_epochs: float = 0.0
+    """The same in epochs, in place of steps."""
+
+    decay: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the learning rate goes from lr to lr_min after the warm-up."""
+
+    lr_min: float = 0.0
+    """The last learning rate."""
+
+    def _check(self) -> None:
+        at_least("epochs", self.epochs, 1, remedy="Pass how often to go through the images.")
+        if self.steps is not None:
+            at_least("steps", self.steps, 1, remedy="Pass how many steps to take.")
+        at_least("warmup_steps", self.warmup_steps, 0, remedy="Pass 0 for no warm-up.")
+        self._number("warmup_epochs", remedy="Pass 0 for no warm-up.")
+        self._number("lr_min", remedy="Pass a non-negative number, such as 0.")
+        if self.warmup_steps and self.warmup_epochs:
+            raise ValueError(
+                f"warmup_epochs must be 0 where warmup_steps is given, got {self.warmup_epochs} "
+                f"and warmup_steps={self.warmup_steps}. Pass one of the two."
+            )
+
+
+@final
+@dataclass(frozen=True)
+class ExecutionConfig(Group):
+    """How it is computed, and from which random numbers."""
+
+    seed: int = 0
+    """Of the first weights, the order of the images, their augmentation and dropout."""
+
+    device: str = "auto"
+    """cpu, cuda, or another of torch's devices. By default cuda where there is one."""
+
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the passes. Weights are float32; fp16 scales the loss."""
+
+    micro_batches: int = 1
+    """In how many parts a process computes its batch, to save memory."""
+
+    perturbation: Literal["shared", "each"] = "shared"
+    """Whether the micro-batches share one perturbation, or take one each (m-sharpness)."""
+
+    compile: bool = False
+    """Whether to compile the network with torch.compile."""
+
+    capture: bool = False
+    """Whether to record a whole step as a CUDA graph and replay it."""
+
+    channels_last: bool = False
+    """Whether images and convolutions lie in memory with channels last, which GPUs prefer."""
+
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """Under torchrun: whole weights in each process, or a piece of them in each."""
+
+    max_skipped: int = 10
+    """After how many steps in a row with a loss that is not finite the run stops."""
+
+    def _check(self) -> None:
+        at_least("seed", self.seed, 0, remedy="Pass a whole number, such as 0.")
+        at_least("micro_batches", self.micro_batches, 1, remedy="Pass 1 for whole batches.")
+        at_least("max_skipped", self.max_skipped, 0, remedy="Pass 0 to stop at the first.")
+        if self.capture and self.perturbation == "each" and self.micro_batches > 1:
+            raise ValueError(
+                "perturbation must be shared where a step is captured, got each. "
+                "Pass --perturbation shared, or --no-capture."
+            )
+        if self.capture and self.precision == "fp16":
+            raise ValueError(
+                "precision must be fp32 or bf16 where a step is captured, got fp16. "
+                "Whether a step overflowed is known only after it: pass --precision bf16."
+            )
+
+
+@final
+@dataclass(frozen=True)
+class OutputConfig(Group):
+    """What the run leaves behind, and how often."""
+
+    out: str | None = None
+    """The run's folder. By default runs/DATA-MODEL-OBJECTIVE-SEED."""
+
+    record_every: int = 50
+    """Every how many steps a line is recorded."""
+
+    eval_every: int = 1
+    """Every how many epochs the network is evaluated; after the last it always is."""
+
+    checkpoint_every: int | None = None
+    """Every how many steps a checkpoint is saved. By default at the end of each epoch."""
+
+    tensorboard: bool = True
+    """Whether to write the records for TensorBoard too."""
+
+    def _check(self) -> None:
+        at_least("record_every", self.record_every, 1, remedy="Pass a number of steps, as 50.")
+        at_least("eval_every", self.eval_every, 1, remedy="Pass a number of epochs, as 1.")
+        if self.checkpoint_every is not None:
+            at_least("checkpoint_every", self.checkpoint_every, 1, remedy="Pass a number, as 1000.")
