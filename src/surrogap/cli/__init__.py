@@ -1,0 +1,92 @@
+"""The command line: `surrogap COMMAND`.
+
+A command is a module here of its name, with a function `main(arguments) -> int` that returns the
+exit status, and a line in `COMMANDS`. Its options are a dataclass, read by `surrogap.cli.options`.
+Modules of commands import torch and all that needs it inside of functions, for `--help` must not
+wait for it.
+
+Exit status: 0; 1 if a run failed; 2 for a mistake in what was asked for, told in one sentence;
+128 + n after signal n.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from surrogap import __version__
+from surrogap.training.arguments import one_of
+
+COMMANDS = {
+    "train": "Train a network, or continue to.",
+}
+
+# Every error that tells a user of a mistake reads `<name> must <rule>, got <value>. <remedy>`.
+_MISTAKE = re.compile(r"\bmust\b.*\bgot\b", re.DOTALL)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        arguments: Those after the program's name; by default the process's own.
+
+    Returns:
+        The exit status.
+
+    >>> main(["train", "--print-config", "--lr", "0.3"])  # doctest: +ELLIPSIS
+    {
+      "model": {
+    ...
+        "lr": 0.3,
+    ...
+    0
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"surrogap {__version__}")
+        return 0
+    try:
+        return _run(words[0], words[1:])
+    except (ValueError, TypeError, RuntimeError, ImportError, OSError) as error:
+        if not is_mistake(error):
+            raise
+        print(f"surrogap: {error}", file=sys.stderr)
+        return 2
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether an error tells a user of a mistake; any other is ours, and keeps its traceback.
+
+    >>> is_mistake(ValueError("rho must be at least 0 and finite, got -1. Pass 0.05."))
+    True
+    >>> is_mistake(ValueError("not enough values to unpack (expected 2, got 1)"))
+    False
+    """
+    return bool(_MISTAKE.search(str(error)))
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    one_of("command", name, COMMANDS, remedy="Run surrogap --help.")
+    status: int = import_module(f"surrogap.cli.{name}").main(arguments)
+    return status
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {line}" for name, line in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: surrogap COMMAND [OPTIONS]",
+            "",
+            "Sharpness-aware training: train, evaluate and compare.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "surrogap COMMAND --help tells what a command takes.",
+        ]
+    )

@@ -1,0 +1,60 @@
+"""A command's options: a dataclass, read from the command line by tyro."""
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+import tyro
+
+Options = TypeVar("Options")
+
+_BORDERS = " │|\n"
+_RULE = re.compile(r"^[│|]?\s*[─╭╰-]{3,}")
+
+
+def options(
+    kind: type[Options], command: str, arguments: Sequence[str], default: Options | None = None
+) -> Options:
+    """The options of a command, one flag for each field, fields of groups included.
+
+    Args:
+        kind: A dataclass with a docstring under each field, which becomes its help.
+        command: The command's name.
+        arguments: What follows the command's name on the command line.
+        default: The values of fields that the arguments do not set.
+
+    Raises:
+        ValueError: The arguments do not fit.
+        SystemExit: They ask for help, which has been printed then.
+    """
+    program = f"surrogap {command}"
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                kind,
+                prog=program,
+                args=list(arguments),
+                default=default,
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise ValueError(_sentence(complaint.getvalue(), program)) from None
+
+
+def _sentence(complaint: str, program: str) -> str:
+    """What tyro says in a box, as one sentence of ours."""
+    lines = complaint.splitlines()[1:]
+    end = next((i for i, line in enumerate(lines) if _RULE.match(line)), len(lines))
+    text = " ".join(line.strip(_BORDERS) for line in lines[:end]).strip().rstrip(".")
+    # What our own checks raise while tyro builds the dataclass is a sentence already.
+    own = re.fullmatch(r"Error parsing [\w.-]+: (.+ must .+, got .+)", text)
+    if own:
+        return f"{own[1]}."
+    close = re.search(r"Perhaps you meant:\W*(--[\w-]+)", complaint)
+    guess = f" The closest is {close[1]}." if close else ""
+    return f"options must be those of {program}, got: {text}.{guess} Run {program} --help."
