@@ -1,0 +1,324 @@
+"""The loss of a model over a set of batches, as a function of its weights.
+
+All that is measured in this room is measured on such a surface: losses and gradients at the weights
+`w`, or at `w + delta` nearby.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from surrogap.analysis.space import Space
+from surrogap.core.passes import Buffers, RandomState
+from surrogap.core.replicas import Replicas
+from surrogap.core.shards import fsdp_modules
+from surrogap.core.vectors import Layout, wide
+from surrogap.core.weights import Weights
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+# From a batch, its number of samples n and a vector: adds n times the batch's to it, and returns
+# the batch's mean loss.
+Add = Callable[[Any, int, Tensor], Tensor]
+# Called with how much is done, and how much there is to do at most.
+Progress = Callable[[int, int], object]
+
+
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean cross-entropy of a batch of images and labels, moved to where the model is.
+
+    >>> cross_entropy(nn.Linear(2, 4), (torch.zeros(3, 2), torch.tensor([0, 1, 2]))).shape
+    torch.Size([])
+    """
+    device = next(model.parameters()).device
+    images, labels = (part.to(device, non_blocking=True) for part in batch)
+    return nn.functional.cross_entropy(model(images), labels)
+
+
+def num_samples_of(batch: Any) -> int:
+    """How many samples a batch has: the length of the first tensor in it.
+
+    Raises:
+        TypeError: There is none.
+
+    >>> num_samples_of({"images": torch.zeros(5, 3), "labels": torch.zeros(5)})
+    5
+    """
+    first = _first_tensor(batch)
+    if first is None or first.ndim == 0:
+        raise TypeError(
+            f"batch must hold a tensor with a row for each sample, got {type(batch).__name__} "
+            "without. Pass num_samples_of=, a function from a batch to its number of samples."
+        )
+    return len(first)
+
+
+def _first_tensor(batch: Any) -> Tensor | None:
+    if isinstance(batch, Tensor):
+        return batch
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(parts, Iterable) or isinstance(parts, str):
+        return None
+    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+
+
+class Surface:
+    """The mean loss `f(w) = sum_i n_i * f_i(w) / sum_i n_i` over batches of `n_i` samples.
+
+    Modules run in the mode that they are in. In evaluation mode, which is what most measurements
+    want, BatchNorm uses its running statistics: `f` is the loss of the deployed model, sample by
+    sample. In training mode it uses those of each batch, as training does, so `f` depends on how
+    the samples are batched; the running statistics stay as they were.
+
+    Whatever is measured, afterwards weights, gradients, buffers, modes and torch's random state are
+    exactly what they were, also if something raises. Each pass starts from the same random state.
+
+    Under DistributedDataParallel each process passes its part of the samples, and all get the
+    result over the whole; the module inside runs, with the first process's buffers. With FSDP2 all
+    processes must have as many batches as each other, since their passes communicate. Of a compiled
+    model, the one inside runs.
+
+    Args:
+        model: The model; its trainable parameters are the weights.
+        batches: What can be iterated over many times: a list, or a DataLoader without random
+            augmentation. Shuffling does no harm.
+        loss_fn: The mean loss of a batch, from the model that is passed to it and the batch.
+        num_samples_of: How many samples a batch has.
+        is_checked: Whether to look at first if model and batches give the same loss twice, at the
+            price of two forward passes. Everything here takes it that they do.
+
+    Attributes:
+        weights: The parameters.
+        space: Where `w`, gradients and directions live.
+
+    Raises:
+        TypeError: `batches` can be iterated over only once, a batch holds no tensor, or `loss_fn`
+            returns none.
+        ValueError: There is no sample, or processes that communicate have different numbers of
+            batches; or the model has no trainable parameter.
+        RuntimeError: The loss is not the same twice, or is no scalar.
+
+    >>> model = nn.Linear(2, 3)
+    >>> images, labels = torch.zeros(5, 2), torch.tensor([0, 1, 2, 0, 1])
+    >>> surface = Surface(model, [(images[:4], labels[:4]), (images[4:], labels[4:])])
+    >>> torch.allclose(surface.loss(), cross_entropy(model, (images, labels)).double())
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        loss_fn: LossFn = cross_entropy,
+        *,
+        num_samples_of: Callable[[Any], int] = num_samples_of,
+        is_checked: bool = True,
+    ) -> None:
+        if isinstance(batches, Iterator):
+            raise TypeError(
+                f"batches must be iterable many times, got {type(batches).__name__}, which is "
+                "spent after once. Pass a list or a DataLoader."
+            )
+        self.model = _unwrapped(model)
+        self.batches = batches
+        self.loss_fn = loss_fn
+        self.num_samples_of = num_samples_of
+        self.weights = weights = Weights(model)
+        self.space = Space(weights)
+        self._replicas = Replicas(weights.wrappers, None, are_weights_sharded=weights.are_sharded)
+        self._groups = [wrapper.process_group for wrapper in weights.wrappers[:1]]
+        self._groups += _fsdp_groups(model)
+        self._check_number_of_batches()
+        if is_checked:
+            self._probe()
+
+    def position(self) -> Tensor:
+        """The weights `w` as a vector."""
+        return self.space.vector(self.weights.tensors)
+
+    @torch.no_grad()
+    def loss(self) -> Tensor:
+        """`f(w)`, as a scalar in float64."""
+        return self.means(self._add_nothing, torch.empty(0))[0]
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """`f(w)` as a scalar in float64, and the gradient there."""
+        with self.weights.gradients_added() as add:
+            result = self.means(self._add_gradient, self.space.zeros())
+            add([None] * len(self.weights.parameters), None)
+        return result
+
+    @contextmanager
+    def moved(self, delta: Tensor) -> Iterator[None]:
+        """The body sees the weights at `w + delta`; afterwards they are `w`, bit for bit."""
+        self.weights.look()
+        tensors = self.weights.tensors
+        layout = Layout(tensors)
+        before = layout.read(tensors)
+        there = [
+            (tensor.detach().to(wide(tensor.dtype)) + piece.to(tensor.device)).to(tensor.dtype)
+            for tensor, piece in zip(tensors, self.space.pieces(delta), strict=True)
+        ]
+        after = layout.read(there)
+        del there
+        try:
+            with torch.no_grad():
+                after.write_to_(tensors)
+            yield
+        finally:
+            with torch.no_grad():
+                before.write_to_(tensors)
+            self.weights.look()  # so that FSDP forgets the weights that it gathered there
+
+    def means(self, add: Add, into: Tensor) -> tuple[Tensor, Tensor]:
+        """Means over the samples of all batches and processes: of the loss, and of a vector.
+
+        Args:
+            add: Adds a batch's share of the vector, and returns the batch's mean loss.
+            into: Zeros to add to.
+
+        Raises:
+            ValueError: There is no sample.
+        """
+        with self._undisturbed():
+            sums = self._sums(add, into)
+        for group in self._groups:
+            dist.all_reduce(sums, group=group)
+            if not self.weights.are_sharded:
+                dist.all_reduce(into, group=group)
+        if not sums[1]:
+            raise ValueError(
+                "batches must hold at least one sample, got none. Pass a list or a DataLoader."
+            )
+        return sums[0] / sums[1], into.div_(sums[1].to(into))
+
+    def loss_of(self, batch: Any) -> Tensor:
+        """The mean loss of a batch on this process, with its graph.
+
+        Raises:
+            TypeError: The loss function returned no tensor.
+            RuntimeError: It returned no real scalar.
+        """
+        loss = self.loss_fn(self.model, batch)
+        if not isinstance(loss, Tensor):
+            raise TypeError(
+                f"loss_fn must return the loss as a tensor, got {type(loss).__name__}. "
+                "Return the mean over the batch's samples."
+            )
+        if loss.numel() != 1 or not loss.is_floating_point():
+            raise RuntimeError(
+                f"loss_fn must return a real scalar, got shape {tuple(loss.shape)} and dtype "
+                f"{loss.dtype}. Return the mean over the batch's samples."
+            )
+        return loss.reshape(())
+
+    def _add_nothing(self, batch: Any, number: int, into: Tensor) -> Tensor:
+        return self.loss_of(batch)
+
+    def _add_gradient(self, batch: Any, number: int, into: Tensor) -> Tensor:
+        with torch.enable_grad():
+            loss = self.loss_of(batch)
+            # FSDP takes the mean over processes, whose batches may differ in size.
+            torch.autograd.backward(loss * number if self.weights.are_sharded else loss)
+        factor = self._num_processes if self.weights.are_sharded else number
+        gradients = self.weights.take_gradients()
+        for piece, gradient in zip(self.space.pieces(into), gradients, strict=True):
+            if gradient is not None:
+                piece.add_(gradient.to(piece), alpha=factor)
+        return loss.detach()
+
+    def _sums(self, add: Add, into: Tensor) -> Tensor:
+        """Over this process's batches: of the loss times the samples, and of the samples."""
+        (device, *_) = self.weights.devices
+        # Some devices have no float64.
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        sums = torch.zeros(2, dtype=dtype, device=device)
+        for batch in self.batches:
+            number = self.num_samples_of(batch)
+            torch.clear_autocast_cache()  # it may hold the weights of another place
+            loss = add(batch, number, into).to(sums)
+            sums += torch.stack([loss * number, torch.full_like(loss, number)])
+        return sums
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Buffers and random state are what they were, after a body that runs the model."""
+        self.weights.look()
+        buffers = self.weights.buffers
+        with (
+            RandomState(self.weights.devices).replayed(),
+            Buffers().kept(buffers),
+            self._replicas.unsynchronised(),
+        ):
+            self._replicas.share_buffers(buffers)
+            yield
+        self.weights.look()
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        """Refuses a model or batches whose loss is not the same twice."""
+        # Beyond what other batches, kernels or bfloat16 change, and below what dropout does.
+        tolerance = 1e-9 if self.space.dtype is torch.float64 else 1e-3
+        with self._undisturbed():  # around all passes, so that they draw different numbers
+            sums = [self._sums(self._add_nothing, torch.empty(0)) for _ in range(2)]
+            batch = next(iter(self.batches), None)
+            one, other = (sums[0][0] if batch is None else self.loss_of(batch) for _ in range(2))
+        have_differed = torch.zeros_like(sums[0][0]) + _differ(one, other, tolerance)
+        for group in self._groups:
+            for tensor in (*sums, have_differed):
+                dist.all_reduce(tensor, group=group)
+        if have_differed:
+            raise RuntimeError(
+                "model must give the same loss for the same batch, got different ones. It draws "
+                "random numbers, as dropout does in training mode: call model.eval() first."
+            )
+        first, second = (some[0] / some[1] for some in sums)
+        if _differ(first, second, tolerance):
+            raise RuntimeError(
+                f"batches must be the same samples each time, got a mean loss of {first:.6g} and "
+                f"then of {second:.6g}. Pass a loader that neither augments nor drops at random."
+            )
+
+    @property
+    def _num_processes(self) -> int:
+        return int(torch.tensor([dist.get_world_size(group) for group in self._groups]).prod())
+
+    def _check_number_of_batches(self) -> None:
+        if not self.weights.are_sharded or not isinstance(self.batches, Sized):
+            return
+        (device, *_) = self.weights.devices
+        numbers = torch.tensor([len(self.batches), -len(self.batches)], device=device)
+        for group in self._groups:
+            dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
+        most, fewest = int(numbers[0]), -int(numbers[1])
+        if most != fewest:
+            raise ValueError(
+                f"batches must be as many in each process for sharded weights, got {fewest} to "
+                f"{most}. Give every process as many; their samples may differ in number."
+            )
+
+
+def _differ(x: Tensor, y: Tensor, tolerance: float) -> Tensor:
+    return (x - y).abs() > tolerance * torch.maximum(x.abs(), y.abs())
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    if isinstance(model, DistributedDataParallel):
+        return _unwrapped(model.module)
+    inner = getattr(model, "_orig_mod", None)  # torch.compile's
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def _fsdp_groups(model: nn.Module) -> list[Any]:
+    """The processes over which FSDP takes the mean of gradients: one group for each dimension."""
+    for module in fsdp_modules(model.modules()):
+        group = module._get_fsdp_state()._fsdp_param_group
+        if group is not None:
+            info = group.mesh_info
+            names = ("shard_process_group", "replicate_process_group")
+            return [getattr(info, name) for name in names if hasattr(info, name)]
+    return []
