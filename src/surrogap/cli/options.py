@@ -4,7 +4,7 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -30,16 +30,13 @@ def options(
         SystemExit: They ask for help, which has been printed then.
     """
     program = f"surrogap {command}"
+    settings: dict[str, Any] = {} if default is None else {"default": default}
+    settings |= {"prog": program, "config": (tyro.conf.OmitArgPrefixes,)}
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                kind,
-                prog=program,
-                args=list(arguments),
-                default=default,
-                config=(tyro.conf.OmitArgPrefixes,),
-            )
+            chosen: Options = tyro.cli(kind, args=list(arguments), **settings)
+            return chosen
     except SystemExit as end:
         if not end.code:
             raise
