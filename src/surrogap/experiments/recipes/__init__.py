@@ -1,0 +1,13 @@
+"""Recipes by name: configurations, each with what it reproduces and what to expect of it.
+
+`surrogap recipes` lists them, and `surrogap train --recipe NAME` trains one.
+"""
+
+from surrogap.experiments.recipes import imagenet, small, transfer
+from surrogap.experiments.recipes.recipe import Recipe
+
+__all__ = ["RECIPES", "Recipe"]
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe for recipe in (*small.recipes(), *imagenet.recipes(), *transfer.recipes())
+}
