@@ -16,6 +16,7 @@ from importlib import import_module
 
 from surrogap import __version__
 from surrogap.training.arguments import one_of
+from surrogap.training.failure import RunFailedError
 
 COMMANDS = {
     "train": "Train a network, or continue to.",
@@ -52,10 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(words[0], words[1:])
     except (ValueError, TypeError, RuntimeError, ImportError, OSError) as error:
-        if not is_mistake(error):
+        has_failed = isinstance(error, RunFailedError)
+        if not (has_failed or is_mistake(error)):
             raise
         print(f"surrogap: {error}", file=sys.stderr)
-        return 2
+        return 1 if has_failed else 2
 
 
 def is_mistake(error: BaseException) -> bool:

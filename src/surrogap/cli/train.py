@@ -7,6 +7,7 @@ torchrun --nproc-per-node 8 -m surrogap.cli train --recipe vit-s32-gsam
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,26 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: The arguments do not fit, or the run cannot be what they say.
     """
     chosen = options(Train, "train", arguments, default=Train(config=_defaults(arguments)))
-    print(chosen.config.to_json(), end="")
+    if chosen.print_config:
+        print(chosen.config.to_json(), end="")
+        return 0
+    return _train(chosen.config, chosen.resume)
+
+
+def _train(config: Config, resume: bool) -> int:
+    from surrogap.training.progress import progress_for_stdout
+    from surrogap.training.run import train
+
+    outcome = train(config, resume=resume, progress=progress_for_stdout())
+    place = f"step {outcome.step} of {outcome.num_steps}"
+    if outcome.signal is not None:
+        print(
+            f"surrogap: {outcome.signal.name} stopped the run after {place}, and its checkpoint is "
+            f"saved. Continue by surrogap train --resume --out {outcome.folder}",
+            file=sys.stderr,
+        )
+        return 128 + outcome.signal
+    print(f"{outcome.folder}: finished, {place}")
     return 0
 
 

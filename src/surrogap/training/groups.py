@@ -286,11 +286,6 @@ class ExecutionConfig(Group):
         at_least("seed", self.seed, 0, remedy="Pass a whole number, such as 0.")
         at_least("micro_batches", self.micro_batches, 1, remedy="Pass 1 for whole batches.")
         at_least("max_skipped", self.max_skipped, 0, remedy="Pass 0 to stop at the first.")
-        if self.capture and self.perturbation == "each" and self.micro_batches > 1:
-            raise ValueError(
-                "perturbation must be shared where a step is captured, got each. "
-                "Pass --perturbation shared, or --no-capture."
-            )
         if self.capture and self.precision == "fp16":
             raise ValueError(
                 "precision must be fp32 or bf16 where a step is captured, got fp16. "

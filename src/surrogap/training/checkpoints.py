@@ -1,0 +1,188 @@
+"""Checkpoints that are whole or not there: files of tensors and numbers, and of nothing else.
+
+A checkpoint is written to a file that has no name yet, forced to the disk, and then renamed, so a
+process may die at any moment. Its name holds the hash of its contents, so that damage is found and
+the checkpoint before it is used: there are always two. Reading executes no pickled code, whatever
+the file holds (`weights_only=True`). torch.distributed.checkpoint's own format would unpickle its
+metadata, so processes gather what they hold, and the first writes one file (`state.py`): any
+number of processes can read it.
+"""
+
+import hashlib
+import os
+import pickle
+import re
+import warnings
+from pathlib import Path
+from typing import Any, BinaryIO, cast, final
+
+import torch
+
+from surrogap.training.failure import RunFailedError
+
+_NAME = re.compile(r"step-(\d{9})-([0-9a-f]{32})\.pt")
+_TEMPORARY = "unfinished"
+KEPT = 2
+
+State = dict[str, Any]
+
+
+@final
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: Where they are.
+
+    >>> import tempfile
+    >>> checkpoints = Checkpoints(Path(tempfile.mkdtemp()))
+    >>> path = checkpoints.save({"weights": torch.ones(2)}, step=7)
+    >>> checkpoints.newest()
+    {'weights': tensor([1., 1.])}
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def paths(self) -> list[Path]:
+        """The files that there are, by their step."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def save(self, state: State, step: int) -> Path:
+        """Writes a checkpoint, and deletes those that are two or more behind it.
+
+        Raises:
+            RunFailedError: The disk is full, or the folder cannot be written.
+        """
+        temporary = self.folder / _TEMPORARY
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"step-{step:09d}-{_write(state, temporary)}.pt"
+            os.replace(temporary, path)
+            sync_folder(self.folder)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise RunFailedError(self._full(error)) from error
+        # What is ahead was damaged, or the run would have gone on from there.
+        behind = [old for old in self.paths() if old != path and step_of(old) < step]
+        for old in set(self.paths()) - {path, *behind[1 - KEPT :]}:
+            old.unlink()
+        return path
+
+    def newest(self) -> State | None:
+        """The newest checkpoint that is whole, or None where there is none at all.
+
+        Warns of each that is damaged.
+
+        Raises:
+            ValueError: There are some, and none is whole.
+        """
+        paths = self.paths()
+        for path in reversed(paths):
+            try:
+                return read(path)
+            except ValueError as error:
+                warnings.warn(f"{error} The one before is used.", stacklevel=2)
+        if paths:
+            raise ValueError(
+                f"checkpoints must include one that is whole, got {len(paths)} damaged in "
+                f"{self.folder}. Delete the run's folder to start anew."
+            )
+        return None
+
+    def _full(self, error: OSError) -> str:
+        paths = self.paths()
+        last = f"{paths[-1].name} is intact" if paths else "there is no earlier one"
+        return (
+            f"checkpoint must fit on the disk, got {error.strerror} for {self.folder}; {last}. "
+            "Make room, then pass --resume."
+        )
+
+
+def step_of(path: Path) -> int:
+    """After how many steps a checkpoint was written, from its name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def read(path: Path) -> State:
+    """What a checkpoint holds, with all tensors on the CPU.
+
+    Raises:
+        ValueError: The file is damaged, or holds something else than tensors and numbers.
+    """
+    match = _NAME.fullmatch(path.name)
+    try:
+        with path.open("rb") as file:
+            digest = _digest(file)
+            if match is None or digest != match[2]:
+                raise ValueError(
+                    f"checkpoint must have the contents that its name tells, got {path}, which is "
+                    "damaged. Delete it."
+                )
+            file.seek(0)
+            state: State = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"checkpoint must hold tensors and numbers alone, got {path} ({reason}). Delete it."
+        ) from error
+    return state
+
+
+def sync_folder(folder: Path) -> None:
+    """Forces a folder's names to the disk: a new name is safe only then."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(state: State, path: Path) -> str:
+    """Writes a state to the disk, and returns the hash of what was written."""
+    with path.open("wb") as file:
+        sink = _Sink(file)
+        try:
+            torch.save(state, cast(BinaryIO, sink))
+        except RuntimeError:  # torch's own words for an error of the sink
+            if sink.error is None:
+                raise
+            raise sink.error from None
+        file.flush()
+        os.fsync(file.fileno())
+    return sink.hash.hexdigest()
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = _hash()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _hash() -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=16)
+
+
+class _Sink:
+    """A file that hashes what is written, and remembers why it could not be."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.hash = _hash()
+        self.error: OSError | None = None
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.hash.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()

@@ -1,0 +1,135 @@
+"""A run's folder: whose it is, and what it holds.
+
+`config.json` is the configuration, `versions.json` what it ran on, `records.jsonl` what it saw,
+`checkpoints/` where it can go on from, and `tensorboard/` the records once more.
+"""
+
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from surrogap import __version__
+from surrogap.training.checkpoints import sync_folder
+from surrogap.training.config import Config
+from surrogap.training.processes import World
+
+CONFIG = "config.json"
+VERSIONS = "versions.json"
+RECORDS = "records.jsonl"
+CHECKPOINTS = "checkpoints"
+TENSORBOARD = "tensorboard"
+
+# What may change when a run goes on. None of it changes what is computed beyond rounding. (The
+# number of processes does, where each climbs by its own gradient; it is no setting.)
+FREE = {
+    *("out", "data_root", "download", "num_workers", "eval_batch_size", "device", "parallel"),
+    *("compile", "capture", "channels_last", "max_skipped"),
+    *("record_every", "eval_every", "checkpoint_every", "tensorboard"),
+}
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of the run in a folder.
+
+    Raises:
+        ValueError: The folder holds no run.
+    """
+    try:
+        return Config.from_dict(json.loads((folder / CONFIG).read_text()))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"run must be a folder with a readable {CONFIG}, got {folder}. "
+            "Pass the folder that surrogap train wrote."
+        ) from error
+
+
+def check_folder(config: Config, *, resume: bool) -> None:
+    """Checks that a run may be in its folder, and changes nothing.
+
+    Raises:
+        ValueError: It holds another run, or this one and `resume` is False, or something else.
+    """
+    folder = config.folder
+    if (folder / CONFIG).exists():
+        _check_run(config, resume)
+    elif folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise ValueError(
+            f"out must be a new or empty folder, or a run's, got {folder}, which holds other "
+            "files. Pass another one."
+        )
+
+
+def _check_run(config: Config, resume: bool) -> None:
+    folder, own = config.folder, read_config(config.folder).flat()
+    different = {k: v for k, v in config.flat().items() if own[k] != v and k not in FREE}
+    if different:
+        name, value = next(iter(different.items()))
+        raise ValueError(
+            f"out must be a folder of this configuration, got {folder}, whose run has "
+            f"{name}={own[name]!r} and not {value!r}. Pass another --out, or its own {name}."
+        )
+    if not resume:
+        raise ValueError(
+            f"out must be a new folder, got {folder}, which holds this run already. "
+            "Pass --resume to continue it, or another --out."
+        )
+
+
+def prepare_folder(config: Config, world: World) -> None:
+    """Makes a run's folder, if there is none yet, and says in it whose it is.
+
+    Raises:
+        ValueError: It cannot be written.
+    """
+    folder = config.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in ((CONFIG, config.to_json()), (VERSIONS, _versions(world))):
+            if not (folder / name).exists():
+                _write(folder / name, text)
+    except OSError as error:
+        raise ValueError(
+            f"out must be a folder that can be written, got {folder} ({error.strerror}). "
+            "Pass another one."
+        ) from error
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def _versions(world: World) -> str:
+    packages = ("timm", "torchvision", "numpy")
+    cuda = world.device.type == "cuda"
+    return (
+        json.dumps(
+            {
+                "surrogap": __version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                **{name: _version(name) for name in packages},
+                "platform": platform.platform(),
+                "device": torch.cuda.get_device_name(world.device) if cuda else str(world.device),
+                "processes": world.size,
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,144 @@
+"""The network that a configuration names: built, given weights, and wrapped for many processes."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from surrogap.data import Splits, TensorSet
+from surrogap.models import create
+from surrogap.training.checkpoints import Checkpoints
+from surrogap.training.config import Config
+from surrogap.training.groups import ModelConfig
+from surrogap.training.processes import World
+
+
+def network_of(config: ModelConfig, splits: Splits) -> nn.Module:
+    """The network for a set of images, on the CPU, with random weights or those it starts from.
+
+    Raises:
+        ImportError: timm is not installed.
+        ValueError: There is no such network, the images do not suit it, it has no dropout, or the
+            weights to start from are another network's.
+
+    >>> from surrogap.data import load
+    >>> network_of(ModelConfig(name="small_mlp"), load("embedded"))[1]
+    Linear(in_features=784, out_features=512, bias=True)
+    """
+    model = create(
+        config.name,
+        num_classes=len(splits.classes),
+        image_size=image_size(config, splits),
+        in_channels=splits.channels,
+    )
+    if config.drop:
+        _set_dropout(model, config)
+    if config.weights is not None:
+        load_weights(model, Path(config.weights).expanduser(), num_classes=len(splits.classes))
+    return model
+
+
+def image_size(config: ModelConfig, splits: Splits) -> int:
+    """The side of the images that the network sees."""
+    if config.image_size is not None:
+        return config.image_size
+    return splits.train.images.shape[-1] if isinstance(splits.train, TensorSet) else 224
+
+
+def _set_dropout(model: nn.Module, config: ModelConfig) -> None:
+    layers = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Dropout) and not name.endswith("attn_drop")
+    ]
+    for layer in layers:
+        layer.p = config.drop
+    # timm's ResNets have no layer for it, but apply this rate before the head.
+    if hasattr(model, "drop_rate"):
+        vars(model)["drop_rate"] = config.drop
+    elif not layers:
+        raise ValueError(
+            f"drop must be 0 for {config.name}, which has no dropout, got {config.drop}. "
+            "Pass --drop 0, or a ViT."
+        )
+
+
+def load_weights(model: nn.Module, source: Path, *, num_classes: int) -> None:
+    """Gives a network the weights of a run or of a .safetensors file.
+
+    A head for another number of classes stays as it is.
+
+    Raises:
+        ValueError: There are no weights, or they are another network's.
+    """
+    weights, own = read_weights(source), model.state_dict()
+    for name, tensor in own.items():
+        given = weights.get(name)
+        if given is None or (
+            given.shape != tensor.shape and not _is_head(given, tensor, num_classes)
+        ):
+            got = "nothing" if given is None else tuple(given.shape)
+            raise ValueError(
+                f"weights must be the network's own, got {got} for {name}, which is "
+                f"{tuple(tensor.shape)}. Pass weights of the same network in {source}."
+            )
+    model.load_state_dict(
+        {
+            name: w if (w := weights[name]).shape == tensor.shape else tensor
+            for name, tensor in own.items()
+        }
+    )
+
+
+def _is_head(given: Tensor, tensor: Tensor, num_classes: int) -> bool:
+    return given.shape[1:] == tensor.shape[1:] and tensor.shape[:1] == (num_classes,)
+
+
+def read_weights(source: Path) -> dict[str, Tensor]:
+    """The weights of a run's newest checkpoint, or of a .safetensors file.
+
+    Raises:
+        ValueError: There are none.
+    """
+    state = Checkpoints(source / "checkpoints").newest()
+    if state is not None:
+        weights: dict[str, Tensor] = state["model"]
+        return weights
+    if source.suffix == ".safetensors" and source.is_file():
+        from safetensors.torch import load_file
+
+        return load_file(source)
+    raise ValueError(
+        f"weights must be a run's folder with a checkpoint, or a .safetensors file, got {source}. "
+        "Train it first, or pass the path of a file."
+    )
+
+
+def wrapped(model: nn.Module, config: Config, world: World) -> nn.Module:
+    """The network as it is trained: on the device, compiled if asked, and shared by processes."""
+    model = model.to(world.device)
+    if config.execution.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if world.is_shared and config.execution.parallel == "fsdp2":
+        for block in _blocks(model):
+            fully_shard(block)
+        fully_shard(model)
+    if config.execution.compile:
+        model.compile()
+    if world.is_shared and config.execution.parallel == "ddp":
+        ids = [world.device] if world.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids)
+    return model
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The parts that repeat, innermost first: what FSDP2 gathers together."""
+    return [
+        child
+        for module in reversed(list(model.modules()))
+        if isinstance(module, nn.Sequential | nn.ModuleList)
+        for child in module
+        if any(child.children()) and any(True for _ in child.parameters())
+    ]

@@ -1,0 +1,118 @@
+"""From a configuration to the objects that train: the images, the network, the step."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from surrogap.core.objective import Objective
+from surrogap.data import Loader, Splits, load, loader
+from surrogap.training.config import Config
+from surrogap.training.losses import loss_of
+from surrogap.training.networks import network_of, wrapped
+from surrogap.training.objectives import objective_of
+from surrogap.training.optimizers import LearningRate, optimizer_of
+from surrogap.training.processes import World
+from surrogap.training.step import CapturedStep, EagerStep, Step
+
+
+@final
+@dataclass(frozen=True)
+class Parts:
+    """What a run consists of.
+
+    Attributes:
+        images: The batches to train on.
+        test_images: The batches to evaluate on.
+        model: The network, as it is trained.
+        optimizer: What moves its weights.
+        objective: What is minimised.
+        rate: The learning rate of each step.
+        step: Takes one.
+        num_steps: How many steps the run has.
+    """
+
+    images: Loader
+    test_images: Loader
+    model: nn.Module
+    optimizer: Optimizer
+    objective: Objective
+    rate: LearningRate
+    step: Step
+    num_steps: int
+
+
+def parts_of(config: Config, world: World) -> Parts:
+    """Builds a run's parts. The same seed gives the same weights on any number of processes.
+
+    Raises:
+        ImportError: A package is not installed.
+        ValueError: The images are not there, or what is asked for does not fit together.
+
+    >>> parts = parts_of(Config().override(model="small_mlp"), World(torch.device("cpu")))
+    >>> parts.num_steps
+    780
+    """
+    _check(config, world)
+    torch.manual_seed(config.execution.seed)
+    splits = splits_of(config, world).to(world.device)
+    model = wrapped(network_of(config.model, splits), config, world)
+    optimizer = optimizer_of(config.optimizer, model, world.device)
+    objective = objective_of(config, model, optimizer)
+    images, test_images = (_loader(config, world, splits, part) for part in ("train", "test"))
+    num_steps = config.schedule.steps or config.schedule.epochs * len(images)
+    rate = LearningRate(config.schedule, config.optimizer.lr, num_steps, len(images))
+    kind = CapturedStep if config.execution.capture else EagerStep
+    step = kind(config, model, objective, optimizer, loss_of(config.objective), world)
+    # From here on, each process draws its own numbers: of dropout, say.
+    torch.manual_seed(config.execution.seed + world.rank)
+    return Parts(images, test_images, model, optimizer, objective, rate, step, num_steps)
+
+
+def splits_of(config: Config, world: World) -> Splits:
+    """The images that a configuration names; the first process alone fetches them.
+
+    Raises:
+        ValueError: They are not there, or are damaged.
+        RuntimeError: They cannot be fetched.
+    """
+
+    def fetch() -> None:
+        load(config.data.name, config.data.data_root, download=True)
+
+    if config.data.download:
+        world.from_first(fetch)
+    return load(config.data.name, config.data.data_root)
+
+
+def _loader(config: Config, world: World, splits: Splits, part: str) -> Loader:
+    batch_size = config.data.batch_size // world.size
+    is_train = part == "train"
+    return loader(
+        splits,
+        part,
+        batch_size=batch_size if is_train else config.data.eval_batch_size or 4 * batch_size,
+        augmentation=config.data.augmentation if is_train else "none",
+        seed=config.execution.seed,
+        device=world.device,
+        rank=world.rank,
+        world_size=world.size,
+        size=config.model.image_size,
+        num_workers=config.data.num_workers,
+    )
+
+
+def _check(config: Config, world: World) -> None:
+    execution, batch_size = config.execution, config.data.batch_size
+    if batch_size % (world.size * execution.micro_batches):
+        raise ValueError(
+            f"batch_size must be a multiple of processes and micro-batches, got {batch_size} for "
+            f"{world.size} processes with {execution.micro_batches} each. Pass such a one."
+        )
+    if execution.capture and (world.device.type != "cuda" or world.is_shared):
+        got = "several processes" if world.is_shared else f"device {world.device}"
+        raise ValueError(
+            f"capture must be for one process on a CUDA device, got {got}. Pass --no-capture."
+        )

@@ -1,0 +1,151 @@
+"""The processes that train together: one, or those that torchrun started."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+
+@final
+@dataclass(frozen=True)
+class World:
+    """This process among those that train together.
+
+    Args:
+        device: Where it computes.
+        rank: Which process this is, from 0. The first one alone writes.
+        size: How many there are.
+        host_group: Connects the processes' CPUs, if there are several.
+
+    >>> World(torch.device("cpu")).is_first
+    True
+    """
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+    host_group: dist.ProcessGroup | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether torch.distributed connects processes, be it only this one."""
+        return self.host_group is not None
+
+    def from_first(self, function: Callable[[], Result]) -> Result:
+        """What `function` gives in the first process, in all of them.
+
+        Raises:
+            ValueError: The first process raised one; all raise the same.
+            RuntimeError: Likewise.
+        """
+        if not self.is_shared:
+            return function()
+        answer: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                answer = [function(), None]
+            except (ValueError, RuntimeError) as error:
+                answer = [None, error]
+        dist.broadcast_object_list(answer, src=0, group=self.host_group)
+        result, failure = answer
+        if failure is not None:
+            raise failure
+        return cast(Result, result)
+
+    def any(self, flag: bool) -> bool:
+        """Whether a flag is set in one of the processes."""
+        if not self.is_shared:
+            return flag
+        flags = torch.tensor(int(flag))
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.host_group)
+        return bool(flags)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of a tensor over the processes."""
+        if not self.is_shared:
+            return values
+        values = values.clone()
+        dist.all_reduce(values)
+        return values / self.size
+
+    def gathered(self, values: Tensor) -> list[Tensor]:
+        """A tensor of the CPU from each of the processes, of one shape everywhere."""
+        if not self.is_shared:
+            return [values]
+        gathered = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(gathered, values, group=self.host_group)
+        return gathered
+
+    def wait(self) -> None:
+        """Waits for all processes to come here."""
+        if self.is_shared:
+            dist.barrier(group=self.host_group)
+
+
+@contextmanager
+def joined(device: str = "auto") -> Iterator[World]:
+    """Joins the processes that torchrun started, if it did, and leaves them at the end.
+
+    Where torch.distributed is initialised already, it stays so.
+
+    Raises:
+        ValueError: There is no such device.
+    """
+    is_launched = dist.is_available() and dist.is_torchelastic_launched()
+    local_rank = int(os.environ["LOCAL_RANK"]) if is_launched else None
+    where = device_of(device, local_rank)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    starts = is_launched and not dist.is_initialized()
+    if starts:
+        dist.init_process_group()  # NCCL for CUDA, gloo for the CPU
+    try:
+        if dist.is_available() and dist.is_initialized():
+            group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+            yield World(where, dist.get_rank(), dist.get_world_size(), group)
+            dist.destroy_process_group(group)
+        else:
+            yield World(where)
+    finally:
+        if starts:
+            dist.destroy_process_group()
+
+
+def device_of(name: str, local_rank: int | None = None) -> torch.device:
+    """The device of a name.
+
+    Args:
+        name: One of torch's, or "auto" for a GPU where there is one.
+        local_rank: Which of the machine's processes this is; it takes the GPU of that number.
+
+    Raises:
+        ValueError: There is no such device.
+
+    >>> device_of("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", local_rank or 0)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"device must be one that torch finds here, got {name!r} ({reason}). Pass cpu or auto."
+        ) from error
+    return device

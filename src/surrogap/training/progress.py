@@ -1,0 +1,149 @@
+"""How a run tells where it is: a bar on a terminal, lines elsewhere."""
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, final
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+# In seconds: how often a bar moves, and how often a line tells of a long epoch.
+_BAR_INTERVAL = 0.1
+_LINE_INTERVAL = 30.0
+
+
+class Progress(ABC):
+    """Told of every step and record of a run, on its first process alone."""
+
+    def start(self, title: str, step: int, num_steps: int) -> None:
+        """The run begins, or goes on from a step."""
+
+    @abstractmethod
+    def step(self, step: int) -> None:
+        """A step has been taken."""
+
+    @abstractmethod
+    def record(self, record: Mapping[str, Any]) -> None:
+        """A record has been written. One of a failure needs no words here: its error tells."""
+
+    def stop(self) -> None:
+        """The run has ended, well or not."""
+
+
+@final
+class Silence(Progress):
+    """Says nothing."""
+
+    def step(self, step: int) -> None:
+        """See `Progress`."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """See `Progress`."""
+
+
+@final
+class Lines(Progress):
+    """A line for each epoch, and now and then one between."""
+
+    def start(self, title: str, step: int, num_steps: int) -> None:
+        """See `Progress`."""
+        self._num_steps = num_steps
+        self._first = step
+        self._began = self._spoke = time.monotonic()
+        going_on = f", from step {step}" if step else ""
+        print(f"{title}: {num_steps} steps{going_on}", flush=True)
+
+    def step(self, step: int) -> None:
+        """See `Progress`."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """See `Progress`."""
+        now = time.monotonic()
+        is_early = record["kind"] == "step" and now - self._spoke < _LINE_INTERVAL
+        if is_early or record["kind"] == "failure":
+            return
+        self._spoke = now
+        step = record["step"]
+        left = (now - self._began) / max(step - self._first, 1) * (self._num_steps - step)
+        place = f"step {step}/{self._num_steps}"
+        print("  ".join([place, *essentials(record), f"{_clock(left)} left"]), flush=True)
+
+
+@final
+class Bar(Progress):
+    """A bar with the time left, and a line above it for each epoch."""
+
+    def __init__(self) -> None:
+        self._bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[now]}"),
+            console=Console(),
+        )
+        self._moved = 0.0
+
+    def start(self, title: str, step: int, num_steps: int) -> None:
+        """See `Progress`."""
+        self._bar.start()
+        self._task = self._bar.add_task(title, total=num_steps, completed=step, now="")
+
+    def step(self, step: int) -> None:
+        """See `Progress`."""
+        now = time.monotonic()
+        if now - self._moved > _BAR_INTERVAL:
+            self._moved = now
+            self._bar.update(self._task, completed=step)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """See `Progress`."""
+        if record["kind"] == "failure":
+            return
+        text = "  ".join(essentials(record))
+        self._bar.update(self._task, completed=record["step"], now=text)
+        if record["kind"] != "step":
+            self._bar.console.print(text, highlight=False)
+
+    def stop(self) -> None:
+        """See `Progress`."""
+        self._bar.stop()
+
+
+def progress_for_stdout() -> Progress:
+    """A bar if the output is a terminal, and lines if not."""
+    return Bar() if sys.stdout.isatty() else Lines()
+
+
+def essentials(record: Mapping[str, Any]) -> list[str]:
+    """What of a record one wants to see at once.
+
+    >>> essentials({"kind": "step", "step": 50, "loss": 0.51234, "gap": 0.0123, "rho": None})
+    ['loss 0.5123', 'gap 0.0123']
+    """
+    if record["kind"] == "skip":
+        return [f"skipped a step: its loss is not finite ({record['in_a_row']} in a row)"]
+    names = {
+        "epoch": "epoch {:.0f}",
+        "loss": "loss {:.4f}",
+        "gap": "gap {:.4f}",
+        "accuracy": "accuracy {:.4f}",
+        "test_loss": "test loss {:.4f}",
+        "test_accuracy": "test accuracy {:.4f}",
+        "images_per_second": "{:,.0f} images/s",
+    }
+    present = {name: record.get(name) for name in names}
+    return [
+        names[name].format(value)
+        for name, value in present.items()
+        if value is not None and value == value  # not NaN
+    ]
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

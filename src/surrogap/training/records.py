@@ -1,0 +1,181 @@
+"""What a run saw: one JSON line per interval and per epoch, and the same for TensorBoard.
+
+Every line of `records.jsonl` has a `kind` and the `step` after which it was written:
+
+* "step", every `record_every` steps: the means since the last one of loss, perturbed_loss, gap,
+  grad_norm, perturbed_grad_norm, cosine and accuracy (on the training images as augmented); lr and
+  rho of the step; images_per_second; seconds since the run began, pauses left out.
+* "epoch": the same over the epoch; epoch, from 1; and, where it was evaluated, test_loss,
+  test_accuracy, test_top5 and test_calibration_error.
+* "skip": a step without effect, since its loss was not finite; in_a_row, how many there were.
+* "failure": the run's end before its last step; reason, in a sentence.
+
+What is not finite, or not measured, is null.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from surrogap.training.failure import RunFailedError
+from surrogap.training.folder import RECORDS, TENSORBOARD
+from surrogap.training.processes import World
+from surrogap.training.step import MEASURES
+
+Record = dict[str, Any]
+
+
+@final
+class Records:
+    """The records of one run, to be written on from a position.
+
+    Args:
+        folder: The run's.
+        position: How many bytes of the records there are to keep: what a checkpoint knew of.
+        step: After how many steps that was.
+        tensorboard: Whether to write for TensorBoard too.
+
+    Raises:
+        RunFailedError: They cannot be written.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> Records(folder).write({"kind": "step", "step": 1, "loss": math.nan})
+    >>> read_records(folder)
+    [{'kind': 'step', 'step': 1, 'loss': None}]
+    """
+
+    def __init__(
+        self, folder: Path, *, position: int = 0, step: int = 0, tensorboard: bool = False
+    ) -> None:
+        self.path = folder / RECORDS
+        self._writer: Any = None
+        with self._complaining():
+            self.path.touch()
+            self._file = self.path.open("r+b")
+            self._file.truncate(position)
+            self._file.seek(position)
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What comes after the step that the run goes on from is written anew.
+            self._writer = SummaryWriter(folder / TENSORBOARD, purge_step=step + 1)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Writes one line.
+
+        Raises:
+            RunFailedError: The disk is full.
+        """
+        line = json.dumps({name: _plain(value) for name, value in record.items()}, allow_nan=False)
+        with self._complaining():
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
+            if self._writer is not None:
+                self._write_scalars(record)
+
+    def position(self) -> int:
+        """How many bytes there are, all of them on the disk.
+
+        Raises:
+            RunFailedError: The disk is full.
+        """
+        with self._complaining():
+            os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Ends the files."""
+        self._file.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write_scalars(self, record: Mapping[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, float) and math.isfinite(value):
+                self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    @contextmanager
+    def _complaining(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunFailedError(
+                f"records must fit on the disk, got {error.strerror} for {self.path}. The last "
+                "checkpoint is intact: make room, then pass --resume."
+            ) from error
+
+
+def read_records(folder: Path) -> list[Record]:
+    """The records of the run in a folder; none where there are none.
+
+    A last line that was being written when the process died is left out.
+    """
+    path = folder / RECORDS
+    if not path.is_file():
+        return []
+    lines = path.read_text().split("\n")[:-1]  # behind the last newline is nothing, or half a line
+    return [json.loads(line) for line in lines]
+
+
+@final
+class Meter:
+    """Means of what steps measure, kept on the device until they are read, and the time they took.
+
+    >>> meter = Meter(World(torch.device("cpu")))
+    >>> for loss in (1.0, 3.0):
+    ...     meter.add(torch.tensor([loss] * len(MEASURES)))
+    >>> meter.means()["loss"]
+    2.0
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins anew."""
+        self._sums = torch.zeros(len(MEASURES), device=self._world.device)
+        self.count = 0
+        self._start = time.perf_counter()
+
+    def add(self, measures: torch.Tensor) -> None:
+        """Adds what a step measured, without waiting for it."""
+        self._sums += measures
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        """The means over steps and processes. Reading them waits for the device."""
+        means = self._world.mean(self._sums) / self.count if self.count else self._sums * math.nan
+        return dict(zip(MEASURES, means.tolist(), strict=True))
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, pauses left out."""
+        return time.perf_counter() - self._start
+
+    def leave_out(self, seconds: float) -> None:
+        """Has a pause not count."""
+        self._start += seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums of all processes together, and the time."""
+        sums = self._world.mean(self._sums).cpu()
+        return {"sums": sums, "count": self.count, "seconds": self.seconds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self._sums = state["sums"].to(self._world.device, copy=True)
+        self.count = state["count"]
+        self._start = time.perf_counter() - state["seconds"]
+
+
+def _plain(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,292 @@
+"""The run: one loop, from the first batch to the last checkpoint."""
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+import torch
+
+from surrogap.core.rho import radius
+from surrogap.evaluation import evaluate
+from surrogap.training.checkpoints import Checkpoints, State
+from surrogap.training.config import Config
+from surrogap.training.failure import RunFailedError
+from surrogap.training.folder import CHECKPOINTS, check_folder, prepare_folder
+from surrogap.training.objectives import counting_state, load_counting_state
+from surrogap.training.parts import parts_of
+from surrogap.training.processes import World, joined
+from surrogap.training.progress import Progress, Silence
+from surrogap.training.records import Meter, Record, Records, read_records
+from surrogap.training.signals import Requests, requests_heard
+from surrogap.training.state import (
+    load_random_states,
+    load_weights_and_moments,
+    random_states,
+    share_buffers,
+    weights_and_moments,
+)
+from surrogap.training.step import DTYPES, EagerStep, NonFiniteLossError
+
+
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        folder: Where it is kept.
+        step: How many steps it has taken.
+        num_steps: How many it has in all.
+        signal: By which signal it was stopped before its end, if it was.
+        record: The record of its last epoch; None if there is none yet.
+    """
+
+    folder: Path
+    step: int
+    num_steps: int
+    signal: signal.Signals | None
+    record: Record | None
+
+
+def train(config: Config, *, resume: bool = False, progress: Progress | None = None) -> Outcome:
+    """Trains a network as a configuration says, and keeps everything about it in its folder.
+
+    Args:
+        config: What to do.
+        resume: Whether to go on from the newest checkpoint in the folder; if there is none, the run
+            starts. On the CPU it goes on bit by bit.
+        progress: How to tell where it is; by default it is silent.
+
+    Raises:
+        ImportError: A package is not installed.
+        RunFailedError: The loss is not finite, or the disk is full.
+        TypeError: A setting has the wrong type.
+        ValueError: The settings do not fit together, the images are not there, or the folder
+            belongs to something else.
+    """
+    with joined(config.execution.device) as world:
+        world.from_first(lambda: check_folder(config, resume=resume))
+        told = progress if progress is not None and world.is_first else Silence()
+        run = _Run(config, world, told)
+        try:
+            with requests_heard() as requests:
+                return run.train(requests)
+        finally:
+            run.close()
+
+
+class _Run:
+    """A run, between its configuration and its outcome."""
+
+    def __init__(self, config: Config, world: World, progress: Progress) -> None:
+        self.config = config
+        self.world = world
+        self.progress = progress
+        self.parts = parts_of(config, world)
+        world.from_first(lambda: prepare_folder(config, world))
+        self.checkpoints = Checkpoints(config.folder / CHECKPOINTS)
+        self.step = 0
+        self.rho: float | None = None
+        self.num_skipped = 0
+        self.interval, self.epoch, self.whole = Meter(world), Meter(world), Meter(world)
+        position = self._resume()
+        self.records: Records | None = None
+        if world.is_first:
+            self.records = Records(
+                config.folder,
+                position=position,
+                step=self.step,
+                tensorboard=config.output.tensorboard,
+            )
+
+    def train(self, requests: Requests) -> Outcome:
+        """The loop. One batch: a step, perhaps a record, an evaluation, a checkpoint."""
+        parts, output = self.parts, self.config.output
+        title = f"{self.config.model.name} {self.config.objective.name}"
+        self.progress.start(title, self.step, parts.num_steps)
+        is_stopped = False
+        parts.model.train()
+        while self.step < parts.num_steps and not is_stopped:
+            for images, targets in parts.images:
+                parts.rate.set_(parts.optimizer, self.step)
+                self._take_step(images, targets)
+                self.progress.step(self.step)
+                is_last = self.step == parts.num_steps
+                ends_epoch = parts.images.position == len(parts.images) or is_last
+                if self.step % output.record_every == 0:
+                    self._record("step", self.interval)
+                if ends_epoch:
+                    self._end_epoch(is_last)
+                is_stopped = self.world.any(requests.signal is not None)
+                if is_stopped or is_last or self._is_due(ends_epoch):
+                    self._save()
+                if is_stopped or is_last:
+                    break
+        return Outcome(
+            self.config.folder,
+            self.step,
+            parts.num_steps,
+            requests.signal if self.step < parts.num_steps else None,
+            _last_epoch(self.config.folder),
+        )
+
+    def _take_step(self, images: torch.Tensor, targets: torch.Tensor) -> None:
+        self.step += 1
+        rho = getattr(self.parts.objective, "rho", None)
+        self.rho = None if rho is None else radius(rho)
+        try:
+            measures = self.parts.step(images, targets)
+        except NonFiniteLossError:
+            self._skip()
+            return
+        self.num_skipped = 0
+        for meter in (self.interval, self.epoch):
+            meter.add(measures)
+
+    def _skip(self) -> None:
+        self.num_skipped += 1
+        self._write({"kind": "skip", "step": self.step, "in_a_row": self.num_skipped})
+        if self.num_skipped > self.config.execution.max_skipped:
+            self._fail(f"in {self.num_skipped} steps in a row")
+
+    def _fail(self, what: str) -> NoReturn:
+        reason = (
+            f"loss must be finite, got one that is not {what}, up to step {self.step} of "
+            f"{self.config.folder}. Pass a smaller --lr or --rho, a --clip-norm or a longer "
+            "warm-up, and another --out."
+        )
+        self._write({"kind": "failure", "step": self.step, "reason": reason})
+        raise RunFailedError(reason)
+
+    def _record(self, kind: str, meter: Meter, **more: Any) -> None:
+        """Writes what a meter has seen, and resets it."""
+        means = meter.means()
+        self._check_captured(means["loss"])
+        num_images = meter.count * self.config.data.batch_size
+        self._write(
+            {
+                "kind": kind,
+                "step": self.step,
+                **more,
+                **means,
+                "lr": self.parts.optimizer.param_groups[0]["lr"],
+                "rho": self.rho,
+                "images_per_second": num_images / meter.seconds,
+                "seconds": self.whole.seconds,
+            }
+        )
+        meter.reset()
+
+    def _check_captured(self, loss: float) -> None:
+        """A captured step has moved the weights before anyone could see its loss."""
+        if self.config.execution.capture and not math.isfinite(loss):
+            self._fail("since the last record")
+
+    def _end_epoch(self, is_last: bool) -> None:
+        number = -(-self.step // len(self.parts.images))
+        scores = {}
+        if is_last or number % self.config.output.eval_every == 0:
+            with self._pause():
+                scores = self._scores()
+        self._record("epoch", self.epoch, epoch=number, **scores)
+
+    def _scores(self) -> dict[str, float]:
+        share_buffers(self.parts.model, self.world)
+        dtype = DTYPES[self.config.execution.precision]
+        scores = evaluate(
+            self.parts.model,
+            self.parts.test_images,
+            autocast=None if dtype == torch.float32 else dtype,
+            device=self.world.device,
+        )
+        names = ("loss", "accuracy", "top5", "calibration_error")
+        return {f"test_{name}": getattr(scores, name) for name in names}
+
+    def _is_due(self, ends_epoch: bool) -> bool:
+        every = self.config.output.checkpoint_every
+        return ends_epoch if every is None else self.step % every == 0
+
+    def _save(self) -> None:
+        if self.epoch.count:
+            self._check_captured(self.epoch.means()["loss"])
+        with self._pause():
+            state: State = {
+                "step": self.step,
+                "num_skipped": self.num_skipped,
+                **weights_and_moments(self.parts.model, self.parts.optimizer, self.world),
+                "scaler": self._scaler_state(),
+                "objective": counting_state(self.parts.objective),
+                "images": self.parts.images.state_dict(),
+                "random": random_states(self.world),
+                "meters": [m.state_dict() for m in (self.interval, self.epoch, self.whole)],
+            }
+
+            def write() -> None:
+                assert self.records is not None
+                state["records"] = self.records.position()
+                self.checkpoints.save(state, self.step)
+
+            self.world.from_first(write)
+
+    def _scaler_state(self) -> dict[str, Any]:
+        step = self.parts.step
+        return step.scaler.state_dict() if isinstance(step, EagerStep) else {}
+
+    def _resume(self) -> int:
+        """Goes on from the newest checkpoint, if there is one; returns where its records end."""
+        large: dict[str, Any] = {"model": {}, "optimizer": {}}
+
+        def read() -> State | None:
+            state = self.checkpoints.newest()
+            if state is not None:
+                large.update({name: state.pop(name) for name in large})
+            return state
+
+        rest = self.world.from_first(read)
+        if rest is None:
+            return 0
+        load_weights_and_moments(self.parts.model, self.parts.optimizer, large, self.world)
+        step = self.parts.step
+        if isinstance(step, EagerStep) and rest["scaler"]:
+            step.scaler.load_state_dict(rest["scaler"])
+        load_counting_state(self.parts.objective, rest["objective"])
+        self.parts.images.load_state_dict(rest["images"])
+        load_random_states(rest["random"], self.world)
+        for meter, values in zip(
+            (self.interval, self.epoch, self.whole), rest["meters"], strict=True
+        ):
+            meter.load_state_dict(values)
+        self.step, self.num_skipped = rest["step"], rest["num_skipped"]
+        position: int = rest["records"]
+        return position
+
+    def _write(self, record: Record) -> None:
+        if self.records is not None:
+            self.records.write(record)
+            self.progress.record(record)
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Time that is not training's."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            for meter in (self.interval, self.epoch, self.whole):
+                meter.leave_out(time.perf_counter() - start)
+
+    def close(self) -> None:
+        """Ends what is shown and written."""
+        self.progress.stop()
+        if self.records is not None:
+            self.records.close()
+
+
+def _last_epoch(folder: Path) -> Record | None:
+    epochs = [record for record in read_records(folder) if record["kind"] == "epoch"]
+    return epochs[-1] if epochs else None

@@ -1,0 +1,45 @@
+"""SIGTERM and SIGINT as requests to save and end, heard between two steps."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import final
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@final
+class Requests:
+    """Whether the process has been asked to end.
+
+    Attributes:
+        signal: By which signal; None if it has not.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number)
+        # Whoever asks twice shall not have to wait.
+        signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def requests_heard() -> Iterator[Requests]:
+    """Hears the signals, and handles them as before when it ends.
+
+    Python lets the main thread alone do so; in another, nothing is heard.
+    """
+    requests = Requests()
+    if threading.current_thread() is not threading.main_thread():
+        yield requests
+        return
+    before = {number: signal.signal(number, requests._hear) for number in _SIGNALS}
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
