@@ -1,5 +1,7 @@
 """Curvature over processes is that of one process with all of the data."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from surrogap.analysis import Hessian, Surface
+from surrogap.analysis import Hessian, Surface, eigenvalues
 from surrogap.core.shards import whole_of
 from tests import zoo
 from tests.analysis.reference import batches, dense, network
@@ -93,6 +95,29 @@ def test_fsdp_is_one_process_with_all_of_the_data(is_hybrid: bool, four: Process
         assert zoo.relative_error(vectors[2], dense("mlp") @ v) < 1e-7
         assert numbers == pytest.approx([float(loss), float(loss), float(v.norm())], rel=1e-12)
         assert is_intact
+
+
+def top_of_replicas() -> list[float]:
+    model = DistributedDataParallel(network("mlp"))
+    hessian = Hessian(Surface(model, part([0, 1, 1])))
+    return eigenvalues(hessian, 2, tolerance=1e-5).values.tolist()
+
+
+def top_of_pieces() -> list[float]:
+    hessian = Hessian(Surface(sharded(network("mlp")), pieces((5, 6))), "finite-differences")
+    pairs = eigenvalues(hessian, 2, tolerance=1e-4)
+    norms = [float(hessian.space.norm(vector)) for vector in pairs.vectors]
+    assert norms == pytest.approx([1.0, 1.0])
+    return pairs.values.tolist()
+
+
+@pytest.mark.parametrize("find", [top_of_replicas, top_of_pieces])
+def test_eigenvalues_are_those_of_one_process(
+    find: Callable[[], list[float]], two: Processes
+) -> None:
+    truth = torch.linalg.eigvalsh(dense("mlp")).flip(0)[:2].tolist()
+    one, other = two.run(find)
+    assert one == other == pytest.approx(truth, rel=1e-6)
 
 
 def warned() -> str:
