@@ -1,0 +1,134 @@
+"""`surrogap compare`: train several objectives alike, and show them side by side.
+
+surrogap compare
+surrogap compare --recipe cifar10-resnet18-gsam --objectives vanilla sam gsam asam --seeds 5
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surrogap.cli.options import options
+from surrogap.experiments.methods import Planned, planned
+from surrogap.experiments.recipes import RECIPES
+from surrogap.training.arguments import at_least, one_of
+from surrogap.training.config import Config
+
+if TYPE_CHECKING:
+    from surrogap.experiments.comparison import Result
+
+DEFAULT_RECIPE = "fashion-mnist-gsam"
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Train several objectives alike, and show them side by side.
+
+    All runs start from a recipe. What is set below holds for all of them. Runs that are finished
+    are not trained again, and one that was interrupted goes on where it was.
+    """
+
+    recipe: str = DEFAULT_RECIPE
+    """The recipe that gives the defaults of all that follows. Where there is a recipe of the same
+    name for another objective, that objective has its radius; others have their default radius."""
+
+    objectives: tuple[str, ...] = ("vanilla", "vanilla-2x", "sam", "gsam")
+    """What to compare: vanilla, sam, gsam, asam, gap-penalty or entropy-sgd; with -2x behind it,
+    for twice the epochs. Differences are told against the first."""
+
+    seeds: int = 3
+    """How many runs of each, with seeds that count from --seed."""
+
+    gap_rho: float | None = None
+    """The radius at which the gap is measured at the end, for all alike. By default the recipe's
+    own."""
+
+    config: Config = field(default_factory=Config)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compares as the arguments say, and returns the exit status.
+
+    Raises:
+        ValueError: The arguments do not fit, or the folder holds other runs.
+    """
+    base = _recipe(arguments)
+    chosen = options(Compare, "compare", arguments, default=Compare(config=base))
+    at_least("seeds", chosen.seeds, 1, remedy="Pass how many runs of each, as 3.")
+    folder, runs = _folder(chosen), list(_runs(chosen, base))
+    rho = _gap_rho(chosen)
+    from surrogap.cli.comparing import train_all
+
+    status = train_all(runs, folder, rho)
+    if status:
+        return status
+    from surrogap.experiments.comparison import read_result
+
+    _show([read_result(run) for run in runs], runs, folder, rho)
+    return 0
+
+
+def _recipe(arguments: Sequence[str]) -> Config:
+    """The configuration of the recipe that the arguments name."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--recipe", default=DEFAULT_RECIPE)
+    try:
+        name = parser.parse_known_args(arguments)[0].recipe
+    except argparse.ArgumentError:  # tyro will tell
+        name = DEFAULT_RECIPE
+    return RECIPES[one_of("recipe", name, RECIPES, remedy="surrogap recipes lists them.")]()
+
+
+def _folder(chosen: Compare) -> Path:
+    if chosen.config.output.out is not None:
+        return Path(chosen.config.output.out).expanduser()
+    return Path("runs") / f"compare-{chosen.recipe}"
+
+
+def _runs(chosen: Compare, base: Config) -> "list[Planned]":
+    flat = base.flat()
+    changes = {name: value for name, value in chosen.config.flat().items() if value != flat[name]}
+    if "objective" in changes:
+        raise ValueError(
+            f"objective must be left to --objectives, got {changes['objective']!r}. "
+            f"Pass --objectives {changes['objective']}."
+        )
+    first = chosen.config.execution.seed
+    changes = {name: value for name, value in changes.items() if name not in ("seed", "out")}
+    seeds = range(first, first + chosen.seeds)
+    if len(set(chosen.objectives)) < max(len(chosen.objectives), 1):
+        raise ValueError(
+            f"objectives must be different ones, at least one, got {' '.join(chosen.objectives)}. "
+            "Pass each once."
+        )
+    return list(planned(chosen.recipe, changes, chosen.objectives, seeds, _folder(chosen)))
+
+
+def _gap_rho(chosen: Compare) -> float:
+    rho = chosen.gap_rho if chosen.gap_rho is not None else chosen.config.objective.rho
+    rho = 0.05 if rho is None else rho
+    if not 0 < rho < float("inf"):
+        raise ValueError(f"gap_rho must be above 0 and finite, got {rho}. Pass one, as 0.05.")
+    return rho
+
+
+def _show(results: "list[Result]", runs: Sequence[Planned], folder: Path, rho: float) -> None:
+    from surrogap.experiments.comparison import differences, draw, numbers, table
+
+    config = runs[0].config
+    title = f"{config.model.name} on {config.data.name}"
+    table(results, rho, title).print()
+    print(*differences(results), sep="\n")
+    found: dict[str, Any] = numbers(results, rho)
+    found["configurations"] = {run.method: run.config.to_dict() for run in runs}
+    temporary = folder / ".comparison.json"
+    temporary.write_text(json.dumps(found, indent=2) + "\n")
+    os.replace(temporary, folder / "comparison.json")
+    draw(results, folder / "comparison.png", title)
+    print(f"Curves: {folder / 'comparison.png'}. Numbers: {folder / 'comparison.json'}.")
+    sys.stdout.flush()

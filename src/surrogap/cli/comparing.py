@@ -1,0 +1,117 @@
+"""The long part of `surrogap compare`: trains what is not trained yet, and tells where it is."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from surrogap.experiments.measured import is_measured, measure
+from surrogap.experiments.methods import Planned
+from surrogap.training.folder import CONFIG, check_folder
+from surrogap.training.processes import device_of
+from surrogap.training.progress import Progress, essentials
+from surrogap.training.run import train
+
+
+def train_all(runs: Sequence[Planned], folder: Path, rho: float) -> int:
+    """Trains and measures what is not finished, and returns the exit status.
+
+    Raises:
+        ValueError: A run's folder belongs to another configuration. Nothing has been trained then.
+        RunFailedError: A run failed.
+    """
+    if (folder / CONFIG).exists():
+        raise ValueError(
+            f"out must be a folder for several runs, got {folder}, which is a run's. "
+            "Pass another one."
+        )
+    for run in runs:
+        check_folder(run.config, resume=True)
+    left = [run for run in runs if not is_measured(run.config.folder, rho)]
+    overall = Overall([run.cost for run in left], num_done=len(runs) - len(left))
+    with overall:
+        for run in left:
+            overall.begin(f"{run.method}, seed {run.config.execution.seed}")
+            outcome = train(run.config, resume=True, progress=overall)
+            if outcome.signal is not None:
+                return 128 + outcome.signal
+            measure(run.config.folder, rho, device_of(run.config.execution.device))
+            overall.end(outcome.record or {})
+    return 0
+
+
+@final
+class Overall(Progress):
+    """Where a row of runs is: a bar over all of them, or a line for each.
+
+    Args:
+        costs: How long each run takes, in any unit.
+        num_done: How many there were before.
+    """
+
+    def __init__(self, costs: Sequence[int], *, num_done: int) -> None:
+        self._costs = list(costs)
+        self._num_done = num_done
+        self._number = -1
+        self._now = ""
+        self._bar: Bar | None = None
+        self._moved = 0.0
+        if sys.stdout.isatty():
+            columns = ("{task.description}", "{task.fields[now]}")
+            description, now = map(TextColumn, columns)
+            self._bar = Bar(description, BarColumn(), TimeRemainingColumn(), now, console=Console())
+
+    def __enter__(self) -> "Overall":
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=sum(self._costs), now="")
+        if self._num_done:
+            self._say(f"{self._num_done} runs are finished already.")
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, title: str) -> None:
+        """The next run begins."""
+        self._number += 1
+        done = self._num_done + self._number
+        self._title = f"{title} ({done + 1} of {self._num_done + len(self._costs)})"
+        self._move(0.0)
+
+    def end(self, record: Mapping[str, Any]) -> None:
+        """The run has ended, with the record of its last epoch."""
+        self._move(1.0)
+        self._say("  ".join([self._title, *essentials({"kind": "epoch", **record})]))
+
+    def start(self, title: str, step: int, num_steps: int) -> None:
+        """See `Progress`."""
+        self._num_steps = num_steps
+
+    def step(self, step: int) -> None:
+        """See `Progress`."""
+        if time.monotonic() - self._moved > 0.1:
+            self._move(step / self._num_steps)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """See `Progress`."""
+        self._now = "  ".join(essentials(record))
+
+    def _move(self, part: float) -> None:
+        self._moved = time.monotonic()
+        if self._bar is not None:
+            done = sum(self._costs[: self._number]) + part * self._costs[self._number]
+            text = {"description": self._title, "now": self._now}
+            self._bar.update(self._task, completed=done, **text)  # type: ignore[arg-type]
+
+    def _say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False)
+        else:
+            print(text, flush=True)

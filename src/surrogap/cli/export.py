@@ -1,0 +1,95 @@
+"""`surrogap export`: write a run's weights for timm.
+
+surrogap export runs/a
+python -c "import timm; timm.create_model('local-dir:runs/a/export', pretrained=True)"
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Positional
+
+from surrogap.cli.options import options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from surrogap.experiments.exports import Architecture
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's weights for timm.
+
+    The folder that it writes holds the weights, and what timm needs to know to build the network:
+    timm.create_model("local-dir:FOLDER", pretrained=True) returns it.
+    """
+
+    run: Positional[Path]
+    """The run's folder."""
+
+    out: Path | None = None
+    """The folder to write, which must not be there yet. By default export, in the run's."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exports a run, and returns the exit status.
+
+    Raises:
+        ValueError: There is no such run, it has no checkpoint, or the folder is there already.
+    """
+    chosen = options(Export, "export", arguments)
+    folder = chosen.run / "export" if chosen.out is None else chosen.out
+    if folder.exists():
+        raise ValueError(
+            f"out must be a new folder, got {folder}, which is there already. "
+            "Pass another --out, or delete it."
+        )
+    from surrogap.experiments.exports import architecture_of
+    from surrogap.experiments.runs import Run
+    from surrogap.training.networks import image_size
+
+    run = Run.read(chosen.run)
+    splits = run.splits()
+    model = run.network(splits)
+    size = image_size(run.config.model, splits)
+    architecture = architecture_of(run.config.model.name, model, splits, size)
+    config = {
+        **architecture.config(splits),
+        "surrogap": {"run": run.config.to_dict(), "classes": splits.classes},
+    }
+    _write(folder, model.state_dict(), config)
+    print(f"{folder / WEIGHTS}\n\n{_told(architecture, folder)}")
+    return 0
+
+
+def _write(folder: Path, weights: "dict[str, Tensor]", config: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    try:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    except OSError as error:
+        raise ValueError(
+            f"out must be a folder that can be written, got {folder} ({error.strerror}). "
+            "Pass another one."
+        ) from error
+
+
+def _told(architecture: "Architecture", folder: Path) -> str:
+    if architecture.name is not None:
+        return (
+            "To load it with timm alone:\n\n  import timm\n"
+            f'  model = timm.create_model("local-dir:{folder}", pretrained=True)'
+        )
+    lines = "\n".join(f"  {line}" for line in architecture.code.splitlines())
+    return (
+        "timm has no network like this by name. To build it, and load the weights:\n\n"
+        f'{lines}\n  model.load_state_dict(safetensors.torch.load_file("{folder / WEIGHTS}"))'
+    )

@@ -1,0 +1,73 @@
+"""Curves in a terminal, drawn with the dots of Braille's letters: two by four in each."""
+
+import math
+from collections.abc import Sequence
+
+# Which bit of a letter is the dot at (row, column): Unicode counts down the left column first.
+_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_BLANK = 0x2800
+
+Point = tuple[float, float]
+
+
+def chart(title: str, points: Sequence[Point], *, width: int = 60, height: int = 8) -> str:
+    """A curve through points, whose first and last x and smallest and largest y are written.
+
+    Points that are not finite are left out.
+
+    Args:
+        title: What it shows, above it.
+        points: In the order of x.
+        width: Of the curve, in letters.
+        height: Of the curve, in lines.
+
+    >>> print(chart("a line", [(0, 0.0), (1, 1.0)], width=6, height=3))
+    a line
+             1 ┤⠀⠀⠀⠀⡠⠊
+               │⠀⠀⡠⠎⠀⠀
+             0 ┤⡠⠊⠀⠀⠀⠀
+                0    1
+    """
+    finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if not finite:
+        return f"{title}\n           nothing to draw"
+    low, high = min(y for _, y in finite), max(y for _, y in finite)
+    dots = _dots(finite, low, high, 2 * width, 4 * height)
+    lines = [_line(dots, row, width) for row in range(height)]
+    labels = [f"{high:10.4g} ┤"] + ["           │"] * (height - 2) + [f"{low:10.4g} ┤"]
+    first, last = f"{finite[0][0]:g}", f"{finite[-1][0]:g}"
+    foot = " " * 12 + first + last.rjust(width - len(first))
+    return "\n".join([title, *map(str.__add__, labels, lines), foot])
+
+
+def _dots(
+    points: Sequence[Point], low: float, high: float, columns: int, rows: int
+) -> set[tuple[int, int]]:
+    """The dots, by row and column, of the lines from each point to the next."""
+    left, right = points[0][0], points[-1][0]
+    dots = set()
+    for (x0, y0), (x1, y1) in zip(points, [*points[1:], points[-1]], strict=True):
+        ends = [
+            ((high - y) / (high - low or 1.0) * (rows - 1), (x - left) / (right - left or 1.0))
+            for x, y in ((x0, y0), (x1, y1))
+        ]
+        (row0, part0), (row1, part1) = ends
+        column0, column1 = part0 * (columns - 1), part1 * (columns - 1)
+        num = 1 + math.ceil(max(abs(row1 - row0), abs(column1 - column0)))
+        for i in range(num + 1):
+            t = i / num
+            dots.add((round(row0 + t * (row1 - row0)), round(column0 + t * (column1 - column0))))
+    return dots
+
+
+def _line(dots: set[tuple[int, int]], row: int, width: int) -> str:
+    letters = []
+    for column in range(width):
+        bits = sum(
+            bit
+            for i, pair in enumerate(_BITS)
+            for j, bit in enumerate(pair)
+            if (4 * row + i, 2 * column + j) in dots
+        )
+        letters.append(chr(_BLANK + bits))
+    return "".join(letters)

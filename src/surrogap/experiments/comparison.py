@@ -1,0 +1,203 @@
+"""Runs side by side: a table, a figure and the numbers, from what is in the runs' folders."""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+from surrogap.experiments.figures import curves_with_bands, new_figure
+from surrogap.experiments.methods import Planned
+from surrogap.experiments.tables import Table
+from surrogap.training.records import read_records
+
+MEASURED = "measured.json"
+
+# Attributes of a result, each with its heading, a factor and its decimals.
+_COLUMNS = {
+    "test_accuracy": ("test accuracy %", 100.0, 2),
+    "test_loss": ("test loss", 1.0, 4),
+    "test_calibration_error": ("calibration error %", 100.0, 2),
+    "gap": ("gap h", 1.0, 4),
+    "sharpness": ("2h/rho^2", 1.0, 2),
+}
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """What came out of a run.
+
+    Attributes:
+        method: The objective, perhaps for twice the epochs.
+        seed: Its seed.
+        num_passes: How many times a step goes through its batch.
+        num_epochs: How often it went through the images.
+        test_accuracy: At the end, as a fraction.
+        test_loss: Likewise, the mean cross-entropy.
+        test_calibration_error: Likewise.
+        gap: `h` over the training images at the last weights, for the comparison's one radius.
+        sharpness: `2h / rho^2` of that.
+        seconds: The time of all training steps.
+        epochs: The records of its epochs.
+    """
+
+    method: str
+    seed: int
+    num_passes: int
+    num_epochs: int
+    test_accuracy: float
+    test_loss: float
+    test_calibration_error: float
+    gap: float
+    sharpness: float
+    seconds: float
+    epochs: list[dict[str, Any]]
+
+
+def read_result(planned: Planned) -> Result:
+    """What a finished run left in its folder."""
+    folder = planned.config.folder
+    epochs = [record for record in read_records(folder) if record["kind"] == "epoch"]
+    last, measured = epochs[-1], json.loads((folder / MEASURED).read_text())
+    return Result(
+        method=planned.method,
+        seed=planned.config.execution.seed,
+        num_passes=planned.num_passes,
+        num_epochs=last["epoch"],
+        test_accuracy=last["test_accuracy"],
+        test_loss=last["test_loss"],
+        test_calibration_error=last["test_calibration_error"],
+        gap=measured["gap"],
+        sharpness=measured["sharpness"],
+        seconds=last["seconds"],
+        epochs=epochs,
+    )
+
+
+def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each method, in the order in which they came."""
+    methods: dict[str, list[Result]] = {}
+    for result in results:
+        methods.setdefault(result.method, []).append(result)
+    return methods
+
+
+def table(results: Sequence[Result], rho: float, title: str) -> Table:
+    """A line for each method: mean and deviation over seeds.
+
+    Args:
+        results: Of all runs.
+        rho: The radius at which the gap was measured.
+        title: What was compared.
+    """
+    methods = by_method(results)
+    headings = [heading for heading, _, _ in _COLUMNS.values()]
+    rows = [
+        (
+            method,
+            str(runs[0].num_epochs),
+            *(
+                spread([factor * getattr(run, name) for run in runs], decimals)
+                for name, (_, factor, decimals) in _COLUMNS.items()
+            ),
+            _relative_time(runs, methods),
+        )
+        for method, runs in methods.items()
+    ]
+    num_seeds = len(next(iter(methods.values())))
+    seeds = f"mean ± deviation over {num_seeds} seeds" if num_seeds > 1 else "one seed"
+    return Table(
+        ("objective", "epochs", *headings, "time"),
+        rows,
+        f"{title}; {seeds}; h over the training images at the last weights, rho = {rho:g}",
+    )
+
+
+def spread(values: Sequence[float], decimals: int, sign: str = "") -> str:
+    """Mean ± standard deviation; of a single value, the value.
+
+    >>> spread([1.0, 2.0], decimals=2)
+    '1.50 ± 0.71'
+    """
+    mean = f"{statistics.fmean(values):{sign}.{decimals}f}"
+    return mean + (f" ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else "")
+
+
+def _relative_time(runs: Sequence[Result], methods: Mapping[str, Sequence[Result]]) -> str:
+    """Times vanilla's; in seconds where vanilla is not among the methods."""
+    seconds = statistics.fmean(run.seconds for run in runs)
+    if "vanilla" not in methods:
+        return f"{seconds:.1f} s"
+    return f"{seconds / statistics.fmean(run.seconds for run in methods['vanilla']):.2f}"
+
+
+def differences(results: Sequence[Result]) -> list[str]:
+    """How each method's test accuracy differs from that of the first, seed by seed."""
+    (first, base), *others = by_method(results).items()
+    lines = []
+    for method, runs in others:
+        points = [
+            100 * (run.test_accuracy - own.test_accuracy)
+            for run, own in zip(runs, base, strict=True)
+        ]
+        found = spread(points, decimals=2, sign="+")
+        lines.append(f"{method} minus {first}, seed by seed: {found} points of test accuracy.")
+    return lines
+
+
+def numbers(results: Sequence[Result], rho: float) -> dict[str, Any]:
+    """All of it, for JSON."""
+    summary = {
+        method: {name: _moments([getattr(run, name) for run in runs]) for name in _SUMMARISED}
+        for method, runs in by_method(results).items()
+    }
+    return {"rho": rho, "summary": summary, "runs": [asdict(result) for result in results]}
+
+
+_SUMMARISED = (*_COLUMNS, "seconds")
+
+
+def _moments(values: Sequence[float]) -> dict[str, float | None]:
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "deviation": deviation}
+
+
+_PANELS = {
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "loss": "training loss",
+}
+
+
+def draw(results: Sequence[Result], path: Path, title: str) -> None:
+    """Draws the curves of all methods, and how sharp they end, to a PNG.
+
+    The horizontal axis counts passes through the images, so that methods end together if they cost
+    as much: an epoch of SAM's is two.
+    """
+    figure, axes = new_figure(2, 2, title)
+    methods = by_method(results)
+    for axis, (name, label) in zip(axes, _PANELS.items(), strict=False):
+        for method, runs in methods.items():
+            curves_with_bands(axis, method, [_curve(run, name) for run in runs])
+        axis.set(xlabel="passes through the training images", ylabel=label)
+    if any(value > 0 for run in results for _, value in _curve(run, "loss")):
+        axes[2].set_yscale("log")
+    for number, (method, runs) in enumerate(methods.items()):
+        values = [run.sharpness for run in runs]
+        axes[3].bar(method, statistics.fmean(values), color=f"C{number}", alpha=0.5)
+        axes[3].plot([method] * len(values), values, "o", color=f"C{number}")
+    axes[3].set(ylabel="2h/rho^2 at the end")
+    axes[0].legend()
+    figure.savefig(path)
+
+
+def _curve(run: Result, name: str) -> list[tuple[float, float]]:
+    return [
+        (record["epoch"] * run.num_passes, record[name])
+        for record in run.epochs
+        if record.get(name) is not None and math.isfinite(record[name])
+    ]

@@ -1,0 +1,37 @@
+"""Figures as PNG, drawn with matplotlib and without a display."""
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Points = Sequence[tuple[float, float]]
+
+
+def new_figure(num_rows: int, num_columns: int, title: str) -> "tuple[Figure, list[Axes]]":
+    """A figure with panels, row by row."""
+    # Not pyplot: it would look for a display, and keep every figure.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    size = (5.0 * num_columns, 3.5 * num_rows)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    axes = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    return figure, axes
+
+
+def curves_with_bands(axis: "Axes", label: str, curves: Sequence[Points]) -> None:
+    """The mean of curves with common x, and a band from the lowest to the highest of them."""
+    x = [point[0] for point in curves[0]]
+    columns = list(zip(*([y for _, y in curve] for curve in curves), strict=False))
+    x = x[: len(columns)]
+    (line,) = axis.plot(x, [statistics.fmean(ys) for ys in columns], label=label)
+    low, high = [min(ys) for ys in columns], [max(ys) for ys in columns]
+    axis.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)

@@ -1,0 +1,70 @@
+"""How sharp a run ended: the surrogate gap over its training images, at its last weights."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surrogap.analysis import Surface
+from surrogap.data import loader
+from surrogap.experiments.comparison import MEASURED
+from surrogap.experiments.runs import Run
+from surrogap.training.losses import loss_of
+
+
+def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
+    """The gap `h = f(w + rho * g / ||g||) - f(w)` and `2h / rho^2`, over all training images.
+
+    The images are as they are, without augmentation, and the network is in evaluation mode.
+
+    Args:
+        run: A run with a checkpoint.
+        rho: The radius.
+        device: Where to compute.
+
+    Raises:
+        ValueError: It has no checkpoint, or its images are not where they were.
+    """
+    splits = run.splits().to(device)
+    loss = loss_of(run.config.objective)
+    images = loader(
+        splits,
+        "train",
+        batch_size=run.config.data.eval_batch_size or 4 * run.config.data.batch_size,
+        shuffle=False,
+        drop_last=False,
+        device=device,
+        size=run.config.model.image_size,
+        num_workers=run.config.data.num_workers,
+    )
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return loss(model(batch[0]), batch[1])
+
+    surface = Surface(run.network(splits, device), images, loss_fn, is_checked=False)
+    plain, g = surface.gradient()
+    with surface.moved(rho * g / (g.norm() + 1e-12)):
+        gap = float(surface.loss() - plain)
+    return {"rho": rho, "loss": float(plain), "gap": gap, "sharpness": 2 * gap / rho**2}
+
+
+def measure(folder: Path, rho: float, device: torch.device) -> None:
+    """Measures a run unless that is done already, and writes it to the run's folder."""
+    path = folder / MEASURED
+    if not is_measured(folder, rho):
+        found = gap_of(Run.read(folder), rho, device)
+        temporary = path.with_name(f".{path.name}")
+        temporary.write_text(json.dumps(found, indent=2) + "\n")
+        os.replace(temporary, path)
+
+
+def is_measured(folder: Path, rho: float) -> bool:
+    """Whether a run is finished, and its gap is known for this radius."""
+    path = folder / MEASURED
+    if not path.is_file():
+        return False
+    found: dict[str, Any] = json.loads(path.read_text())
+    return bool(found["rho"] == rho)

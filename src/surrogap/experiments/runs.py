@@ -1,0 +1,78 @@
+"""A run that was trained, read back from its folder."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, final
+
+import torch
+from torch import nn
+
+from surrogap.data import Splits, load
+from surrogap.training.config import Config
+from surrogap.training.folder import RECORDS, read_config
+from surrogap.training.networks import network_of, read_weights
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, and its configuration.
+
+    Attributes:
+        folder: Where it is.
+        config: What was trained.
+    """
+
+    folder: Path
+    config: Config
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The run in a folder.
+
+        Raises:
+            ValueError: The folder holds no run.
+        """
+        return cls(folder, read_config(folder))
+
+    def splits(self, data_root: str | None = None, *, download: bool = False) -> Splits:
+        """The images that it was trained on, and those to test it on.
+
+        Args:
+            data_root: The folder that holds the named sets, if no longer the run's own.
+            download: Whether to fetch a named set that is not there.
+
+        Raises:
+            ValueError: They are not where they were.
+            RuntimeError: They cannot be fetched.
+        """
+        data = self.config.data
+        return load(data.name, data_root or data.data_root, download=download)
+
+    def network(self, splits: Splits, device: torch.device | str = "cpu") -> nn.Module:
+        """The network with the weights of the newest checkpoint, in evaluation mode.
+
+        Raises:
+            ValueError: There is no checkpoint, or not of this network.
+        """
+        weights = read_weights(self.folder)
+        # What it started from may be gone, and does not matter any more.
+        model = network_of(replace(self.config.model, weights=None), splits)
+        model.load_state_dict(weights)
+        return model.to(device).eval()
+
+    def records(self) -> list[dict[str, Any]]:
+        """What it saw: a dictionary for each line of its records.
+
+        Raises:
+            ValueError: There are none, or a line is no JSON.
+        """
+        path = self.folder / RECORDS
+        try:
+            return [json.loads(line) for line in path.read_text().splitlines()]
+        except (OSError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"run must have readable records, got {path} ({error}). "
+                "Pass the folder of a run that has trained for a while."
+            ) from error

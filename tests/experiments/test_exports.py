@@ -1,0 +1,79 @@
+"""Networks that plain timm builds, with our weights, say what ours say: bit for bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from surrogap.data import Splits, TensorSet
+from surrogap.experiments.exports import architecture_of
+from surrogap.models import create, names
+
+TIMM = ["convnext_atto", "test_vit3"]
+
+
+def splits_of(channels: int, size: int) -> Splits:
+    images = torch.randint(256, (3, channels, size, size), dtype=torch.uint8)
+    part = TensorSet(images, torch.arange(3))
+    return Splits("three", ("a", "b", "c"), part, part)
+
+
+def rebuilt(name: str, model: nn.Module, splits: Splits, size: int, folder: Path) -> nn.Module:
+    """The network from the files of an export, without any code of ours."""
+    architecture = architecture_of(name, model, splits, size)
+    (folder / "config.json").write_text(json.dumps(architecture.config(splits)))
+    save_file(model.state_dict(), folder / "model.safetensors")
+    if architecture.name is not None:
+        return timm.create_model(f"local-dir:{folder}", pretrained=True)
+    namespace: dict[str, Any] = {}
+    exec(architecture.code, namespace)
+    found: nn.Module = namespace["model"]
+    weights = namespace["safetensors"].torch.load_file(folder / "model.safetensors")
+    found.load_state_dict(weights)
+    return found
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """With all of its weights and statistics random: heads that start at zero say nothing."""
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand_like(tensor) * 0.1 + 0.01)
+    return model.eval()
+
+
+def outputs(model: nn.Module, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(images)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", [*(n for n in names() if "small" in n), "vit_s16", *TIMM])
+def test_timm_says_the_same(name: str, channels: int, tmp_path: Path) -> None:
+    size = 32 if name.startswith(("vit", "test", "conv")) else 28
+    splits = splits_of(channels, size)
+    model = shaken(create(name, num_classes=3, image_size=size, in_channels=channels))
+    again = rebuilt(name, model, splits, size, tmp_path)
+    images = torch.randn(2, channels, size, size)
+    logits = outputs(again, images)
+    assert logits.shape == (2, 3)
+    assert torch.equal(logits, outputs(model, images))
+
+
+@pytest.mark.parametrize("name", [n for n in names() if "small" not in n])
+def test_timm_has_the_papers_networks(name: str) -> None:
+    splits = splits_of(3, 32)
+    with torch.device("meta"):
+        model = create(name, num_classes=3, image_size=224)
+        architecture = architecture_of(name, model, splits, 224)
+        namespace: dict[str, Any] = {}
+        exec(architecture.code, namespace)
+        if architecture.name is not None:
+            namespace["model"] = timm.create_model(architecture.name, **architecture.arguments)
+        again = namespace["model"]
+    found, ours = again.state_dict(), model.state_dict()
+    assert {n: t.shape for n, t in found.items()} == {n: t.shape for n, t in ours.items()}
