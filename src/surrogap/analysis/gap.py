@@ -1,0 +1,184 @@
+"""The surrogate gap of a model over a set of batches: how much worse its neighbourhood is.
+
+The paper's gap is `h = f(w + delta) - f(w)` with one step of ascent, `delta = rho * g / ||g||`. It
+stands for the worst case in the ball, `max f(w + delta) - f(w)` over `||delta|| <= rho`, which some
+more steps find better. At a minimum the worst case is `rho^2 / 2` times the dominant eigenvalue of
+the Hessian, for small `rho` (Lemma 3.3), so `2 h / rho^2` estimates that.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from surrogap.analysis.surface import Progress, Surface
+from surrogap.core.arguments import number
+
+# What a forward pass costs, in gradients: a backward pass multiplies twice as often.
+FORWARD = 1 / 3
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The surrogate gap at one radius.
+
+    Attributes:
+        rho: The radius.
+        loss: `f(w)`.
+        perturbed_loss: `f(w + rho * g / ||g||)`.
+        worst_loss: The largest loss found in the ball; NaN if none was looked for.
+
+    >>> gap = Gap(rho=0.1, loss=1.0, perturbed_loss=1.02, worst_loss=1.04)
+    >>> round(gap.gap, 6), round(gap.worst_sharpness, 6)
+    (0.02, 8.0)
+    """
+
+    rho: float
+    loss: float
+    perturbed_loss: float
+    worst_loss: float
+
+    @property
+    def gap(self) -> float:
+        """The paper's `h`, of one step of ascent."""
+        return self.perturbed_loss - self.loss
+
+    @property
+    def worst_gap(self) -> float:
+        """The largest `h` found: a lower bound of the worst case in the ball."""
+        return self.worst_loss - self.loss
+
+    @property
+    def sharpness(self) -> float:
+        """`2 h / rho^2`; away from a minimum the slope's part of it, `2 ||g|| / rho`, dominates."""
+        return 2 * self.gap / self.rho**2
+
+    @property
+    def worst_sharpness(self) -> float:
+        """`2 h / rho^2` of the worst case found."""
+        return 2 * self.worst_gap / self.rho**2
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Surrogate gaps at several radii, rising.
+
+    Attributes:
+        gaps: One for each radius.
+        grad_norm: `||g||` at the weights: close to 0 at a minimum.
+    """
+
+    gaps: tuple[Gap, ...]
+    grad_norm: float
+
+
+def cost_of_gaps(num_rhos: int, *, num_ascent_steps: int = 0, has_start: bool = False) -> float:
+    """What `surrogate_gaps` costs, in gradients over the set; a forward pass is a third of one.
+
+    >>> cost_of_gaps(3)
+    2.0
+    """
+    if not num_ascent_steps:
+        return 1 + num_rhos * FORWARD
+    num_candidates = num_rhos * (1 + 2 * has_start) + (num_rhos - 1)
+    return 1 + num_rhos * num_ascent_steps + (num_rhos + num_candidates) * FORWARD
+
+
+def surrogate_gaps(
+    surface: Surface,
+    rhos: Sequence[float],
+    *,
+    num_ascent_steps: int = 0,
+    start: Tensor | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Gaps:
+    """The surrogate gap of the whole set, with one perturbation for all of it.
+
+    For the gap that training sees, with a perturbation for each batch, see `find_rho`.
+
+    Args:
+        surface: The loss.
+        rhos: The radii; the result has them in rising order.
+        num_ascent_steps: How many gradients to spend on the worst case at each radius; 0 leaves it
+            out. Projected ascent starts from the best of the one-step perturbation, the worst one
+            of the radius before, and `start`. It lengthens its steps while the loss rises, where it
+            becomes a power iteration, and halves them where it falls.
+        start: A direction to try both ways, such as the dominant eigenvector: at a minimum it is
+            the worst, and the gradient says nothing.
+        seed: For a random direction where the gradient is zero.
+        progress: Called with the number of radii done, and all.
+
+    Raises:
+        TypeError: A number is none.
+        ValueError: There is no radius, or a number is out of bounds.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> _ = nn.init.zeros_(model.weight)
+    >>> surface = Surface(model, [torch.tensor([3.0, 5.0])], lambda w, c: (c * w.weight**2).sum())
+    >>> (gap,) = surrogate_gaps(surface, [0.1], num_ascent_steps=20).gaps
+    >>> round(gap.worst_sharpness, 4)
+    10.0
+    """
+    radii = sorted(
+        number("rhos", rho, above=0.0, remedy="Pass positive radii, such as [0.05, 0.1].")
+        for rho in rhos
+    )
+    if not radii:
+        raise ValueError("rhos must hold at least one radius, got none. Pass such as [0.05].")
+    number("num_ascent_steps", num_ascent_steps, remedy="Pass a count, such as 20, or 0 for none.")
+    loss, gradient = surface.gradient()
+    grad_norm = float(surface.space.norm(gradient))
+    is_slope = grad_norm > 0.0
+    uphill = _unit(surface, gradient if is_slope else surface.space.random(seed))
+    starts = [] if start is None else [_unit(surface, start), -_unit(surface, start)]
+    gaps, before = [], None
+    for index, rho in enumerate(radii):
+        # A gradient of zero climbs nowhere.
+        one_step = _loss_at(surface, rho * uphill) if is_slope else float(loss)
+        worst_loss = math.nan
+        if num_ascent_steps:
+            candidates = [uphill, *starts, *([] if before is None else [before])]
+            before = max(candidates, key=lambda u: _loss_at(surface, rho * u))
+            worst_loss, before = _ascended(surface, rho, before, num_ascent_steps)
+        gaps.append(Gap(rho, float(loss), one_step, worst_loss))
+        if progress is not None:
+            progress(index + 1, len(radii))
+    return Gaps(tuple(gaps), grad_norm)
+
+
+def _ascended(surface: Surface, rho: float, u: Tensor, num_steps: int) -> tuple[float, Tensor]:
+    """The largest loss at `w + rho * u` in the unit ball that steps from `u` find, and its `u`."""
+    loss, gradient = _gradient_at(surface, rho * u)
+    length = 4.0
+    for _ in range(num_steps - 1):
+        norm = surface.space.norm(gradient)
+        if not norm > 0:
+            break
+        candidate = u + (length / norm) * gradient
+        candidate /= surface.space.norm(candidate).clamp(min=1.0)
+        there, slope = _gradient_at(surface, rho * candidate)
+        if there > loss:
+            loss, u, gradient = there, candidate, slope
+            length *= 2.0
+        else:
+            length /= 2.0
+    return loss, u
+
+
+def _unit(surface: Surface, vector: Tensor) -> Tensor:
+    return vector / surface.space.norm(vector)
+
+
+def _loss_at(surface: Surface, delta: Tensor) -> float:
+    with surface.moved(delta):
+        return float(surface.loss())
+
+
+def _gradient_at(surface: Surface, delta: Tensor) -> tuple[float, Tensor]:
+    with surface.moved(delta):
+        loss, gradient = surface.gradient()
+    return float(loss), gradient
