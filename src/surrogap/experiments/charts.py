@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 
 # Which bit of a letter is the dot at (row, column): Unicode counts down the left column first.
 _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -38,6 +39,22 @@ def chart(title: str, points: Sequence[Point], *, width: int = 60, height: int =
     first, last = f"{finite[0][0]:g}", f"{finite[-1][0]:g}"
     foot = " " * 12 + first + last.rjust(width - len(first))
     return "\n".join([title, *map(str.__add__, labels, lines), foot])
+
+
+def side_by_side(charts: Sequence[str], *, width: int = 39) -> list[str]:
+    r"""Charts of one height, two in a row.
+
+    >>> print(*side_by_side(["a\nb", "c\nd", "e\nf"], width=3), sep="\n")
+    a  c
+    b  d
+    e
+    f
+    """
+    lines = []
+    for left, right in zip_longest(charts[::2], charts[1::2], fillvalue=""):
+        pairs = zip_longest(left.splitlines(), right.splitlines(), fillvalue="")
+        lines += [f"{one:<{width}}{other}".rstrip() for one, other in pairs]
+    return lines
 
 
 def _dots(

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surrogap.analysis import Surface
+from surrogap.analysis.gap import surrogate_gaps
+from surrogap.analysis.surface import Surface
 from surrogap.data import loader
 from surrogap.experiments.comparison import MEASURED
 from surrogap.experiments.runs import Run
@@ -16,7 +17,7 @@ from surrogap.training.losses import loss_of
 
 
 def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
-    """The gap `h = f(w + rho * g / ||g||) - f(w)` and `2h / rho^2`, over all training images.
+    """The gap `h` at a radius and `2h / rho^2`, with one perturbation for all training images.
 
     The images are as they are, without augmentation, and the network is in evaluation mode.
 
@@ -45,10 +46,8 @@ def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
         return loss(model(batch[0]), batch[1])
 
     surface = Surface(run.network(splits, device), images, loss_fn, is_checked=False)
-    plain, g = surface.gradient()
-    with surface.moved(rho * g / (g.norm() + 1e-12)):
-        gap = float(surface.loss() - plain)
-    return {"rho": rho, "loss": float(plain), "gap": gap, "sharpness": 2 * gap / rho**2}
+    (found,) = surrogate_gaps(surface, [rho]).gaps
+    return {"rho": rho, "loss": found.loss, "gap": found.gap, "sharpness": found.sharpness}
 
 
 def measure(folder: Path, rho: float, device: torch.device) -> None:

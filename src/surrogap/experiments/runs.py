@@ -1,6 +1,5 @@
 """A run that was trained, read back from its folder."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
@@ -10,8 +9,9 @@ from torch import nn
 
 from surrogap.data import Splits, load
 from surrogap.training.config import Config
-from surrogap.training.folder import RECORDS, read_config
+from surrogap.training.folder import read_config
 from surrogap.training.networks import network_of, read_weights
+from surrogap.training.records import read_records
 
 
 @final
@@ -63,16 +63,5 @@ class Run:
         return model.to(device).eval()
 
     def records(self) -> list[dict[str, Any]]:
-        """What it saw: a dictionary for each line of its records.
-
-        Raises:
-            ValueError: There are none, or a line is no JSON.
-        """
-        path = self.folder / RECORDS
-        try:
-            return [json.loads(line) for line in path.read_text().splitlines()]
-        except (OSError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"run must have readable records, got {path} ({error}). "
-                "Pass the folder of a run that has trained for a while."
-            ) from error
+        """What it saw: a dictionary for each line of its records, as `training.records` tells."""
+        return read_records(self.folder)

@@ -148,6 +148,14 @@ def read_votes(path: Path) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
+def has_votes(path: Path) -> bool:
+    """Whether a set's archive holds people's votes on its test images."""
+    if path.suffix != ".npz" or not path.is_file():
+        return False
+    with np.load(path, allow_pickle=False) as archive:
+        return "test_human_counts" in archive.files
+
+
 def _first(names: Sequence[str], there: Sequence[str]) -> str:
     return next(name for name in names if name in there)
 

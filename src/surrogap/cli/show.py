@@ -1,0 +1,143 @@
+"""`surrogap show`: show a run, its summary and its curves.
+
+surrogap show runs/a
+surrogap show runs/a --png curves.png
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from surrogap.cli.options import options
+from surrogap.experiments.charts import Point, chart, side_by_side
+from surrogap.experiments.tables import Table
+from surrogap.training.config import Config
+
+FIGURE = "curves.png"
+
+# What is drawn of the epochs' records, where it was recorded.
+_CURVES = {
+    "loss": "training loss",
+    "test_loss": "test loss",
+    "accuracy": "training accuracy",
+    "test_accuracy": "test accuracy",
+    "gap": "gap h",
+    "cosine": "cosine of g and g_p",
+    "lr": "learning rate",
+    "rho": "radius rho",
+}
+
+
+@dataclass(frozen=True)
+class Show:
+    """Show a run: its summary and its curves."""
+
+    run: Positional[Path]
+    """The run's folder."""
+
+    png: Path | None = None
+    """Where to draw the curves. By default curves.png, in the run's folder."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Shows a run, and returns the exit status.
+
+    Raises:
+        ValueError: There is no such run, or it has no record yet.
+    """
+    chosen = options(Show, "show", arguments)
+    from surrogap.experiments.runs import Run
+
+    run = Run.read(chosen.run)
+    records = run.records()
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    points = epochs if epochs else [record for record in records if record["kind"] == "step"]
+    if not points:
+        raise ValueError(
+            f"run must have records, got none yet in {run.folder}. Train it for an epoch."
+        )
+    summary(run.folder, run.config, records).print()
+    curves = {label: curve for name, label in _CURVES.items() if (curve := _curve(points, name))}
+    if _can_draw():
+        charts = [chart(label, curve, width=26, height=5) for label, curve in curves.items()]
+        print("", *side_by_side(charts), sep="\n")
+    else:
+        print("", *(_in_words(label, curve) for label, curve in curves.items()), sep="\n")
+    path = run.folder / FIGURE if chosen.png is None else chosen.png
+    _draw(path, curves, str(run.folder), "epoch" if epochs else "step")
+    print(f"\nCurves: {path}")
+    return 0
+
+
+def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) -> Table:
+    """What was trained, how far it came, and what came out."""
+    last = records[-1]
+    objective = config.objective
+    settings = {name: getattr(objective, name) for name in ("rho", "rho_min", "alpha")}
+    told = ", ".join(f"{name} {value:g}" for name, value in settings.items() if value is not None)
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    scored = [record for record in epochs if record.get("test_accuracy") is not None]
+    rows = [
+        ("network", config.model.name),
+        ("images", f"{config.data.name}, augmentation {config.data.augmentation}"),
+        ("objective", objective.name + (f" ({told})" if told else "")),
+        ("optimizer", f"{config.optimizer.name}, lr {config.optimizer.lr:g}"),
+        ("steps", f"{last['step']}"),
+    ]
+    if epochs:
+        rows.append(("epochs", f"{epochs[-1]['epoch']}"))
+        rows.append(("time", f"{epochs[-1]['seconds']:.1f} s of training"))
+        rows.append(("throughput", f"{epochs[-1]['images_per_second']:,.0f} images/s"))
+    if scored:
+        end, best = scored[-1], max(scored, key=lambda record: float(record["test_accuracy"]))
+        rows += [
+            ("test accuracy", f"{100 * end['test_accuracy']:.2f} %"),
+            ("test loss", f"{end['test_loss']:.4f}"),
+            ("calibration error", f"{100 * end['test_calibration_error']:.2f} %"),
+            (
+                "best epoch",
+                f"{best['epoch']}, by its test accuracy of {100 * best['test_accuracy']:.2f} %",
+            ),
+        ]
+    skipped = sum(record["kind"] == "skip" for record in records)
+    if skipped:
+        rows.append(("skipped steps", f"{skipped}, since their loss was not finite"))
+    return Table(("", str(folder)), rows)
+
+
+def _curve(records: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
+    return [
+        (float(record.get("epoch", record["step"])), float(record[name]))
+        for record in records
+        if record.get(name) is not None
+    ]
+
+
+def _can_draw() -> bool:
+    return (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def _in_words(label: str, curve: Sequence[Point]) -> str:
+    return f"{label}: from {curve[0][1]:.4g} to {curve[-1][1]:.4g}"
+
+
+def _draw(path: Path, curves: Mapping[str, Sequence[Point]], title: str, unit: str) -> None:
+    from surrogap.experiments.figures import new_figure
+
+    num_rows = -(-len(curves) // 2)
+    figure, axes = new_figure(num_rows, 2, title)
+    for axis, (label, curve) in zip(axes, curves.items(), strict=False):
+        axis.plot(*zip(*curve, strict=True))
+        axis.set(xlabel=unit, ylabel=label)
+    for axis in axes[len(curves) :]:
+        axis.set_axis_off()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"png must be a file that can be written, got {path} ({error}). Pass another one."
+        ) from error
