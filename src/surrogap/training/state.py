@@ -9,7 +9,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
-    set_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -35,13 +36,17 @@ def load_weights_and_moments(
     model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any], world: World
 ) -> None:
     """Gives them back; the first process's `state` is everybody's."""
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=world.is_shared),
+    options = StateDictOptions(
+        full_state_dict=world.is_shared, broadcast_from_rank0=world.is_shared
     )
+    set_model_state_dict(model, state["model"], options=options)
+    # torch fails to send moments to other processes where there are none, as those of plain SGD.
+    if world.from_first(lambda: _has_tensors(state["optimizer"]["state"])):
+        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+
+
+def _has_tensors(moments: Mapping[str, Mapping[str, Any]]) -> bool:
+    return any(isinstance(v, torch.Tensor) for own in moments.values() for v in own.values())
 
 
 def share_buffers(model: nn.Module, world: World) -> None:

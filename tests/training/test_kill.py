@@ -1,0 +1,106 @@
+"""SIGKILL at random moments, 100 times: the run always ends with the same weights.
+
+Each life of the run is a fork of a process that has torch loaded already: a new interpreter would
+take seconds to start. That process is no other test's, for threads do not survive a fork. Moments are drawn from four times what a start takes, so that some
+strike while it starts, and most while it trains and saves, which it does after every step.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+
+from surrogap.training.config import Config
+from surrogap.training.run import train
+from tests.training import made_up
+
+NUM_KILLS = 100
+SEED = int(os.environ.get("KILL_SEED", "0"))
+
+
+def fork(config: Config) -> int:
+    """Goes on with a run in a process of its own, and returns its number."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        train(config, resume=True)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def life(config: Config, seconds: float) -> bool:
+    """Whether a life of the run was ended by SIGKILL; it must end well if not."""
+    child = fork(config)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+class Torn:
+    """Tells when there is another half of a checkpoint than before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "checkpoints" / "unfinished"
+        self.seen = 0
+
+    def is_new(self) -> bool:
+        before = self.seen
+        self.seen = self.path.stat().st_mtime_ns if self.path.exists() else 0
+        return self.seen not in (0, before)
+
+
+def hundred_kills(tmp_path: Path) -> None:
+    settings = {"epochs": 10, "checkpoint_every": 1, "augmentation": "medium", "record_every": 1}
+    undisturbed = made_up.config(tmp_path / "undisturbed", **settings)
+    train(undisturbed)
+    start = time.perf_counter()
+    train(undisturbed, resume=True)  # nothing but a start
+    longest = 4 * (time.perf_counter() - start)
+    expected = made_up.state(undisturbed.folder)
+    records = made_up.timeless_records(undisturbed.folder)
+
+    print(f"To draw the same moments: KILL_SEED={SEED}")
+    moments, num_kills, num_runs, num_torn = random.Random(SEED), 0, 0, 0
+    while num_kills < NUM_KILLS:
+        config = made_up.config(tmp_path / f"run_{num_runs}", **settings)
+        num_runs += 1
+        torn = Torn(config.folder)
+        while num_kills < NUM_KILLS and life(config, moments.uniform(0, longest)):
+            num_kills += 1
+            num_torn += torn.is_new()
+        assert os.waitpid(fork(config), 0)[1] == 0
+        made_up.assert_same(made_up.state(config.folder), expected)
+        assert made_up.timeless_records(config.folder) == records
+    print(f"{num_kills} kills, {num_torn} of them while a checkpoint was written; {num_runs} runs")
+    assert num_torn > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_hundred_kills(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "tests.training.test_kill", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{NUM_KILLS} kills" in result.stdout
+
+
+if __name__ == "__main__":
+    hundred_kills(Path(sys.argv[1]))
