@@ -143,7 +143,7 @@ def dropping() -> None:
 def test_all_processes_refuse_together(two: Processes) -> None:
     for failure in two.try_run(unequal):
         assert isinstance(failure, Failure)
-        assert "batches must be as many in each process for sharded weights, got 1 to 2" in failure
+        assert "batches must be as many in each process here, got 1 to 2" in failure
     for failure in two.try_run(dropping):
         assert isinstance(failure, Failure)
         assert "model must give the same loss for the same batch" in failure

@@ -6,6 +6,7 @@ All that is measured in this room is measured on such a surface: losses and grad
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -123,7 +124,8 @@ class Surface:
                 f"batches must be iterable many times, got {type(batches).__name__}, which is "
                 "spent after once. Pass a list or a DataLoader."
             )
-        self.model = _unwrapped(model)
+        self.model = unwrapped(model)
+        self._outer = model
         self.batches = batches
         self.loss_fn = loss_fn
         self.num_samples_of = num_samples_of
@@ -132,9 +134,22 @@ class Surface:
         self._replicas = Replicas(weights.wrappers, None, are_weights_sharded=weights.are_sharded)
         self._groups = [wrapper.process_group for wrapper in weights.wrappers[:1]]
         self._groups += _fsdp_groups(model)
-        self._check_number_of_batches()
+        if weights.are_sharded and isinstance(batches, Sized):
+            self._check_number_of_batches(len(batches))
         if is_checked:
             self._probe()
+
+    def parts(self, num_batches: int) -> list["Surface"]:
+        """The surfaces of the first batches; over processes, of their first batches together.
+
+        Raises:
+            ValueError: One process has fewer than another.
+        """
+        with self._undisturbed():  # a loader draws random numbers
+            batches = list(islice(self.batches, num_batches))
+        self._check_number_of_batches(len(batches))
+        settings: Any = {"num_samples_of": self.num_samples_of, "is_checked": False}
+        return [Surface(self._outer, [batch], self.loss_fn, **settings) for batch in batches]
 
     def position(self) -> Tensor:
         """The weights `w` as a vector."""
@@ -287,18 +302,17 @@ class Surface:
     def _num_processes(self) -> int:
         return int(torch.tensor([dist.get_world_size(group) for group in self._groups]).prod())
 
-    def _check_number_of_batches(self) -> None:
-        if not self.weights.are_sharded or not isinstance(self.batches, Sized):
-            return
+    def _check_number_of_batches(self, number: int) -> None:
+        """Refuses another number than in other processes."""
         (device, *_) = self.weights.devices
-        numbers = torch.tensor([len(self.batches), -len(self.batches)], device=device)
+        numbers = torch.tensor([number, -number], device=device)
         for group in self._groups:
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
         most, fewest = int(numbers[0]), -int(numbers[1])
         if most != fewest:
             raise ValueError(
-                f"batches must be as many in each process for sharded weights, got {fewest} to "
-                f"{most}. Give every process as many; their samples may differ in number."
+                f"batches must be as many in each process here, got {fewest} to {most}. "
+                "Give every process as many; their samples may differ in number."
             )
 
 
@@ -306,9 +320,10 @@ def _differ(x: Tensor, y: Tensor, tolerance: float) -> Tensor:
     return (x - y).abs() > tolerance * torch.maximum(x.abs(), y.abs())
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel and torch.compile."""
     if isinstance(model, DistributedDataParallel):
-        return _unwrapped(model.module)
+        return unwrapped(model.module)
     inner = getattr(model, "_orig_mod", None)  # torch.compile's
     return inner if isinstance(inner, nn.Module) else model
 

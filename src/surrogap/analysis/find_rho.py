@@ -1,0 +1,231 @@
+"""Is this radius sane for my model? A sweep over radii on a few batches, and what it suggests.
+
+At each radius it measures what a training step would: the gap `h`, the perturbed loss `f_p` and the
+cosine of the angle between `g` and `g_p`. A radius is too small where `g_p` still is `g`, so that
+the second pass changes nothing; it is too large where `g_p` has nothing to do with `g` any more, or
+the perturbed loss is that of a model that has learnt nothing.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from surrogap.analysis.surface import Progress, Surface
+from surrogap.core.arguments import number
+
+# Three radii in each factor of ten.
+USUAL_RHOS = tuple(round(10 ** (exponent / 3), 6) for exponent in range(-9, 4))
+
+# Where the suggestion begins and ends.
+COSINE_FROM = 0.98
+COSINE_TO = 0.5
+
+
+@dataclass(frozen=True)
+class Radius:
+    """What a step at one radius sees, as means over the batches.
+
+    Attributes:
+        rho: The radius.
+        loss: `f`.
+        perturbed_loss: `f_p`.
+        cosine: Of the angle between `g` and `g_p`.
+    """
+
+    rho: float
+    loss: float
+    perturbed_loss: float
+    cosine: float
+
+    @property
+    def gap(self) -> float:
+        """`h = f_p - f`."""
+        return self.perturbed_loss - self.loss
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was seen at all radii, and what follows.
+
+    Attributes:
+        radii: One for each radius, rising.
+        num_batches: How many batches the means are over.
+        low: Where the suggested interval begins; None if every radius of the sweep is too small.
+        high: Where it ends; infinite if no radius of the sweep is too large.
+    """
+
+    radii: tuple[Radius, ...]
+    num_batches: int
+    low: float | None
+    high: float
+
+    def contains(self, rho: float) -> bool:
+        """Whether a radius is within the suggestion."""
+        return self.low is not None and self.low <= rho <= self.high
+
+    @property
+    def center(self) -> float | None:
+        """A radius to begin with: the geometric mean of the suggestion's ends."""
+        if self.low is None or math.isinf(self.high):
+            return self.low
+        return math.sqrt(self.low * self.high)
+
+    def explain(self, rho: float | None = None) -> str:
+        """The suggestion in plain words; with `rho`, what is to say of that one."""
+        words = [self._suggestion()]
+        if rho is not None:
+            words.append(self._verdict(rho))
+        return " ".join(words)
+
+    def _suggestion(self) -> str:
+        first, last = self.radii[0], self.radii[-1]
+        if self.low is None:
+            return (
+                f"Up to rho = {last.rho:g} the second pass sees nearly the same gradient as the "
+                f"first (cosine {last.cosine:.3f}): sweep larger radii."
+            )
+        if self.high <= self.low:
+            return (
+                f"Already at rho = {first.rho:g} the loss rises from {first.loss:.4g} to "
+                f"{first.perturbed_loss:.4g} (cosine {first.cosine:.3f}): sweep smaller radii."
+            )
+        if math.isinf(self.high):
+            return f"Try rho from {self.low:.2g}. Larger radii than {last.rho:g} were not swept."
+        return f"Try rho from {self.low:.2g} to {self.high:.2g}, beginning with {self.center:.2g}."
+
+    def _verdict(self, rho: float) -> str:
+        if self.contains(rho):
+            return f"{rho:g} is within."
+        if self.low is None or rho < self.low:
+            return (
+                f"{rho:g} is too small to matter: the step is nearly that of plain training, at "
+                "twice its price."
+            )
+        return (
+            f"{rho:g} is too large: the gradient up there tells little of the way down from here."
+        )
+
+
+def cost_of_find_rho(num_rhos: int = len(USUAL_RHOS), num_batches: int = 4) -> int:
+    """What `find_rho` costs, in gradients of single batches.
+
+    >>> cost_of_find_rho()
+    56
+    """
+    return num_batches * (1 + num_rhos)
+
+
+def find_rho(
+    surface: Surface,
+    rhos: Sequence[float] = USUAL_RHOS,
+    *,
+    num_batches: int = 4,
+    ceiling: float = math.inf,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Which radii make sense for a model on its batches.
+
+    The suggestion begins where the mean cosine of `g` and `g_p` falls to 0.98, and ends where it
+    falls to 0.5 or the perturbed loss reaches `ceiling`. It is a range to search, not the best
+    radius: that depends on the whole run. Measure a model that has been trained for a while, in
+    training mode, with batches of the size that shares a perturbation; at the start of training the
+    surface is another one. Build the surface with `is_checked=False` to measure with
+    dropout, whose masks both passes share here as in training.
+
+    Args:
+        surface: The loss, on the batches of training.
+        rhos: The radii.
+        num_batches: How many batches to use, from the first.
+        ceiling: A perturbed loss that is too large in any case, such as that of guessing,
+            `log(num_classes)`.
+        progress: Called with the number of gradients computed, and all.
+
+    Raises:
+        TypeError: A number is none.
+        ValueError: There is no radius or no batch, or a number is out of bounds.
+        RuntimeError: The gradient of a batch is zero.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> _ = nn.init.ones_(model.weight)
+    >>> curvatures = torch.tensor([1.0, 9.0])
+    >>> surface = Surface(model, [curvatures], lambda w, c: (c * w.weight**2).sum())
+    >>> sweep = find_rho(surface)
+    >>> sweep.contains(0.001)
+    False
+    """
+    radii = sorted(
+        number("rhos", rho, above=0.0, remedy="Pass positive radii, such as [0.05, 0.1].")
+        for rho in rhos
+    )
+    if not radii:
+        raise ValueError(
+            "rhos must hold at least one radius, got none. Leave it out for the usual."
+        )
+    number("num_batches", num_batches, at_least=1, remedy="Pass a count, such as 4.")
+    parts = surface.parts(num_batches)
+    if not parts:
+        raise ValueError("batches must not be empty, got none. Pass the loader of training.")
+    num_gradients = cost_of_find_rho(len(radii), len(parts))
+    rows: list[list[Radius]] = []
+    for index, part in enumerate(parts):
+        rows.append([])
+        for radius in _of_batch(part, radii):
+            rows[-1].append(radius)
+            if progress is not None:
+                progress(index * (1 + len(radii)) + 1 + len(rows[-1]), num_gradients)
+    means = tuple(_mean(column) for column in zip(*rows, strict=True))
+    return Sweep(means, len(parts), *_interval(means, ceiling))
+
+
+def _of_batch(surface: Surface, rhos: Sequence[float]) -> Iterator[Radius]:
+    """What one batch sees at each radius."""
+    space = surface.space
+    loss, g = surface.gradient()
+    norm = space.norm(g)
+    if not norm > 0:
+        raise RuntimeError(
+            f"gradient must not be zero, got norm {float(norm)} on a batch. There is no way up "
+            "from here: measure a model that still learns."
+        )
+    for rho in rhos:
+        with surface.moved(rho / norm * g):
+            perturbed_loss, g_p = surface.gradient()
+        cosine = space.dot(g, g_p) / (norm * space.norm(g_p))
+        yield Radius(rho, float(loss), float(perturbed_loss), float(cosine))
+
+
+def _mean(radii: Sequence[Radius]) -> Radius:
+    def mean(values: Iterable[float]) -> float:
+        return sum(values) / len(radii)
+
+    return Radius(
+        radii[0].rho,
+        mean(radius.loss for radius in radii),
+        mean(radius.perturbed_loss for radius in radii),
+        mean(radius.cosine for radius in radii),
+    )
+
+
+def _interval(radii: Sequence[Radius], ceiling: float) -> tuple[float | None, float]:
+    rhos = [radius.rho for radius in radii]
+    turned = [1.0 - radius.cosine for radius in radii]
+    low = _crossing(rhos, turned, 1.0 - COSINE_FROM)
+    too_far = [
+        _crossing(rhos, turned, 1.0 - COSINE_TO),
+        _crossing(rhos, [radius.perturbed_loss for radius in radii], ceiling),
+    ]
+    return low, min((rho for rho in too_far if rho is not None), default=math.inf)
+
+
+def _crossing(rhos: Sequence[float], values: Sequence[float], level: float) -> float | None:
+    """The first radius where the values reach a level, between radii on a logarithmic scale."""
+    for index, value in enumerate(values):
+        if value >= level or math.isnan(value):  # beyond all numbers is beyond the level
+            if index == 0 or not math.isfinite(value):
+                return rhos[index]
+            before = values[index - 1]
+            part = (level - before) / (value - before)
+            return math.exp((1 - part) * math.log(rhos[index - 1]) + part * math.log(rhos[index]))
+    return None

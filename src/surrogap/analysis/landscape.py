@@ -1,0 +1,215 @@
+"""The loss along one and two directions: what the neighbourhood of the weights looks like.
+
+In evaluation mode BatchNorm uses its running statistics everywhere, which fit the weights in the
+middle and no others, so the loss rises faster than it would after a pass that renews them. In
+training mode each batch brings its own statistics, as while training; the loss then is blind to the
+scale of a layer before a BatchNorm. Put the model into the mode whose loss you mean. On the line
+between two models the statistics go along, so both ends are the models themselves.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from surrogap.analysis.surface import Progress, Surface, unwrapped
+from surrogap.core.passes import Buffers
+
+
+@dataclass(frozen=True)
+class Line:
+    """The loss at `w + step * direction`.
+
+    Attributes:
+        steps: How far along the direction.
+        losses: The loss there.
+        label: What the direction is.
+    """
+
+    steps: tuple[float, ...]
+    losses: tuple[float, ...]
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The loss at `w + x * first + y * second`.
+
+    Attributes:
+        x_steps: How far along the first direction.
+        y_steps: How far along the second.
+        losses: The loss there: a row for each `y`, with an entry for each `x`.
+        labels: What the directions are.
+    """
+
+    x_steps: tuple[float, ...]
+    y_steps: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
+    labels: tuple[str, str] = ("", "")
+
+
+def random_direction(surface: Surface, seed: int = 0) -> Tensor:
+    """A random direction with each filter as long as that of the weights (Li et al. 2018).
+
+    A filter is a row of a parameter with two or more dimensions: what makes one output channel or
+    neuron. So a step of 1 changes every filter by as much as it is, whatever its scale. Biases and
+    the weights of norms, with less than two dimensions, stay where they are. Of weights sharded
+    along another dimension than the first, the filters' parts in each process count as filters.
+
+    >>> model = nn.Linear(4, 2)
+    >>> surface = Surface(model, [torch.ones(1, 4)], lambda m, x: m(x).sum())
+    >>> weight, bias = surface.space.pieces(random_direction(surface))
+    >>> torch.allclose(weight.norm(dim=1), model.weight.norm(dim=1)), bool(bias.any())
+    (True, False)
+    """
+    direction, position = surface.space.random(seed), surface.position()
+    pieces = zip(surface.space.pieces(direction), surface.space.pieces(position), strict=True)
+    for piece, weight in pieces:
+        if piece.ndim < 2:
+            piece.zero_()
+        elif len(piece):
+            rows, filters = piece.view(len(piece), -1), weight.view(len(piece), -1)
+            rows *= filters.norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True)
+    return direction
+
+
+def gradient_direction(surface: Surface) -> Tensor:
+    """Uphill: the gradient, with norm 1.
+
+    Raises:
+        ValueError: The gradient is zero.
+    """
+    _, gradient = surface.gradient()
+    norm = surface.space.norm(gradient)
+    if not norm > 0:
+        raise ValueError(
+            f"gradient must not be zero, got norm {float(norm)}. The weights are at a stationary "
+            "point: take an eigenvector or a random direction."
+        )
+    return gradient / norm
+
+
+def line(
+    surface: Surface,
+    direction: Tensor,
+    steps: Sequence[float],
+    *,
+    label: str = "",
+    progress: Progress | None = None,
+) -> Line:
+    """The loss along a direction, for a forward pass over the set at each step.
+
+    Args:
+        surface: The loss.
+        direction: Along what, such as those above or an eigenvector.
+        steps: How far, in units of the direction's norm.
+        label: What to call it.
+        progress: Called with the number of losses computed, and all.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.zeros_(model.weight)
+    >>> surface = Surface(model, [torch.ones(1, 1)], lambda m, x: m(x).square().sum())
+    >>> line(surface, torch.tensor([2.0]), [-1.0, 0.0, 0.5]).losses
+    (4.0, 0.0, 1.0)
+    """
+    losses = []
+    for step in steps:
+        with surface.moved(step * direction):
+            losses.append(float(surface.loss()))
+        if progress is not None:
+            progress(len(losses), len(steps))
+    return Line(tuple(steps), tuple(losses), label)
+
+
+def plane(
+    surface: Surface,
+    first: Tensor,
+    second: Tensor,
+    x_steps: Sequence[float],
+    y_steps: Sequence[float],
+    *,
+    labels: tuple[str, str] = ("", ""),
+    progress: Progress | None = None,
+) -> Plane:
+    """The loss over two directions, for a forward pass over the set at each point.
+
+    Args:
+        surface: The loss.
+        first: The direction of x.
+        second: The direction of y. It need not be orthogonal to the first.
+        x_steps: How far, in units of the first's norm.
+        y_steps: How far, in units of the second's norm.
+        labels: What to call them.
+        progress: Called with the number of losses computed, and all.
+    """
+    rows = []
+    num_x, num_points = len(x_steps), len(x_steps) * len(y_steps)
+    for index, y in enumerate(y_steps):
+        row = []
+        for x in x_steps:
+            with surface.moved(x * first + y * second):
+                row.append(float(surface.loss()))
+            if progress is not None:
+                progress(index * num_x + len(row), num_points)
+        rows.append(tuple(row))
+    return Plane(tuple(x_steps), tuple(y_steps), tuple(rows), labels)
+
+
+def between(
+    surface: Surface,
+    other: nn.Module,
+    steps: Sequence[float],
+    *,
+    label: str = "",
+    progress: Progress | None = None,
+) -> Line:
+    """The loss on the line to another model: 0 is the surface's own, 1 the other.
+
+    Buffers of real numbers, such as BatchNorm's statistics, go along the same line.
+
+    Args:
+        surface: The loss, at the first model.
+        other: The second model, of the same architecture.
+        steps: How far; beyond 0 and 1 the line goes on.
+        label: What to call it.
+        progress: Called with the number of losses computed, and all.
+
+    Raises:
+        ValueError: The other model has other parameters or buffers.
+    """
+    other = unwrapped(other)
+    _check_alike(surface.model, other)
+    theirs = dict(other.named_parameters())
+    names = {id(parameter): name for name, parameter in surface.model.named_parameters()}
+    there = surface.space.vector(theirs[names[id(p)]] for p in surface.weights.parameters)
+    direction = there - surface.position()
+    losses: list[float] = []
+    for step in steps:
+        with _buffers_between(surface, other, step):
+            losses.extend(line(surface, direction, [step]).losses)
+        if progress is not None:
+            progress(len(losses), len(steps))
+    return Line(tuple(steps), tuple(losses), label)
+
+
+def _check_alike(one: nn.Module, other: nn.Module) -> None:
+    tensors = [dict((*m.named_parameters(), *m.named_buffers())) for m in (one, other)]
+    for name in tensors[0] | tensors[1]:
+        shapes = [tuple(some[name].shape) if name in some else "none" for some in tensors]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"other must have the same parameters and buffers, got {shapes[1]} for {name} "
+                f"instead of {shapes[0]}. Pass two runs of one model."
+            )
+
+
+@contextmanager
+def _buffers_between(surface: Surface, other: nn.Module, step: float) -> Iterator[None]:
+    theirs = dict(other.named_buffers())
+    with Buffers().kept(surface.weights.buffers), torch.no_grad():
+        for name, buffer in surface.model.named_buffers():
+            if buffer.is_floating_point():
+                buffer.lerp_(theirs[name].to(buffer), step)
+        yield
