@@ -1,0 +1,155 @@
+"""Figures of what was measured; `figure.savefig(path)` writes them, without a display.
+
+They need matplotlib, which the extra `train` brings.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surrogap.analysis.find_rho import COSINE_FROM, COSINE_TO, Sweep
+from surrogap.analysis.gap import Gaps
+from surrogap.analysis.landscape import Line, Plane
+from surrogap.analysis.spectrum import Density
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def _new(num_columns: int = 1, **settings: Any) -> "tuple[Figure, list[Axes]]":
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"figures must have matplotlib, got {error}. Run pip install 'surrogap[train]'."
+        ) from error
+    figure = Figure(figsize=(5.2 * num_columns, 3.8), dpi=150, layout="constrained")
+    axes = figure.subplots(1, num_columns, squeeze=False, subplot_kw=settings)
+    return figure, list(axes[0])
+
+
+def curves(lines: Sequence[Line], *, title: str = "") -> "Figure":
+    """The loss along one direction each.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure, (axes,) = _new()
+    for line in lines:
+        axes.plot(line.steps, line.losses, marker=".", label=line.label)
+    axes.set(title=title, xlabel="step along the direction", ylabel="loss")
+    if any(line.label for line in lines):
+        axes.legend(frameon=False)
+    return figure
+
+
+def contour(plane: Plane, *, title: str = "") -> "Figure":
+    """The loss over two directions, as lines of equal height; the cross is the model.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure, (axes,) = _new()
+    shown = axes.contourf(plane.x_steps, plane.y_steps, plane.losses, levels=20, cmap="viridis")
+    axes.contour(shown, colors="white", linewidths=0.3)
+    axes.plot(0.0, 0.0, "r+", markersize=10)
+    axes.set(title=title, xlabel=plane.labels[0], ylabel=plane.labels[1])
+    figure.colorbar(shown, ax=axes, label="loss")
+    return figure
+
+
+def relief(plane: Plane, *, title: str = "") -> "Figure":
+    """The loss over two directions, as a surface.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure, axes = _new(projection="3d")
+    x, y = torch.meshgrid(torch.tensor(plane.x_steps), torch.tensor(plane.y_steps), indexing="xy")
+    solid: Any = axes[0]  # of three dimensions
+    solid.plot_surface(x.numpy(), y.numpy(), torch.tensor(plane.losses).numpy(), cmap="viridis")
+    solid.set(title=title, xlabel=plane.labels[0], ylabel=plane.labels[1], zlabel="loss")
+    return figure
+
+
+def spectrum(density: Density, *, title: str = "") -> "Figure":
+    """The density of the eigenvalues, on a logarithmic scale.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure, (axes,) = _new()
+    low, high = float(density.places.min()), float(density.places.max())
+    width = max(high - low, 1e-12) / 100  # as fine as the figure shows
+    values = torch.linspace(low - 5 * width, high + 5 * width, 1000, dtype=torch.float64)
+    axes.semilogy(values.tolist(), density.at(values, width).tolist())
+    # Beyond 1e-7 of the weights there is nothing but the Gaussians' tails.
+    axes.set_ylim(bottom=1e-7 / width)
+    axes.set(title=title, xlabel="eigenvalue", ylabel="density")
+    return figure
+
+
+def gap_curves(
+    runs: dict[str, Gaps], *, eigenvalues: dict[str, float] | None = None, title: str = ""
+) -> "Figure":
+    """The gap against the radius, and `2 h / rho^2` beside the measured eigenvalue.
+
+    Args:
+        runs: Gaps by the name of what was measured.
+        eigenvalues: The dominant eigenvalue of some of them, drawn as dotted lines.
+        title: What it is.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure, (left, right) = _new(2)
+    for index, (name, result) in enumerate(runs.items()):
+        rhos = [gap.rho for gap in result.gaps]
+        style: Any = {"color": f"C{index}", "marker": "."}
+        left.loglog(rhos, [gap.gap for gap in result.gaps], label=f"{name}, one step", **style)
+        right.loglog(rhos, [gap.sharpness for gap in result.gaps], **style)
+        if not any(math.isnan(gap.worst_gap) for gap in result.gaps):
+            style["linestyle"] = "--"
+            worst = [gap.worst_gap for gap in result.gaps]
+            left.loglog(rhos, worst, label=f"{name}, worst found", **style)
+            right.loglog(rhos, [gap.worst_sharpness for gap in result.gaps], **style)
+        if eigenvalues and name in eigenvalues:
+            right.axhline(eigenvalues[name], color=f"C{index}", linestyle=":")
+    left.set(title=title, xlabel="rho", ylabel="gap h")
+    right.set(xlabel="rho", ylabel="2 h / rho^2 (dotted: dominant eigenvalue)")
+    left.legend(frameon=False)
+    return figure
+
+
+def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> "Figure":
+    """What `find_rho` saw, with its suggestion shaded.
+
+    Args:
+        sweep: The sweep.
+        rho: A radius to mark.
+        title: What it is.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure, (left, right) = _new(2)
+    rhos = [radius.rho for radius in sweep.radii]
+    left.plot(rhos, [radius.cosine for radius in sweep.radii], marker=".")
+    for level in (COSINE_FROM, COSINE_TO):
+        left.axhline(level, color="grey", linestyle=":", linewidth=1)
+    right.plot(rhos, [radius.perturbed_loss for radius in sweep.radii], marker=".", label="f_p")
+    right.plot(rhos, [radius.loss for radius in sweep.radii], linestyle="--", label="f")
+    right.set_yscale("log")
+    for axes in (left, right):
+        axes.set(xscale="log", xlabel="rho")
+        if sweep.low is not None and sweep.low < sweep.high:
+            axes.axvspan(sweep.low, min(sweep.high, rhos[-1]), color="C2", alpha=0.15)
+        if rho is not None:
+            axes.axvline(rho, color="C3", linewidth=1)
+    left.set(title=title, ylabel="cosine of g and g_p")
+    right.set(ylabel="loss")
+    right.legend(frameon=False)
+    return figure

@@ -1,0 +1,152 @@
+"""All measures of sharpness of one model, in one call and one table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from surrogap.analysis.eigen import Eigenpairs, eigenvalues
+from surrogap.analysis.gap import Gap, Gaps, cost_of_gaps, surrogate_gaps
+from surrogap.analysis.hessian import GRADIENTS_PER_PRODUCT, Hessian
+from surrogap.analysis.spectrum import Trace, trace
+from surrogap.analysis.surface import Progress, Surface
+
+GAP_COLUMNS = ("rho", "h", "2h/rho^2", "worst h", "worst 2h/rho^2")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        num_eigenvalues: How many of the largest eigenvalues. The smallest is found in any case.
+        rhos: The radii of the surrogate gap.
+        num_ascent_steps: How many gradients the worst case takes at each radius; 0 leaves it out.
+        num_trace_products: How many products the trace takes.
+        tolerance: Of the eigenvalues' residuals, as a part of the eigenvalue.
+        max_products: When the search at each end of the spectrum stops in any case.
+        seed: For all random vectors.
+
+    >>> Plan(rhos=(0.05,), num_ascent_steps=0, max_products=20, num_trace_products=9).cost
+    99.3...
+    """
+
+    num_eigenvalues: int = 5
+    rhos: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2)
+    num_ascent_steps: int = 10
+    num_trace_products: int = 30
+    tolerance: float = 1e-2
+    max_products: int = 50
+    seed: int = 0
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """Of the searches for both ends of the spectrum, the trace and the gaps, at most."""
+        gaps = cost_of_gaps(len(self.rhos), num_ascent_steps=self.num_ascent_steps, has_start=True)
+        products = (self.max_products, self.max_products, self.num_trace_products)
+        return (*(GRADIENTS_PER_PRODUCT * number for number in products), gaps)
+
+    @property
+    def cost(self) -> float:
+        """What it costs at most, in gradients over the set."""
+        return sum(self.costs)
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """How sharp a model's loss is at its weights.
+
+    Attributes:
+        num_weights: The number of trainable weights.
+        largest: The largest eigenvalues of the Hessian.
+        smallest: The smallest, which at a minimum is not negative.
+        trace: The sum of all.
+        gaps: The surrogate gap at some radii.
+    """
+
+    num_weights: int
+    largest: Eigenpairs
+    smallest: Eigenpairs
+    trace: Trace
+    gaps: Gaps
+
+    @property
+    def dominant(self) -> float:
+        """The paper's measure: the eigenvalue of largest absolute value."""
+        ends = (float(self.largest.values[0]), float(self.smallest.values[0]))
+        return max(ends, key=abs)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What was measured, for a table with two columns."""
+        loss = self.gaps.gaps[0].loss
+        return [
+            ("weights", f"{self.num_weights:,}"),
+            ("loss", f"{loss:.4g}"),
+            ("gradient norm", f"{self.gaps.grad_norm:.4g}"),
+            ("dominant eigenvalue", f"{self.dominant:.4g}"),
+            ("largest eigenvalues", _listed(self.largest)),
+            ("smallest eigenvalue", _listed(self.smallest)),
+            ("trace", f"{self.trace.value:.4g} ± {self.trace.standard_error:.2g}"),
+        ]
+
+    def gap_rows(self) -> list[tuple[str, ...]]:
+        """The gaps, for a table with `GAP_COLUMNS`."""
+        return [_row(gap) for gap in self.gaps.gaps]
+
+
+def sharpness(
+    surface: Surface,
+    plan: Plan | None = None,
+    *,
+    progress: Callable[[float, float], object] | None = None,
+) -> Sharpness:
+    """Measures what `plan` says.
+
+    Args:
+        surface: The loss.
+        plan: What to measure; None for the usual.
+        progress: Called with the cost so far and `plan.cost`, in gradients over the set. Searches
+            that end early leap ahead.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> surface = Surface(model, [torch.tensor([3.0, 5.0])], lambda w, c: (c * w.weight**2).sum())
+    >>> round(sharpness(surface, Plan(num_eigenvalues=1)).dominant, 3)
+    10.0
+    """
+    plan = plan or Plan()
+    hessian, seed = Hessian(surface), plan.seed
+    search = partial(
+        eigenvalues, hessian, tolerance=plan.tolerance, max_products=plan.max_products, seed=seed
+    )
+
+    def part(index: int) -> Progress | None:
+        """The progress of one of the four, as that of the whole."""
+        if progress is None:
+            return None
+        before, whole = sum(plan.costs[:index]), plan.costs[index]
+        return lambda done, most: progress(before + whole * done / most, plan.cost)
+
+    largest = search(plan.num_eigenvalues, "largest", progress=part(0))
+    smallest = search(1, "smallest", progress=part(1))
+    total = trace(hessian, num_products=plan.num_trace_products, seed=seed, progress=part(2))
+    gaps = surrogate_gaps(
+        surface,
+        plan.rhos,
+        num_ascent_steps=plan.num_ascent_steps,
+        start=largest.vectors[0],
+        seed=seed,
+        progress=part(3),
+    )
+    return Sharpness(surface.space.size, largest, smallest, total, gaps)
+
+
+def _listed(pairs: Eigenpairs) -> str:
+    values = ", ".join(f"{float(value):.4g}" for value in pairs.values)
+    error = f"residual up to {float(pairs.residuals.max()):.2g}"
+    return f"{values} ({error}{'' if pairs.has_converged else ', not converged'})"
+
+
+def _row(gap: Gap) -> tuple[str, ...]:
+    numbers = (gap.gap, gap.sharpness, gap.worst_gap, gap.worst_sharpness)
+    return (f"{gap.rho:g}", *(f"{number:.4g}" for number in numbers))

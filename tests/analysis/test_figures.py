@@ -1,0 +1,83 @@
+"""What the figures show is what was measured."""
+
+import io
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from surrogap.analysis import figures
+from surrogap.analysis.find_rho import Radius, Sweep
+from surrogap.analysis.gap import Gap, Gaps
+from surrogap.analysis.landscape import Line, Plane
+from surrogap.analysis.spectrum import Density
+
+LINES = [Line((0.0, 1.0), (2.0, 3.0), "one"), Line((0.0, 2.0), (2.0, 5.0), "other")]
+PLANE = Plane((-1.0, 0.0, 1.0), (0.0, 2.0), ((1.0, 0.0, 1.0), (3.0, 2.0, 4.0)), ("x", "y"))
+GAPS = Gaps((Gap(0.1, 1.0, 1.1, 1.2), Gap(0.2, 1.0, 1.5, 1.7)), 0.3)
+RADII = tuple(Radius(10.0**i, 1.0, 1.0 + i, 0.9 / (i + 1)) for i in range(3))
+DENSITY = Density(torch.tensor([[0.0, 4.0]]).double(), torch.tensor([[0.9, 0.1]]).double(), 2)
+
+
+def shown(figure: Figure) -> list[list[float]]:
+    """The heights of all lines, axes by axes; drawn to a PNG on the way."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    assert file.getvalue().startswith(b"\x89PNG")
+    return [list(map(float, line.get_ydata())) for axes in figure.axes for line in axes.lines]
+
+
+def test_curves() -> None:
+    figure = figures.curves(LINES, title="a title")
+    assert shown(figure) == [[2.0, 3.0], [2.0, 5.0]]
+    assert figure.axes[0].get_title() == "a title"
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["one", "other"]
+    assert figures.curves([Line((0.0,), (1.0,))]).axes[0].get_legend() is None
+
+
+@pytest.mark.parametrize("draw", [figures.contour, figures.relief])
+def test_planes(draw: Any) -> None:
+    figure = draw(PLANE, title="a title")
+    shown(figure)
+    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("x", "y")
+    assert figure.axes[0].get_title() == "a title"
+
+
+def test_spectrum() -> None:
+    (heights,) = shown(figures.spectrum(DENSITY))
+    assert max(heights) == pytest.approx(0.9 / (0.04 * math.sqrt(2 * math.pi)), rel=1e-2)
+
+
+def test_gap_curves() -> None:
+    lines = shown(figures.gap_curves({"run": GAPS}, eigenvalues={"run": 25.0}))
+    one_step, worst, sharpness, worst_sharpness, eigenvalue = lines
+    assert one_step == pytest.approx([0.1, 0.5])
+    assert worst == pytest.approx([0.2, 0.7])
+    assert sharpness == pytest.approx([20.0, 25.0])
+    assert worst_sharpness == pytest.approx([40.0, 35.0])
+    assert eigenvalue == [25.0, 25.0]
+
+
+def test_gap_curves_without_a_worst_case() -> None:
+    gaps = Gaps((Gap(0.1, 1.0, 1.1, math.nan),), 0.3)
+    assert len(shown(figures.gap_curves({"run": gaps}))) == 2
+
+
+@pytest.mark.parametrize(("low", "num_spans"), [(None, 0), (1.0, 2)])
+def test_sweep_curves(low: float | None, num_spans: int) -> None:
+    figure = figures.sweep_curves(Sweep(RADII, 1, low, 50.0), rho=2.0)
+    lines = shown(figure)
+    assert lines[0] == pytest.approx([0.9, 0.45, 0.3])
+    assert [1.0, 2.0, 3.0] in lines
+    assert sum(len(axes.patches) for axes in figure.axes) == num_spans
+
+
+def test_without_matplotlib_they_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"figures must have matplotlib, got .*surrogap\[train\]"):
+        figures.curves(LINES)
