@@ -120,9 +120,7 @@ def _scores(chosen: Evaluate, run: "Run") -> "list[tuple[Trial, Scores]]":
     loading = loading_of(
         chosen.batch_size, device, size=run.config.model.image_size, num_workers=chosen.num_workers
     )
-    wanted = list(
-        trials(splits, _places(chosen, run), loading, with_corruptions=chosen.corruptions)
-    )
+    wanted = list(trials(splits, places(chosen, run), loading, with_corruptions=chosen.corruptions))
     scores = []
     with _progress(len(wanted)) as tell:
         for trial in wanted:
@@ -140,20 +138,20 @@ def _scores(chosen: Evaluate, run: "Run") -> "list[tuple[Trial, Scores]]":
     return scores
 
 
-def _places(chosen: Evaluate, run: "Run") -> "Places":
+def places(chosen: Evaluate, run: "Run") -> "Places":
     """Where the other sets are: as told, or where they usually are and suit the run."""
     from surrogap.experiments.trials import Places, has_votes
 
     data = run.config.data
     root = Path(chosen.data_root or data.data_root).expanduser()
     suit = {"cifar10": ("votes",), "imagenet": ("real", "v2", "r", "c")}.get(data.name, ())
-    places = {name: getattr(chosen, name) for name in _USUAL}
+    found = {name: getattr(chosen, name) for name in _USUAL}
     for name in suit:
-        if places[name] is None and (root / _USUAL[name]).exists():
-            places[name] = root / _USUAL[name]
-    if places["votes"] is None and has_votes(Path(data.name)):
-        places["votes"] = Path(data.name)
-    return Places(**places)
+        if found[name] is None and (root / _USUAL[name]).exists():
+            found[name] = root / _USUAL[name]
+    if found["votes"] is None and has_votes(Path(data.name)):
+        found["votes"] = Path(data.name)
+    return Places(**found)
 
 
 def result(scores: "Sequence[tuple[Trial, Scores]]") -> dict[str, Any]:
