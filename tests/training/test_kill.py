@@ -1,8 +1,9 @@
 """SIGKILL at random moments, 100 times: the run always ends with the same weights.
 
 Each life of the run is a fork of a process that has torch loaded already: a new interpreter would
-take seconds to start. That process is no other test's, for threads do not survive a fork. Moments are drawn from four times what a start takes, so that some
-strike while it starts, and most while it trains and saves, which it does after every step.
+take seconds to start. That process is no other test's, for threads do not survive a fork. Moments
+are drawn from four times what a start takes, so that some strike while it starts, and most while it
+trains and saves, which it does after every step.
 """
 
 import os

@@ -57,15 +57,15 @@ def _train(config: Config, resume: bool) -> int:
 
     outcome = train(config, resume=resume, progress=progress_for_stdout())
     place = f"step {outcome.step} of {outcome.num_steps}"
-    if outcome.signal is not None:
+    if outcome.signal is not None and outcome.is_first:
         print(
             f"surrogap: {outcome.signal.name} stopped the run after {place}, and its checkpoint is "
             f"saved. Continue by surrogap train --resume --out {outcome.folder}",
             file=sys.stderr,
         )
-        return 128 + outcome.signal
-    print(f"{outcome.folder}: finished, {place}")
-    return 0
+    elif outcome.is_first:
+        print(f"{outcome.folder}: finished, {place}")
+    return 0 if outcome.signal is None else 128 + outcome.signal
 
 
 def _defaults(arguments: Sequence[str]) -> Config:

@@ -64,13 +64,13 @@ class World:
             raise failure
         return cast(Result, result)
 
-    def any(self, flag: bool) -> bool:
-        """Whether a flag is set in one of the processes."""
+    def largest(self, number: int) -> int:
+        """The largest of the processes' numbers; all must ask."""
         if not self.is_shared:
-            return flag
-        flags = torch.tensor(int(flag))
-        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.host_group)
-        return bool(flags)
+            return number
+        numbers = torch.tensor(number)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.host_group)
+        return int(numbers)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of a tensor over the processes."""
@@ -87,11 +87,6 @@ class World:
         gathered = [torch.empty_like(values) for _ in range(self.size)]
         dist.all_gather(gathered, values, group=self.host_group)
         return gathered
-
-    def wait(self) -> None:
-        """Waits for all processes to come here."""
-        if self.is_shared:
-            dist.barrier(group=self.host_group)
 
 
 @contextmanager

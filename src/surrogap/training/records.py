@@ -47,7 +47,9 @@ class Records:
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> Records(folder).write({"kind": "step", "step": 1, "loss": math.nan})
+    >>> records = Records(folder)
+    >>> records.write({"kind": "step", "step": 1, "loss": math.nan})
+    >>> records.close()
     >>> read_records(folder)
     [{'kind': 'step', 'step': 1, 'loss': None}]
     """
@@ -166,13 +168,15 @@ class Meter:
         self._start += seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums of all processes together, and the time."""
-        sums = self._world.mean(self._sums).cpu()
+        """The sums of each process, and the time."""
+        sums = self._world.gathered(self._sums.cpu())
         return {"sums": sums, "count": self.count, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
-        self._sums = state["sums"].to(self._world.device, copy=True)
+        """Goes on from there, also among another number of processes."""
+        sums, rank = state["sums"], self._world.rank
+        own = sums[rank] if len(sums) == self._world.size else torch.stack(sums).mean(0)
+        self._sums = own.to(self._world.device, copy=True)
         self.count = state["count"]
         self._start = time.perf_counter() - state["seconds"]
 

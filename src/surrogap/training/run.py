@@ -44,6 +44,7 @@ class Outcome:
         num_steps: How many it has in all.
         signal: By which signal it was stopped before its end, if it was.
         record: The record of its last epoch; None if there is none yet.
+        is_first: Whether this process is the first of those that ran it.
     """
 
     folder: Path
@@ -51,6 +52,7 @@ class Outcome:
     num_steps: int
     signal: signal.Signals | None
     record: Record | None
+    is_first: bool
 
 
 def train(config: Config, *, resume: bool = False, progress: Progress | None = None) -> Outcome:
@@ -109,9 +111,9 @@ class _Run:
         parts, output = self.parts, self.config.output
         title = f"{self.config.model.name} {self.config.objective.name}"
         self.progress.start(title, self.step, parts.num_steps)
-        is_stopped = False
+        stopped_by = 0
         parts.model.train()
-        while self.step < parts.num_steps and not is_stopped:
+        while self.step < parts.num_steps and not stopped_by:
             for images, targets in parts.images:
                 parts.rate.set_(parts.optimizer, self.step)
                 self._take_step(images, targets)
@@ -122,17 +124,22 @@ class _Run:
                     self._record("step", self.interval)
                 if ends_epoch:
                     self._end_epoch(is_last)
-                is_stopped = self.world.any(requests.signal is not None)
-                if is_stopped or is_last or self._is_due(ends_epoch):
+                stopped_by = self.world.largest(requests.signal)
+                if stopped_by or is_last or self._is_due(ends_epoch):
                     self._save()
-                if is_stopped or is_last:
+                if stopped_by or is_last:
                     break
+        return self._outcome(stopped_by)
+
+    def _outcome(self, stopped_by: int) -> Outcome:
+        is_stopped = stopped_by and self.step < self.parts.num_steps
         return Outcome(
-            self.config.folder,
-            self.step,
-            parts.num_steps,
-            requests.signal if self.step < parts.num_steps else None,
-            _last_epoch(self.config.folder),
+            folder=self.config.folder,
+            step=self.step,
+            num_steps=self.parts.num_steps,
+            signal=signal.Signals(stopped_by) if is_stopped else None,
+            record=self.world.from_first(lambda: _last_epoch(self.config.folder)),
+            is_first=self.world.is_first,
         )
 
     def _take_step(self, images: torch.Tensor, targets: torch.Tensor) -> None:

@@ -15,14 +15,14 @@ class Requests:
     """Whether the process has been asked to end.
 
     Attributes:
-        signal: By which signal; None if it has not.
+        signal: By which signal; 0 if it has not.
     """
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
+        self.signal = 0
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.signal = signal.Signals(number)
+        self.signal = number
         # Whoever asks twice shall not have to wait.
         signal.signal(number, signal.SIG_DFL)
 

@@ -148,7 +148,7 @@ class EagerStep(Step):
         def closure() -> tuple[Tensor, Tensor]:
             loss, right = self._loss_and_accuracy(images, targets)
             # All processes leave the step, or none: else some would wait for the others.
-            if self.world.any(not bool(loss.isfinite())):
+            if self.world.largest(int(not loss.isfinite())):
                 raise NonFiniteLossError
             return loss / self._divisor, right
 

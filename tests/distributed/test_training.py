@@ -1,0 +1,162 @@
+"""A run in two processes: what one would have done, written by the first of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from surrogap.training.records import read_records
+from surrogap.training.run import train
+from surrogap.training.step import EagerStep
+from tests.distributed.processes import Processes, is_failure
+from tests.training import made_up
+
+ROOT = Path(__file__).parent.parent.parent
+# One perturbation for the whole batch: with one for each process, two do not do what one does.
+SETTINGS: dict[str, Any] = {"objective": "gsam", "rho": 0.1, "rho_min": 0.01, "scope": "global"}
+every_kind = pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+Ending = tuple[int, str | None]
+
+
+def run(folder: Path, changes: dict[str, Any], at: int | None = None) -> Ending:
+    """Goes on with a run; the first process alone hears a signal, after the step `at`."""
+    config = made_up.config(folder, **(SETTINGS | changes))
+    outcome = train(config, resume=True, progress=None if at is None else made_up.Interrupting(at))
+    return outcome.step, None if outcome.signal is None else outcome.signal.name
+
+
+def assert_close(one: object, other: object) -> None:
+    mine, theirs = made_up.leaves(one), made_up.leaves(other)
+    assert mine.keys() == theirs.keys()
+    for path, value in mine.items():
+        if isinstance(value, Tensor):
+            torch.testing.assert_close(value, theirs[path], rtol=1e-4, atol=1e-6, msg=path)
+
+
+def assert_close_runs(one: Path, other: Path) -> None:
+    for name in ("model", "optimizer"):
+        assert_close(made_up.state(one)[name], made_up.state(other)[name])
+    mine, theirs = made_up.timeless_records(one), made_up.timeless_records(other)
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.pop("kind") == b.pop("kind")
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
+
+
+@every_kind
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_two_processes_do_what_one_does(
+    parallel: str, momentum: float, tmp_path: Path, two: Processes
+) -> None:
+    changes = {"parallel": parallel, "momentum": momentum}
+    run(tmp_path / "one", changes)
+    made_up.config(tmp_path / "two")  # the images, before both ask for them
+    assert two.run(run, tmp_path / "two", changes) == [(12, None)] * 2
+    assert_close_runs(tmp_path / "one" / "run", tmp_path / "two" / "run")
+
+
+@every_kind
+def test_an_interrupted_run_goes_on_bit_by_bit(
+    parallel: str, tmp_path: Path, two: Processes
+) -> None:
+    """With what each process draws for itself, and statistics; one alone hears the signal."""
+    changes = {"parallel": parallel, "scope": None, "model": "small_resnet18_narrow"}
+    changes |= {"augmentation": "medium", "drop": 0.3, "epochs": 2}
+    for name in ("whole", "halves"):
+        made_up.config(tmp_path / name)
+    assert two.run(run, tmp_path / "whole", changes) == [(8, None)] * 2
+    assert two.run(run, tmp_path / "halves", changes, 3) == [(3, "SIGTERM")] * 2
+    assert two.run(run, tmp_path / "halves", changes) == [(8, None)] * 2
+    one, other = (tmp_path / name / "run" for name in ("whole", "halves"))
+    made_up.assert_same(made_up.state(one), made_up.state(other))
+    assert made_up.timeless_records(one) == made_up.timeless_records(other)
+
+
+@every_kind
+def test_the_number_of_processes_may_change(parallel: str, tmp_path: Path, two: Processes) -> None:
+    changes = {"parallel": parallel, "optimizer": "adamw", "lr": 0.01}
+    run(tmp_path / "one", changes)
+    made_up.config(tmp_path / "more")
+    assert run(tmp_path / "more", changes, 3) == (3, "SIGTERM")
+    assert two.run(run, tmp_path / "more", changes, 9) == [(9, "SIGTERM")] * 2
+    assert run(tmp_path / "more", changes) == (12, None)
+    assert_close_runs(tmp_path / "one" / "run", tmp_path / "more" / "run")
+
+
+def diverging(folder: Path, parallel: str) -> int:
+    """Trains, with a loss of the second process that is not finite in step 3."""
+    whole, num_calls = EagerStep._loss_and_accuracy, 0
+
+    def loss_and_accuracy(self: EagerStep, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal num_calls
+        num_calls += 1
+        loss, right = whole(self, x, y)
+        is_wrong = num_calls == 5 and dist.get_rank() == 1  # after two passes for each step
+        return loss * (torch.nan if is_wrong else 1.0), right
+
+    with mock.patch.object(EagerStep, "_loss_and_accuracy", loss_and_accuracy):
+        return train(made_up.config(folder, parallel=parallel, objective="gsam", steps=4)).step
+
+
+@every_kind
+def test_a_loss_that_is_not_finite_in_one_process_is_skipped_in_all(
+    parallel: str, tmp_path: Path, two: Processes
+) -> None:
+    made_up.config(tmp_path)
+    assert two.run(diverging, tmp_path, parallel) == [4, 4]
+    records = read_records(tmp_path / "run")
+    assert [r["step"] for r in records if r["kind"] == "skip"] == [3]
+    weights = made_up.state(tmp_path / "run")["model"]
+    assert all(bool(w.isfinite().all()) for w in weights.values())
+
+
+def mistaken(folder: Path, changes: dict[str, Any]) -> None:
+    train(made_up.config(folder, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"batch_size": 7, "out": None},
+            "batch_size must be a multiple of processes and micro-batches, got 7",
+        ),
+        ({"seed": 5}, "out must be a folder of this configuration"),
+        ({"capture": True, "out": None}, "capture must be for one process on a CUDA device"),
+    ],
+)
+def test_a_mistake_is_told_in_each(
+    changes: dict[str, Any], message: str, tmp_path: Path, two: Processes
+) -> None:
+    train(made_up.config(tmp_path, steps=1))
+    for result in two.try_run(mistaken, tmp_path, {"steps": 1} | changes):
+        assert is_failure(result)
+        assert message in result
+
+
+def test_the_command_under_torchrun(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = ["-m", "surrogap.cli", "train", "--data", config.data.name, "--batch-size", "8"]
+    command += ["--model", "small_mlp", "--steps", "3", "--no-tensorboard", "--device", "cpu"]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*launch, *command, "--out", str(config.folder)],
+        cwd=ROOT,
+        env=environment,
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("finished, step 3 of 3") == 1
+    assert read_records(config.folder)[-1]["step"] == 3
+    assert '"processes": 2' in (config.folder / "versions.json").read_text()
