@@ -4,22 +4,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from surrogap.core.capture import CapturedStep, capture
     from surrogap.core.entropy import EntropySGD
     from surrogap.core.objectives import ASAM, GSAM, SAM, GapPenalty, Vanilla
     from surrogap.core.report import Report
 
 __version__ = "0.1.0"
 
-__all__ = ["ASAM", "GSAM", "SAM", "EntropySGD", "GapPenalty", "Report", "Vanilla"]
+__all__ = [
+    "ASAM",
+    "GSAM",
+    "SAM",
+    "CapturedStep",
+    "EntropySGD",
+    "GapPenalty",
+    "Report",
+    "Vanilla",
+    "capture",
+]
 
 _HOMES = {
     "ASAM": "surrogap.core.objectives",
+    "CapturedStep": "surrogap.core.capture",
     "EntropySGD": "surrogap.core.entropy",
     "GSAM": "surrogap.core.objectives",
     "GapPenalty": "surrogap.core.objectives",
     "Report": "surrogap.core.report",
     "SAM": "surrogap.core.objectives",
     "Vanilla": "surrogap.core.objectives",
+    "capture": "surrogap.core.capture",
 }
 
 

@@ -1,11 +1,16 @@
 """The fused arithmetic against the plain one. Without a GPU, Triton's interpreter runs it."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from surrogap.core import fused
-from surrogap.core.arithmetic import Arithmetic, Coefficients, Flat, choose
+from surrogap.core.arithmetic import Arithmetic, Coefficients, Flat, Memory, Number, choose
 from surrogap.core.ascent import Ascent, Kind
 from surrogap.core.fused import Fused
 from surrogap.core.shards import WHOLE
@@ -41,11 +46,13 @@ def step(
     kinds: list[Kind],
     coefficients: Coefficients,
     scale: Tensor | None = None,
+    memory: Memory = "exact",
+    rho: Number = 0.3,
 ) -> tuple[list[Tensor], Gradients, Tensor]:
     """Where an arithmetic climbs to, its direction and its products, on copies of everything."""
     weights = [t.clone() for t in w]
-    arithmetic = cls(weights, kinds, Ascent(eta=0.01, eps=1e-3), [WHOLE] * len(w))
-    arithmetic.climb([None if t is None else t.clone() for t in g], 0.3, scale)
+    arithmetic = cls(weights, kinds, Ascent(eta=0.01, eps=1e-3), [WHOLE] * len(w), memory)
+    arithmetic.climb([None if t is None else t.clone() for t in g], rho, scale)
     moved = [t.clone() for t in weights]
     copies: Gradients = [None if t is None else t.clone() for t in g_p]
     direction, products = arithmetic.combination(copies, coefficients)
@@ -82,6 +89,56 @@ def test_fused_is_flat(
     assert not torch.equal(moved[2], w[2])
     assert_close(direction, expected, dtype)
     torch.testing.assert_close(products, expected_products, rtol=2e-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("objective", COEFFICIENTS)
+def test_low_memory_finds_the_gradient_again(
+    kinds: str, objective: str, device: torch.device
+) -> None:
+    """To the rounding of the weights: a climb of 0.3 over 10,000 weights is 0.003 in each."""
+    w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
+    arguments = (w, g, g_p, KINDS[kinds], COEFFICIENTS[objective])
+    moved, direction, products = step(Fused, *arguments, memory="low")
+    expected_point, expected, expected_products = step(Fused, *arguments)
+    assert zoo.same_bits(moved, expected_point)
+    torch.testing.assert_close(products, expected_products, rtol=1e-4, atol=1e-2)
+    for ours, theirs, weight, kind in zip(direction, expected, w, KINDS[kinds], strict=True):
+        assert ours is not None
+        scaling = weight.abs() + 0.01 if kind == Kind.SCALED else torch.ones_like(weight)
+        # The step is 0.3 / ||T g||, and ||T g|| is below 200.
+        slope = 0.3 / 200 * scaling**2
+        tolerance = torch.finfo(torch.float32).eps * (1 + weight.abs() / slope)
+        assert bool(((ours - theirs).abs() <= 4 * tolerance).all())
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy, in the interpreter
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize("poison", [float("inf"), float("nan"), 0.0])
+def test_low_memory_without_a_climb(poison: float, device: torch.device) -> None:
+    """The second pass repeats the first then, so that the gradients are the same."""
+    w, g = (tensors(torch.float32, device, seed) for seed in (1, 2))
+    g[2][3, 4] = poison
+    g = [t * 0.0 for t in g] if poison == 0.0 else g
+    arguments = (w, g, g, KINDS["scaled"], COEFFICIENTS["GapPenalty"])
+    moved, direction, _ = step(Fused, *arguments, memory="low")
+    assert zoo.same_bits(moved, w)
+    assert_close(direction, step(Fused, *arguments)[1], torch.float32)
+
+
+@pytest.mark.parametrize("memory", ["exact", "low"])
+@pytest.mark.parametrize("cls", [Flat, Fused])
+def test_numbers_may_lie_on_the_device(
+    cls: type[Arithmetic], memory: Memory, device: torch.device
+) -> None:
+    w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
+    there = torch.tensor([0.3, -0.4, 1.0, 0.1, 0.4], dtype=torch.float64, device=device).unbind()
+    results = [
+        step(cls, w, g, g_p, KINDS["scaled"], Coefficients(*coefficients), None, memory, rho)
+        for rho, *coefficients in (there, (0.3, -0.4, 1.0, 0.1, 0.4))
+    ]
+    assert zoo.same_bits(results[0][0], results[1][0])
+    assert zoo.same_bits(results[0][1], results[1][1])
 
 
 def test_missing_gradients_are_zero(device: torch.device) -> None:
@@ -294,3 +351,13 @@ def test_settings_may_change_from_step_to_step(cls: type[Arithmetic], device: to
         (moved, (direction, _)), (expected_moved, (expected, _)) = results
         assert zoo.same_bits(moved, expected_moved)
         assert zoo.same_bits(direction, expected)
+
+
+def test_kernels_can_be_built_for_a_gpu() -> None:
+    """Without one, too: the interpreter takes what the compiler does not."""
+    script = Path(__file__).with_name("build_kernels.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", script]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["climb", "combine", "copy", "products", "restore", "save"]

@@ -7,8 +7,9 @@ to run.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +28,13 @@ from surrogap.core.vectors import (
     widened,
 )
 
+# A setting of a step: a number, or a scalar on the device where a recorded step finds it.
+Number: TypeAlias = float | Tensor
+
+# What a step holds beside weights and gradients: copies of the weights and of `g`; or of the
+# weights alone, and `g` is found again from where it led, to rounding.
+Memory: TypeAlias = Literal["exact", "low"]
+
 
 class Coefficients(NamedTuple):
     """What an objective is: the direction `d = a * g + b * g_p`.
@@ -35,10 +43,10 @@ class Coefficients(NamedTuple):
     those of the projections of one gradient onto the other; on a gradient of zero they are 0.
     """
 
-    a_0: float
-    b_0: float
-    a_1: float = 0.0
-    b_1: float = 0.0
+    a_0: Number
+    b_0: Number
+    a_1: Number = 0.0
+    b_1: Number = 0.0
 
 
 class Arithmetic(ABC):
@@ -49,6 +57,7 @@ class Arithmetic(ABC):
         kinds: What each of them does in the climb.
         ascent: The geometry of the climb.
         shardings: How each of them is spread over processes; `parameters` are this one's pieces.
+        memory: What to hold between the passes. An arithmetic may hold more.
     """
 
     def __init__(
@@ -57,20 +66,30 @@ class Arithmetic(ABC):
         kinds: Sequence[Kind],
         ascent: Ascent,
         shardings: Sequence[Sharding],
+        memory: Memory = "exact",
     ) -> None:
         self._parameters = parameters
         self._kinds = kinds
         self._ascent = ascent
         self._shardings = shardings
+        self._memory = memory
 
     def fits(
-        self, parameters: Sequence[Tensor], kinds: Sequence[Kind], shardings: Sequence[Sharding]
+        self,
+        parameters: Sequence[Tensor],
+        kinds: Sequence[Kind],
+        shardings: Sequence[Sharding],
+        memory: Memory,
     ) -> bool:
         """Whether it can serve another step, of these parameters."""
         return False
 
+    def recording(self, num_steps: int) -> AbstractContextManager[None]:
+        """So many steps in the body are recorded into a CUDA graph, for which it stays alive."""
+        return nullcontext()
+
     @abstractmethod
-    def climb(self, g: Gradients, rho: float, scale: Tensor | None) -> None:
+    def climb(self, g: Gradients, rho: Number, scale: Tensor | None) -> None:
         """Moves the weights to `w + delta`, having made an exact copy of them.
 
         Args:
@@ -101,7 +120,7 @@ class Flat(Arithmetic):
 
     _w: Vector | None = None
 
-    def climb(self, g: Gradients, rho: float, scale: Tensor | None) -> None:
+    def climb(self, g: Gradients, rho: Number, scale: Tensor | None) -> None:
         """See `Arithmetic`."""
         layout = Layout(self._parameters, list(zip(self._kinds, self._shardings, strict=True)))
         self._group_kinds = [self._kinds[members[0]] for members in layout.members]
@@ -121,12 +140,12 @@ class Flat(Arithmetic):
             self._w.write_to_(self._parameters)
             self._w = None
 
-    def _point(self, w: Vector, norm: Tensor, rho: float, scale: Tensor | None) -> Vector:
+    def _point(self, w: Vector, norm: Tensor, rho: Number, scale: Tensor | None) -> Vector:
         """`w + delta`, where `norm` is `||T g||`."""
         eps = self._ascent.eps if scale is None else self._ascent.eps * scale.to(norm.device)
         # Where the norm is zero or not finite there is no direction to climb in.
         climbs = (norm > 0) & norm.isfinite()
-        step = torch.where(climbs, rho / (norm + eps), 0.0)
+        step = torch.where(climbs, _beside(norm, rho) / (norm + eps), 0.0)
         point = [torch.empty_like(flat) for flat in w.flats]
         for kind, *flats in zip(self._group_kinds, w.flats, self._g.flats, point, strict=True):
             step_here, climbs_here = scalar_for(flats[0], step), climbs.to(flats[0].device)
@@ -175,8 +194,9 @@ class Flat(Arithmetic):
         gg = self._gg
         gp, pp = totals([dot(self._g, vector), dot(vector, vector)], self._group_shardings)
         products = torch.stack([gg, gp, pp])
-        a = coefficients.a_0 + coefficients.a_1 * _ratio(gp, gg)
-        b = coefficients.b_0 + coefficients.b_1 * _ratio(gp, pp)
+        a_0, b_0, a_1, b_1 = (_beside(gg, number) for number in coefficients)
+        a = a_0 + a_1 * _ratio(gp, gg)
+        b = b_0 + b_1 * _ratio(gp, pp)
         views = combine_(a, self._g, b, vector).views()
         del self._g
         pairs = zip(views, is_reached, strict=True)
@@ -188,17 +208,24 @@ def choose(
     kinds: Sequence[Kind],
     ascent: Ascent,
     shardings: Sequence[Sharding],
-    last: Arithmetic | None,
+    memory: Memory = "exact",
+    *,
+    last: Arithmetic | None = None,
 ) -> Arithmetic:
     """The fastest arithmetic for these parameters: the `last` one, if it still fits."""
-    if last is not None and last.fits(parameters, kinds, shardings):
+    if last is not None and last.fits(parameters, kinds, shardings, memory):
         return last
     if parameters[0].device.type == "cuda" and find_spec("triton"):
         from surrogap.core.fused import Fused  # Triton takes a second to load
 
         if Fused.takes(parameters):
-            return Fused(parameters, kinds, ascent, shardings)
-    return Flat(parameters, kinds, ascent, shardings)
+            return Fused(parameters, kinds, ascent, shardings, memory)
+    return Flat(parameters, kinds, ascent, shardings, memory)
+
+
+def _beside(tensor: Tensor, number: Number) -> Number:
+    """`number`, such that arithmetic with `tensor` keeps that one's dtype."""
+    return number.to(tensor) if isinstance(number, Tensor) else number
 
 
 def _ratio(numerator: Tensor, squared_norm: Tensor) -> Tensor:

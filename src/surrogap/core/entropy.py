@@ -1,12 +1,13 @@
 """Entropy-SGD: descend the local entropy, by way of a walk around the weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from surrogap.core.arguments import number
+from surrogap.core.arithmetic import Number
 from surrogap.core.objective import Objective, single_pass_report
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
@@ -46,6 +47,8 @@ class EntropySGD(Objective):
     >>> torch.allclose(model.weight.grad.norm(), 0.03 * 0.1 * report.grad_norm * (3 / 4) ** 0.5)
     True
     """
+
+    _fixed = (*Objective._fixed, "inner_steps", "inner_lr", "noise", "averaging")
 
     def __init__(
         self,
@@ -98,7 +101,12 @@ class EntropySGD(Objective):
     def _advance(self) -> None:
         self.num_steps += 1
 
-    def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
+    def _numbers(self) -> list[Number]:
+        return [self.gamma_now]
+
+    def _direction(
+        self, weights: Weights, passes: Passes, numbers: Sequence[Number]
+    ) -> tuple[Gradients, Report]:
         if self.noise and any(map(has_copies, weights.parameters)):
             raise ValueError(
                 f"noise must be 0 where processes hold copies of pieces of the weights, got "
@@ -113,7 +121,7 @@ class EntropySGD(Objective):
         g = layout.read(gradients)
         report = single_pass_report(loss, aux, gradients, weights, scale)
         w = layout.read(tensors)
-        walk = _Walk(self, w, scale)
+        walk = _Walk(self, numbers[0], w, scale)
         with self._buffers.kept(weights.buffers):
             try:
                 walk.step_(g)
@@ -147,13 +155,16 @@ class _Walk:
 
     Args:
         settings: Whose walk.
+        gamma: The current step's.
         w: Where it starts.
         scale: By what the gradients are multiplied, or None.
     """
 
-    def __init__(self, settings: EntropySGD, w: Vector, scale: Tensor | None) -> None:
+    def __init__(
+        self, settings: EntropySGD, gamma: Number, w: Vector, scale: Tensor | None
+    ) -> None:
         self._settings = settings
-        self._gamma = settings.gamma_now
+        self._gamma = gamma
         self._scale = scale
         self._w = w
         self.v = w.widened()

@@ -6,8 +6,8 @@ and a step of `Flat` needs about a hundred, views included: several percent of a
 
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from itertools import accumulate, chain, repeat
 from operator import attrgetter, is_
@@ -18,15 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from surrogap.core.arithmetic import Arithmetic, Coefficients
+from surrogap.core.arithmetic import Arithmetic, Coefficients, Memory, Number
 from surrogap.core.ascent import Ascent, Kind
 from surrogap.core.copies import Copies
 from surrogap.core.kernels import (
     climb_kernel,
     combine_kernel,
     copy_kernel,
+    products_kernel,
     restore_kernel,
-    return_kernel,
     save_kernel,
 )
 from surrogap.core.shards import WHOLE, Sharding, totals
@@ -83,26 +83,64 @@ class _Group:
         self._has_all = len(members) == len(parameters)
         self._size = sum(map(Tensor.numel, mine))
         self._first = mine[0]
+        self._device = mine[0].device
         my_kinds = tuple([kinds[index] for index in members])
-        self.plan = _plan(tuple(map(Tensor.numel, mine)), my_kinds, mine[0].device)
+        self.plan = _plan(tuple(map(Tensor.numel, mine)), my_kinds, self._device)
         self.num_blocks = self.plan.shape[1]
-        self.w_table = self.table(parameters)
-        num_programs = _num_programs(mine[0].device)
+        self.w_table = _table(self._addresses(parameters), self._device)
+        num_programs = _num_programs(self._device)
         self.copy = _Kernel(copy_kernel, num_programs)
         self.climb = _Kernel(climb_kernel, num_programs)
         self.restore = _Kernel(restore_kernel, num_programs)
-        self.come_back = _Kernel(return_kernel, num_programs)
+        self.products = _Kernel(products_kernel, num_programs)
         self.combine = _Kernel(combine_kernel, num_programs)
 
-    def table(self, tensors: Gradients | Sequence[Tensor]) -> Tensor:
-        """The addresses of this group's tensors among all `tensors`; 0 for None."""
-        mine = tensors if self._has_all else [tensors[index] for index in self._members]
-        return _table(tuple([0 if t is None else t.data_ptr() for t in mine]), self.plan.device)
+    def table(self, tensors: Gradients, tables: "_Tables | None") -> Tensor:
+        """The addresses of this group's tensors among all `tensors`; 0 for None.
 
-    def make_room(self) -> None:
+        Args:
+            tensors: One for each of the parameters.
+            tables: Where to put it, if it is for a graph.
+        """
+        addresses = self._addresses(tensors)
+        return _table(addresses, self._device) if tables is None else tables.add(addresses)
+
+    def _addresses(self, tensors: Gradients | Sequence[Tensor]) -> tuple[int, ...]:
+        mine = tensors if self._has_all else [tensors[index] for index in self._members]
+        return tuple([0 if t is None else t.data_ptr() for t in mine])
+
+    def make_room(self, *, is_low: bool) -> None:
         """For the copies."""
-        self.g_copy = self._first.new_empty(self._size)
         self.w_copy = self._first.new_empty(self._size)
+        self.g_copy = self.w_copy if is_low else self._first.new_empty(self._size)
+
+    def give_room_back(self) -> None:
+        """For other steps' use."""
+        del self.w_copy, self.g_copy
+
+
+class _Tables:
+    """The tables of a CUDA graph.
+
+    Addresses are known while it is recorded, but nothing is copied then. So the tables are filled
+    afterwards, and have a place from before: in memory that the graph allocates, something else of
+    its own might lie at an earlier time of every replay.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._memory = torch.empty(size, dtype=torch.int64, device=device)
+        self._content: list[int] = []
+
+    def add(self, addresses: tuple[int, ...]) -> Tensor:
+        """Room for a table, which will hold these when it is filled."""
+        start = len(self._content)
+        # An even number: kernels rely on the alignment to 16 bytes that all tables have.
+        self._content += (*addresses, *[0] * (len(addresses) % 2))
+        return self._memory[start : start + len(addresses)]
+
+    def fill(self) -> None:
+        """After the recording."""
+        self._memory[: len(self._content)].copy_(torch.tensor(self._content))
 
 
 @lru_cache(maxsize=16)
@@ -141,6 +179,7 @@ class Fused(Arithmetic):
     """With Triton's kernels, for dense tensors on one CUDA device."""
 
     _has_copy = False
+    _tables: _Tables | None = None
 
     def __init__(
         self,
@@ -148,8 +187,9 @@ class Fused(Arithmetic):
         kinds: Sequence[Kind],
         ascent: Ascent,
         shardings: Sequence[Sharding],
+        memory: Memory = "exact",
     ) -> None:
-        super().__init__(parameters, kinds, ascent, shardings)
+        super().__init__(parameters, kinds, ascent, shardings, memory)
         self._signature = _signature(parameters)
         self._device = parameters[0].device
         members: dict[tuple[torch.dtype, Sharding], list[int]] = {}
@@ -165,6 +205,7 @@ class Fused(Arithmetic):
         self._padded = triton.next_power_of_2(self._num_sums)
         self._eta, self._eps = float(ascent.eta or 0.0), float(ascent.eps)
         self._one = torch.ones((), dtype=torch.float32, device=self._device)
+        self._is_low = memory == "low"
 
     @staticmethod
     def takes(parameters: Sequence[Tensor]) -> bool:
@@ -180,42 +221,62 @@ class Fused(Arithmetic):
         )
 
     def fits(
-        self, parameters: Sequence[Tensor], kinds: Sequence[Kind], shardings: Sequence[Sharding]
+        self,
+        parameters: Sequence[Tensor],
+        kinds: Sequence[Kind],
+        shardings: Sequence[Sharding],
+        memory: Memory,
     ) -> bool:
         """See `Arithmetic`."""
         return (
-            kinds == self._kinds
+            memory == self._memory
+            and kinds == self._kinds
             and _signature(parameters) == self._signature
             and shardings == self._shardings
         )
 
-    def climb(self, g: Gradients, rho: float, scale: Tensor | None) -> None:
+    @contextmanager
+    def recording(self, num_steps: int) -> Iterator[None]:
+        """See `Arithmetic`."""
+        num_tables = 2 * len(self._groups) * num_steps
+        room = 2 * len(self._parameters) * num_steps + num_tables
+        self._tables = tables = _Tables(room, self._device)
+        try:
+            yield
+        finally:
+            self._tables = None
+        tables.fill()
+        self._recorded_tables = tables  # the graph reads them as long as it lives
+
+    def climb(self, g: Gradients, rho: Number, scale: Tensor | None) -> None:
         """See `Arithmetic`."""
         self._is_reached = [piece is not None for piece in g]
         self._sums = torch.empty(4, self._num_sums, dtype=torch.float32, device=self._device)
-        self._copy(self._in_order(g))
+        self._ball = (_scalar(rho), self._eps, self._one if scale is None else scale, self._eta)
+        self._constants = (_BLOCK, self._padded, isinstance(rho, Tensor))
+        g = self._in_order(g)
+        tables = [group.table(g, self._tables) for group in self._groups]
+        self._copy(tables)
         self._has_copy = True
-        self._move(rho, scale)
+        self._move(tables)
 
-    def _copy(self, g: Gradients) -> None:
+    def _copy(self, tables: list[Tensor]) -> None:
         with _on(self._device):
-            for index, group in enumerate(self._groups):
-                group.make_room()
+            for index, (group, g_table) in enumerate(zip(self._groups, tables, strict=True)):
+                group.make_room(is_low=self._is_low)
                 group.copy(
-                    group.table(g), group.w_table, group.plan, group.num_blocks,
+                    g_table, group.w_table, group.plan, group.num_blocks,
                     group.g_copy, group.w_copy, self._sums, self._num_sums,
-                    index * self._programs, self._eta, group.dtype, _BLOCK,
+                    index * self._programs, self._eta, group.dtype, _BLOCK, self._is_low,
                 )  # fmt: skip
         self._add_up(self._sums[0::3])
 
-    def _move(self, rho: float, scale: Tensor | None) -> None:
+    def _move(self, tables: list[Tensor]) -> None:
         with _on(self._device):
-            for group in self._groups:
+            for group, g_table in zip(self._groups, tables, strict=True):
                 group.climb(
-                    group.g_copy, group.w_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, rho, self._eps,
-                    self._one if scale is None else scale, self._eta,
-                    group.dtype, _BLOCK, self._padded,
+                    g_table, group.w_table, group.plan, group.num_blocks,
+                    self._sums, self._num_sums, *self._ball, group.dtype, *self._constants,
                 )  # fmt: skip
 
     def restore(self) -> None:
@@ -225,14 +286,15 @@ class Fused(Arithmetic):
         with _on(self._device):
             for group in self._groups:
                 group.restore(
-                    group.w_table, group.plan, group.num_blocks, group.w_copy, group.dtype, _BLOCK
-                )
-        self._drop_copy()
+                    group.w_table, group.plan, group.num_blocks, group.w_copy,
+                    group.dtype, _BLOCK, self._is_low,
+                )  # fmt: skip
+        self._drop_copies()
 
-    def _drop_copy(self) -> None:
+    def _drop_copies(self) -> None:
         self._has_copy = False
         for group in self._groups:
-            del group.w_copy
+            group.give_room_back()
 
     def combination(
         self, g_p: Gradients, coefficients: Coefficients
@@ -246,26 +308,26 @@ class Fused(Arithmetic):
                     result, self._is_reached, self._parameters, strict=True
                 )
             ]
-        tables = [(group, group.table(result)) for group in self._groups]
+        tables = [group.table(result, self._tables) for group in self._groups]
         with _on(self._device):
-            for index, (group, p_table) in enumerate(tables):
-                group.come_back(
+            for index, (group, p_table) in enumerate(zip(self._groups, tables, strict=True)):
+                group.products(
                     group.w_table, p_table, group.plan, group.num_blocks,
                     group.g_copy, group.w_copy, self._sums, self._num_sums,
-                    index * self._programs, group.dtype, _BLOCK,
+                    index * self._programs, *self._ball,
+                    group.dtype, *self._constants, self._is_low,
                 )  # fmt: skip
-            self._drop_copy()
             self._add_up(self._sums[1:3])
-            for group, p_table in tables:
+            for group, p_table in zip(self._groups, tables, strict=True):
                 group.combine(
-                    group.g_copy, p_table, group.plan, group.num_blocks,
-                    self._sums, self._num_sums, *map(float, coefficients),
-                    group.dtype, _BLOCK, self._padded,
+                    group.w_table, p_table, group.plan, group.num_blocks,
+                    group.g_copy, group.w_copy, self._sums, self._num_sums,
+                    *self._ball, *map(_scalar, coefficients),
+                    group.dtype, *self._constants, self._is_low,
                 )  # fmt: skip
+        self._drop_copies()
         sums = self._sums
         del self._sums
-        for group in self._groups:
-            del group.g_copy
         return result, lambda: sums[:3].sum(1)
 
     def _add_up(self, rows: Tensor) -> None:
@@ -316,7 +378,7 @@ class FusedCopies(Copies):
     def restore(self) -> None:
         """See `Copies`."""
         with _on(self._device):
-            self._restore(*self._arguments)
+            self._restore(*self._arguments, False)  # not `is_low`
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
@@ -324,6 +386,11 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
+
+
+def _scalar(number: Number) -> Number:
+    """As kernels take it: Triton would build a whole number in."""
+    return number if isinstance(number, Tensor) else float(number)
 
 
 def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
@@ -344,7 +411,7 @@ def _can_launch(device: torch.device) -> bool:
         with _on(device):
             restore_kernel[(1,)](
                 _table((one.data_ptr(),), device), _plan((1,), (Kind.PLAIN,), device), 1,
-                one.clone(), tl.float32, _BLOCK,
+                one.clone(), tl.float32, _BLOCK, False,
             )  # fmt: skip
     except Exception as error:
         warnings.warn(

@@ -7,6 +7,9 @@ scalars between kernels stay on the device: each kernel adds up the partial sums
 by itself. Blocks are dealt out to a fixed number of programs, so sums come out the same every time.
 
 The rows of `sums` are `<g, g>`, `<g, g_p>`, `<g_p, g_p>` and `||T g||^2`.
+
+Where `is_low`, `g` is not copied. What climbs has its `w + delta` and a copy of `w`, and so `g`,
+but for rounding. What does not climb needs no copy of `w`, and its `g` takes the place.
 """
 
 import triton
@@ -32,22 +35,6 @@ def _in_copy(copy, plan, block, num_blocks, size: tl.constexpr):
 
 
 @triton.jit
-def _save(w_table, plan, block, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr):
-    pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
-    copies, _ = _in_copy(w_copy, plan, block, num_blocks, size)
-    w = tl.load(pointers, mask=mask, other=0)
-    tl.store(copies, w, mask=mask)
-    return w
-
-
-@triton.jit
-def _restore(w_table, plan, block, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr):
-    copies, mask = _in_copy(w_copy, plan, block, num_blocks, size)
-    pointers, _ = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
-    tl.store(pointers, tl.load(copies, mask=mask), mask=mask)
-
-
-@triton.jit
 def _kind(plan, block, num_blocks):
     return tl.load(plan + 4 * num_blocks + block)
 
@@ -56,6 +43,14 @@ def _kind(plan, block, num_blocks):
 def _scaling(kind, w, eta):
     """T; the numbers are those of `ascent.Kind`."""
     return tl.where(kind == 2, tl.abs(w) + eta, tl.where(kind == 1, 1.0, 0.0))
+
+
+@triton.jit
+def _number(number, is_there: tl.constexpr):
+    """A kernel's argument that is a number, or the address of one on the device."""
+    if is_there:
+        number = tl.load(number).to(tl.float32)
+    return number
 
 
 @triton.jit
@@ -70,20 +65,36 @@ def _ratio(numerator, squared_norm):
 
 
 @triton.jit
+def _step(sums, num_sums, rho, eps, scale, padded: tl.constexpr, is_there: tl.constexpr):
+    """`rho / (||T g|| + eps)`, or 0 if there is no direction to climb in."""
+    norm = tl.sqrt_rn(_total(sums, 3, num_sums, padded))
+    climbs = (norm > 0.0) & (norm < float("inf"))
+    step = tl.div_rn(_number(rho, is_there), norm + eps * tl.load(scale))
+    return tl.where(climbs, step, 0.0)
+
+
+@triton.jit
 def copy_kernel(
     g_table, w_table, plan, num_blocks, g_copy, w_copy, sums, num_sums, first, eta,
-    dtype: tl.constexpr, size: tl.constexpr,
+    dtype: tl.constexpr, size: tl.constexpr, is_low: tl.constexpr,
 ):  # fmt: skip
     """`g_copy <- g`, `w_copy <- w`, and partial sums of `||g||^2` and `||T g||^2`."""
     gg = tl.zeros((size,), tl.float32)
     tt = tl.zeros((size,), tl.float32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        w = _save(w_table, plan, block, num_blocks, w_copy, dtype, size)
+        kind = _kind(plan, block, num_blocks)
         pointers, mask = _in_tensors(g_table, plan, block, num_blocks, dtype, size)
         g = tl.load(pointers, mask=mask, other=0.0)
-        copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
-        tl.store(copies, g, mask=mask)
-        kind, g = _kind(plan, block, num_blocks), g.to(tl.float32)
+        pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
+        w = tl.load(pointers, mask=mask, other=0.0)
+        copies, mask = _in_copy(w_copy, plan, block, num_blocks, size)
+        if is_low:
+            tl.store(copies, tl.where(kind == 0, g, w), mask=mask)
+        else:
+            tl.store(copies, w, mask=mask)
+            copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
+            tl.store(copies, g, mask=mask)
+        g = g.to(tl.float32)
         gg += g * g
         g *= _scaling(kind, w.to(tl.float32), eta)
         # Zero times an infinite gradient, on a tensor that does not climb, would be NaN.
@@ -95,23 +106,20 @@ def copy_kernel(
 
 @triton.jit
 def climb_kernel(
-    g_copy, w_table, plan, num_blocks, sums, num_sums, rho, eps, scale, eta,
-    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
+    g_table, w_table, plan, num_blocks, sums, num_sums, rho, eps, scale, eta,
+    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_there: tl.constexpr,
 ):  # fmt: skip
     """`w <- w + rho * T^2 g / (||T g|| + eps)`."""
-    norm = tl.sqrt_rn(_total(sums, 3, num_sums, padded))
-    eps *= tl.load(scale)
-    climbs = (norm > 0.0) & (norm < float("inf"))
-    step = tl.where(climbs, tl.div_rn(rho, norm + eps), 0.0)
+    step = _step(sums, num_sums, rho, eps, scale, padded, is_there)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
-        g = tl.load(copies, mask=mask).to(tl.float32)
+        pointers, mask = _in_tensors(g_table, plan, block, num_blocks, dtype, size)
+        g = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
         pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
         w = tl.load(pointers, mask=mask).to(tl.float32)
         kind = _kind(plan, block, num_blocks)
         scaling = _scaling(kind, w, eta)
-        # Where it must not climb, a step of 0 along an infinite gradient would be NaN.
-        moved = tl.where(climbs & (kind != 0), w + step * (scaling * scaling * g), w)
+        # A step of 0 along an infinite gradient would be NaN.
+        moved = tl.where((step == 0.0) | (kind == 0), w, w + step * (scaling * scaling * g))
         tl.store(pointers, moved.to(dtype), mask=mask)
 
 
@@ -119,30 +127,75 @@ def climb_kernel(
 def save_kernel(w_table, plan, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr):
     """`w_copy <- w`."""
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        _save(w_table, plan, block, num_blocks, w_copy, dtype, size)
+        pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
+        copies, _ = _in_copy(w_copy, plan, block, num_blocks, size)
+        tl.store(copies, tl.load(pointers, mask=mask), mask=mask)
 
 
 @triton.jit
-def restore_kernel(w_table, plan, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr):
+def _restore(
+    w_table, plan, block, num_blocks, w_copy,
+    dtype: tl.constexpr, size: tl.constexpr, is_low: tl.constexpr,
+):  # fmt: skip
+    copies, mask = _in_copy(w_copy, plan, block, num_blocks, size)
+    pointers, _ = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
+    if is_low:
+        is_still = _kind(plan, block, num_blocks) == 0
+        mask = mask & (tl.arange(0, size) < tl.where(is_still, 0, size))
+    tl.store(pointers, tl.load(copies, mask=mask), mask=mask)
+
+
+@triton.jit
+def restore_kernel(
+    w_table, plan, num_blocks, w_copy,
+    dtype: tl.constexpr, size: tl.constexpr, is_low: tl.constexpr,
+):  # fmt: skip
     """`w <- w_copy`."""
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        _restore(w_table, plan, block, num_blocks, w_copy, dtype, size)
+        _restore(w_table, plan, block, num_blocks, w_copy, dtype, size, is_low)
 
 
 @triton.jit
-def return_kernel(
-    w_table, p_table, plan, num_blocks, g_copy, w_copy, sums, num_sums, first,
-    dtype: tl.constexpr, size: tl.constexpr,
+def _gradients(
+    w_table, p_table, plan, block, num_blocks, g_copy, w_copy, step, eta,
+    dtype: tl.constexpr, size: tl.constexpr, is_low: tl.constexpr,
 ):  # fmt: skip
-    """`w <- w_copy`, and partial sums of `<g, g_p>` and `||g_p||^2`."""
+    """`g`, from its copy or from the climb; `g_p`; and where to put the direction."""
+    pointers, p_mask = _in_tensors(p_table, plan, block, num_blocks, dtype, size)
+    p = tl.load(pointers, mask=p_mask, other=0.0).to(tl.float32)
+    if is_low:
+        kind = _kind(plan, block, num_blocks)
+        copies, mask = _in_copy(w_copy, plan, block, num_blocks, size)
+        w = tl.load(copies, mask=mask, other=0.0).to(tl.float32)
+        moved, _ = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
+        delta = tl.load(moved, mask=mask, other=0.0).to(tl.float32) - w
+        scaling = _scaling(kind, w, eta)
+        slope = step * scaling * scaling
+        # Without a climb, the second pass has run where the first did, and g_p is g.
+        climbed = tl.where(slope == 0.0, p, tl.div_rn(delta, tl.where(slope == 0.0, 1.0, slope)))
+        g = tl.where(kind == 0, w, climbed)
+    else:
+        copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
+        g = tl.load(copies, mask=mask, other=0.0).to(tl.float32)
+    return g, p, pointers, p_mask
+
+
+@triton.jit
+def products_kernel(
+    w_table, p_table, plan, num_blocks, g_copy, w_copy, sums, num_sums, first,
+    rho, eps, scale, eta,
+    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_there: tl.constexpr,
+    is_low: tl.constexpr,
+):  # fmt: skip
+    """Partial sums of `<g, g_p>` and `||g_p||^2`."""
+    step = _step(sums, num_sums, rho, eps, scale, padded, is_there)
     gp = tl.zeros((size,), tl.float32)
     pp = tl.zeros((size,), tl.float32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        _restore(w_table, plan, block, num_blocks, w_copy, dtype, size)
-        copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
-        g = tl.load(copies, mask=mask, other=0.0).to(tl.float32)
-        pointers, mask = _in_tensors(p_table, plan, block, num_blocks, dtype, size)
-        p = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+        g, p, _, _ = _gradients(
+            w_table, p_table, plan, block, num_blocks, g_copy, w_copy, step, eta,
+            dtype, size, is_low,
+        )  # fmt: skip
         gp += g * p
         pp += p * p
     place = first + tl.program_id(0)
@@ -152,16 +205,24 @@ def return_kernel(
 
 @triton.jit
 def combine_kernel(
-    g_copy, p_table, plan, num_blocks, sums, num_sums, a_0, b_0, a_1, b_1,
-    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
+    w_table, p_table, plan, num_blocks, g_copy, w_copy, sums, num_sums,
+    rho, eps, scale, eta, a_0, b_0, a_1, b_1,
+    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_there: tl.constexpr,
+    is_low: tl.constexpr,
 ):  # fmt: skip
-    """`g_p <- a * g + b * g_p`, rounded once."""
+    """`g_p <- a * g + b * g_p`, rounded once, and `w <- w_copy`."""
+    step = _step(sums, num_sums, rho, eps, scale, padded, is_there)
     gp = _total(sums, 1, num_sums, padded)
-    a = a_0 + a_1 * _ratio(gp, _total(sums, 0, num_sums, padded))
-    b = b_0 + b_1 * _ratio(gp, _total(sums, 2, num_sums, padded))
+    a = _number(a_0, is_there) + _number(a_1, is_there) * _ratio(
+        gp, _total(sums, 0, num_sums, padded)
+    )
+    b = _number(b_0, is_there) + _number(b_1, is_there) * _ratio(
+        gp, _total(sums, 2, num_sums, padded)
+    )
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
-        g = tl.load(copies, mask=mask).to(tl.float32)
-        pointers, mask = _in_tensors(p_table, plan, block, num_blocks, dtype, size)
-        p = tl.load(pointers, mask=mask).to(tl.float32)
+        g, p, pointers, mask = _gradients(
+            w_table, p_table, plan, block, num_blocks, g_copy, w_copy, step, eta,
+            dtype, size, is_low,
+        )  # fmt: skip
         tl.store(pointers, (a * g + b * p).to(dtype), mask=mask)
+        _restore(w_table, plan, block, num_blocks, w_copy, dtype, size, is_low)

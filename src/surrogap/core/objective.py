@@ -11,16 +11,19 @@ One two-pass step at weights `w`, on one batch:
 one two-pass objective has and another has not (`objectives.py`).
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar, Self, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from surrogap.core.arithmetic import Arithmetic, Coefficients, choose
+from surrogap.core.arithmetic import Arithmetic, Coefficients, Memory, Number, choose
 from surrogap.core.ascent import Ascent, Kind
-from surrogap.core.passes import Buffers, Closure, Passes, RandomState
+from surrogap.core.passes import Buffers, Closure, Passes
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
@@ -45,6 +48,9 @@ class Objective(ABC):
         ValueError: `model` has no trainable parameter, or a complex one; or `scope` does not fit.
         RuntimeError: A parameter has a post-accumulate-grad hook.
     """
+
+    # The attributes that a recorded step cannot follow when they change.
+    _fixed: ClassVar[tuple[str, ...]] = ("model", "scope")
 
     def __init__(self, model: nn.Module, scope: Scope = None) -> None:
         if not isinstance(model, nn.Module):
@@ -109,28 +115,44 @@ class Objective(ABC):
                 "closure must not call backward, got one that called this objective's. "
                 "Return the loss; the objective calls backward itself, once per pass."
             )
-        weights, replicas = self._look(), self._replicas
         self._is_running = True
         try:
-            with (
-                torch.no_grad(),
-                self._buffers.kept(weights.buffers, on_error_only=True),
-                weights.gradients_added() as add,
-                replicas.unsynchronised(),
-            ):
-                direction, report = self._direction(weights, passes)
-                if sync:
-                    replicas.share_buffers(weights.buffers)
-                add(direction, replicas.mean if sync and replicas.shares_direction else None)
+            report = self._add_direction(passes, self._numbers(), sync)
         finally:
             self._is_running = False
         if sync:
             self._advance()
         return report
 
+    def _add_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Report:
+        weights, replicas = self._look(), self._replicas
+        with (
+            torch.no_grad(),
+            self._buffers.kept(weights.buffers, on_error_only=True),
+            weights.gradients_added() as add,
+            replicas.unsynchronised(),
+        ):
+            direction, report = self._direction(weights, passes, numbers)
+            if sync:
+                replicas.share_buffers(weights.buffers)
+            add(direction, replicas.mean if sync and replicas.shares_direction else None)
+        return report
+
+    def _numbers(self) -> list[Number]:
+        """The settings of the current step that may differ from those of the last, checked."""
+        return []
+
     @abstractmethod
-    def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
-        """Runs the passes, with `.grad` empty before and after, and puts the weights back."""
+    def _direction(
+        self, weights: Weights, passes: Passes, numbers: Sequence[Number]
+    ) -> tuple[Gradients, Report]:
+        """Runs the passes, with `.grad` empty before and after, and puts the weights back.
+
+        Args:
+            weights: What to take gradients of.
+            passes: The passes.
+            numbers: What `_numbers` gave, or scalars on the device that hold it.
+        """
 
     def _gradients(self, weights: Weights) -> Gradients:
         """Those of a pass that has just run: this process's, or the mean of those in scope."""
@@ -138,6 +160,16 @@ class Objective(ABC):
 
     def _advance(self) -> None:
         """Counts a step, where there is something to count."""
+
+    def _twin(self) -> Self:
+        """Another that runs the same steps beside this one, in memory of its own."""
+        twin = copy.copy(self)
+        twin._buffers = Buffers()
+        return twin
+
+    def _recording(self, num_calls: int) -> AbstractContextManager[None]:
+        """So many directions, such as it has added before, are added in a graph in the body."""
+        return nullcontext()
 
 
 def single_pass_report(
@@ -165,7 +197,10 @@ class TwoPass(Objective):
         perturb: Which parameters climb, from a parameter's name and itself; None for all. The
             others stay where they are in the second pass, and get their direction like all.
         scope: Whose gradients the climb follows; see `Replicas`.
+        memory: What a step holds beside weights and gradients; see `Memory`.
     """
+
+    _fixed = (*Objective._fixed, "perturb", "memory")
 
     def __init__(
         self,
@@ -174,20 +209,38 @@ class TwoPass(Objective):
         ascent: Ascent,
         perturb: Predicate | None,
         scope: Scope,
+        memory: Memory,
     ) -> None:
         if perturb is not None and not callable(perturb):
             raise TypeError(
                 "perturb must be a function of a parameter's name and the parameter, got "
                 f'{type(perturb).__name__}. Pass one such as lambda name, p: "norm" in name.'
             )
+        if memory not in get_args(Memory):
+            raise ValueError(
+                f'memory must be "exact" or "low", got {memory!r}. Leave it out for "exact".'
+            )
         self.rho = rho
         self.perturb = perturb
+        self.memory = memory
         self._ascent = ascent
         self._arithmetic: Arithmetic | None = None
         if not isinstance(rho, Schedule):
             radius(rho)
         super().__init__(model, scope)
         self._kinds(self._weights)
+        self._check_memory(self._weights)
+
+    def _check_memory(self, weights: Weights) -> None:
+        """In half precision, most of a climb is rounded away, and `g` is not to be found again."""
+        if self.memory == "low" and any(p.itemsize < 4 for p in weights.parameters):
+            raise ValueError(
+                'memory must be "exact" for parameters in half precision, got "low". Keep them in '
+                "float32 and use autocast, or leave memory out."
+            )
+
+    def _numbers(self) -> list[Number]:
+        return [radius(self.rho), *self._coefficients()]
 
     @abstractmethod
     def _coefficients(self) -> Coefficients:
@@ -210,14 +263,19 @@ class TwoPass(Objective):
             )
         return kinds
 
-    def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
-        rho, kinds = radius(self.rho), self._kinds(weights)
-        random_state = RandomState(weights.devices)
+    def _direction(
+        self, weights: Weights, passes: Passes, numbers: Sequence[Number]
+    ) -> tuple[Gradients, Report]:
+        rho, coefficients = numbers[0], Coefficients(*numbers[1:])
+        kinds = self._kinds(weights)
+        random_state = passes.random_state(weights.devices)
         loss, aux = passes.run(weights)
         scale = passes.scale(loss.device)
         # Lazy modules have no shape before the first pass, so this comes after it.
+        self._check_memory(weights)
         arithmetic = choose(
-            weights.tensors, kinds, self._ascent, weights.shardings, last=self._arithmetic
+            *(weights.tensors, kinds, self._ascent, weights.shardings, self.memory),
+            last=self._arithmetic,
         )
         self._arithmetic = None  # until the step has ended well, since it holds the step's copies
         with self._buffers.kept(weights.buffers), random_state.replayed():
@@ -225,7 +283,7 @@ class TwoPass(Objective):
                 arithmetic.climb(self._gradients(weights), rho, scale)
                 perturbed_loss, _ = passes.run(weights)
                 g_p = self._gradients(weights)
-                direction, products = arithmetic.combination(g_p, self._coefficients())
+                direction, products = arithmetic.combination(g_p, coefficients)
             finally:
                 # If all went well, there is nothing left to put back. Ctrl-C may strike here too,
                 # so plain statements, and twice if need be.
@@ -240,3 +298,11 @@ class TwoPass(Objective):
     def _advance(self) -> None:
         if isinstance(self.rho, Schedule):
             self.rho.advance()
+
+    def _twin(self) -> Self:
+        twin = super()._twin()
+        twin._arithmetic = None
+        return twin
+
+    def _recording(self, num_calls: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._arithmetic is None else self._arithmetic.recording(num_calls)

@@ -1,11 +1,12 @@
 """Which way to go: the objectives, each a few lines about its direction."""
 
+from collections.abc import Sequence
 from typing import Literal, final
 
 from torch import nn
 
 from surrogap.core.arguments import number
-from surrogap.core.arithmetic import Coefficients
+from surrogap.core.arithmetic import Coefficients, Memory, Number
 from surrogap.core.ascent import Ascent
 from surrogap.core.objective import Objective, Predicate, TwoPass, single_pass_report
 from surrogap.core.passes import Passes
@@ -49,7 +50,9 @@ class Vanilla(Objective):
             )
         super().__init__(model)
 
-    def _direction(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
+    def _direction(
+        self, weights: Weights, passes: Passes, numbers: Sequence[Number]
+    ) -> tuple[Gradients, Report]:
         loss, aux = passes.run(weights)
         g = self._gradients(weights)
         return g, single_pass_report(loss, aux, g, weights, passes.scale(loss.device))
@@ -66,6 +69,8 @@ class SAM(TwoPass):
         scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
             process's own, which is the default; "global", the mean of all; a process group, the
             mean of its members. Sharded weights have but "global".
+        memory: "low" holds one copy of the parameters where "exact" holds two, on CUDA; see
+            `surrogap.core.arithmetic.Memory`.
         eps: Added to the gradient's norm before dividing by it.
 
     Raises:
@@ -87,9 +92,10 @@ class SAM(TwoPass):
         rho: float | Schedule = 0.05,
         perturb: Predicate | None = None,
         scope: Scope = None,
+        memory: Memory = "exact",
         eps: float = 1e-12,
     ) -> None:
-        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope)
+        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope, memory)
 
     def _coefficients(self) -> Coefficients:
         return Coefficients(a_0=0.0, b_0=1.0)
@@ -115,6 +121,8 @@ class GSAM(TwoPass):
         scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
             process's own, which is the default; "global", the mean of all; a process group, the
             mean of its members. Sharded weights have but "global".
+        memory: "low" holds one copy of the parameters where "exact" holds two, on CUDA; see
+            `surrogap.core.arithmetic.Memory`.
         eps: Added to the gradient's norm before dividing by it.
 
     Raises:
@@ -139,12 +147,13 @@ class GSAM(TwoPass):
         minimize: Literal["perturbed", "plain"] = "perturbed",
         perturb: Predicate | None = None,
         scope: Scope = None,
+        memory: Memory = "exact",
         eps: float = 1e-12,
     ) -> None:
         self.alpha = _alpha(alpha)
         self.minimize = minimize
         self._coefficients()  # refuses here what it would refuse at a step
-        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope)
+        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope, memory)
 
     def _coefficients(self) -> Coefficients:
         if self.minimize == "perturbed":
@@ -173,6 +182,8 @@ class ASAM(TwoPass):
         scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
             process's own, which is the default; "global", the mean of all; a process group, the
             mean of its members. Sharded weights have but "global".
+        memory: "low" holds one copy of the parameters where "exact" holds two, on CUDA; see
+            `surrogap.core.arithmetic.Memory`.
         eps: Added to the norm before dividing by it.
 
     Raises:
@@ -196,11 +207,12 @@ class ASAM(TwoPass):
         alpha: float = 0.0,
         perturb: Predicate | None = None,
         scope: Scope = None,
+        memory: Memory = "exact",
         eps: float = 1e-12,
     ) -> None:
         self.alpha = _alpha(alpha)
         eta = number("eta", eta, remedy="Pass a non-negative number, such as 0.01.")
-        super().__init__(model, rho, Ascent(eta=eta, eps=_eps(eps)), perturb, scope)
+        super().__init__(model, rho, Ascent(eta=eta, eps=_eps(eps)), perturb, scope, memory)
 
     def _coefficients(self) -> Coefficients:
         return _ascent(self.alpha)
@@ -220,6 +232,8 @@ class GapPenalty(TwoPass):
         scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
             process's own, which is the default; "global", the mean of all; a process group, the
             mean of its members. Sharded weights have but "global".
+        memory: "low" holds one copy of the parameters where "exact" holds two, on CUDA; see
+            `surrogap.core.arithmetic.Memory`.
         eps: Added to the gradient's norm before dividing by it.
 
     Raises:
@@ -243,10 +257,11 @@ class GapPenalty(TwoPass):
         lam: float = 0.1,
         perturb: Predicate | None = None,
         scope: Scope = None,
+        memory: Memory = "exact",
         eps: float = 1e-12,
     ) -> None:
         self.lam = number("lam", lam, remedy="Pass a non-negative number, such as 0.1; 0 is SAM.")
-        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope)
+        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope, memory)
 
     def _coefficients(self) -> Coefficients:
         return Coefficients(a_0=0.0 - self.lam, b_0=1.0 + self.lam)

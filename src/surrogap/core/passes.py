@@ -1,11 +1,11 @@
 """What the passes share: the closure, the random numbers, the buffers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from itertools import repeat
 from operator import is_not
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class Passes:
             functions, whose losses are added.
         scaler: Multiplies the loss before its backward pass.
         backward: Called on the loss in place of `loss.backward()`.
+        random_state: Gives the random numbers that come next on some devices.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -38,8 +39,9 @@ class Passes:
     def __init__(
         self,
         closure: Closure | Sequence[Closure],
-        scaler: GradScaler | None,
-        backward: Callable[[Tensor], object] | None,
+        scaler: GradScaler | None = None,
+        backward: Callable[[Tensor], object] | None = None,
+        random_state: "Callable[[Iterable[torch.device]], Replayable] | None" = None,
     ) -> None:
         self._is_single = callable(closure)
         closures = [closure] if callable(closure) else closure
@@ -63,6 +65,7 @@ class Passes:
         self._closures: Sequence[Closure] = closures
         self._scaler = scaler
         self._backward = backward or Tensor.backward
+        self.random_state = random_state or RandomState
 
     def run(self, weights: Weights) -> tuple[Tensor, Any]:
         """Adds the gradient of the loss to `.grad`.
@@ -134,6 +137,13 @@ def _check_loss(loss: object) -> None:
         )
 
 
+class Replayable(Protocol):
+    """Random numbers that can be drawn twice."""
+
+    def replayed(self) -> AbstractContextManager[None]:
+        """Draws the same numbers again in the body; afterwards the generators are as before it."""
+
+
 class RandomState:
     """The random numbers that come next from torch's global generators.
 
@@ -151,7 +161,7 @@ class RandomState:
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        """Draws the same numbers again in the body; afterwards the generators are as before it."""
+        """See `Replayable`."""
         end = [generator.get() for generator in self._generators]
         self._set(self._states)
         try:

@@ -32,7 +32,7 @@ class Report:
     perturbed_loss: Tensor
     aux: Any
     # The radius; <g, g>, <g, g_p> and <g_p, g_p>; by what the loss was multiplied, if it was.
-    _radius: float
+    _radius: float | Tensor
     _products: Callable[[], Tensor]
     _scale: Tensor | None
 
@@ -60,6 +60,8 @@ class Report:
     @cached_property
     def rho(self) -> Tensor:
         """The radius used."""
+        if isinstance(self._radius, Tensor):  # of a recorded step
+            return self._radius.to(self.loss)
         return torch.full_like(self.loss, self._radius)
 
     @cached_property

@@ -1,0 +1,42 @@
+"""Builds every kernel, in each of its forms, for an H100 or H200. It needs no GPU."""
+
+from itertools import product
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from surrogap.core import kernels
+
+TYPES = {
+    **dict.fromkeys(("g_table", "w_table", "p_table", "plan"), "*i64"),
+    **dict.fromkeys(("num_blocks", "num_sums", "first"), "i32"),
+    **dict.fromkeys(("eta", "eps"), "fp32"),
+    **dict.fromkeys(("sums", "scale"), "*fp32"),
+}
+NUMBERS = ("rho", "a_0", "b_0", "a_1", "b_1")
+COPIES = ("g_copy", "w_copy")
+
+
+def build(kernel: triton.JITFunction, dtype: tl.dtype, **constants: object) -> None:
+    constants = {"dtype": dtype, "size": 4096, "padded": 1024, **constants}
+    types = {
+        **TYPES,
+        **dict.fromkeys(COPIES, f"*{dtype}"),
+        **dict.fromkeys(NUMBERS, "*fp64" if constants["is_there"] else "fp32"),
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    names = kernel.arg_names
+    source = ASTSource(
+        kernel,
+        {name: types[name] for name in names},
+        {(index,): constants[name] for index, name in enumerate(names) if name in constants},
+    )
+    triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+
+
+for name in ("climb", "combine", "copy", "products", "restore", "save"):
+    for dtype, is_low, is_there in product((tl.float32, tl.bfloat16), (False, True), (False, True)):
+        build(getattr(kernels, f"{name}_kernel"), dtype, is_low=is_low, is_there=is_there)
+    print(name)

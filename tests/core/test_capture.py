@@ -1,0 +1,466 @@
+"""Recorded steps against the same steps without a graph, and what cannot be recorded."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from surrogap import GSAM, SAM, EntropySGD, Report, Vanilla, capture
+from surrogap.core.objective import Objective
+from surrogap.rho import InverseSqrt, ProportionalToLR
+from tests import reference, zoo
+from tests.table import OBJECTIVES, every_objective, every_two_pass
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "SGD": partial(SGD, lr=0.125, fused=True),
+    "Nesterov": partial(SGD, lr=0.125, momentum=0.875, nesterov=True, fused=True),
+    "Adam": partial(Adam, lr=2**-7, fused=True),
+    "AdamW": partial(AdamW, lr=2**-7, weight_decay=0.25, fused=True),
+}
+MODELS = {**zoo.MODELS, "dropout": partial(zoo.Attention, dropout=0.3)}
+every_model = pytest.mark.parametrize("kind", MODELS)
+every_optimizer = pytest.mark.parametrize("kind_of_optimizer", OPTIMIZERS)
+
+
+@pytest.fixture(autouse=True)
+def deterministic() -> Iterator[None]:
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = before
+
+
+class Run:
+    """A model in training, with or without a graph."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_objective: Callable[[nn.Module], Objective],
+        make_optimizer: Callable[[Any], Optimizer] = OPTIMIZERS["SGD"],
+        dtype: torch.dtype = torch.float32,
+        **settings: Any,
+    ) -> None:
+        self.model = copy.deepcopy(model).to("cuda", dtype)
+        self.optimizer = make_optimizer(self.model.parameters())
+        self.objective = make_objective(self.model)
+        self.dtype = dtype
+        self.settings = settings
+
+    def batch(self, index: int) -> zoo.Batch:
+        x, y = zoo.batch(device="cuda", seed=index)
+        return x.to(self.dtype), y
+
+    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(x)
+        return nn.functional.cross_entropy(logits, y), logits
+
+    def captured(self) -> Callable[..., Report]:
+        return capture(self.objective, self.optimizer, self.loss, self.batch(0), **self.settings)
+
+    def eager(self, *batch: Tensor) -> Report:
+        self.optimizer.zero_grad()
+        report = self.objective.backward(lambda: self.loss(*batch))
+        self.optimizer.step()
+        return report
+
+    @property
+    def state(self) -> list[Tensor]:
+        states = self.optimizer.state.values()
+        inner = [v.clone() for s in states for v in s.values() if isinstance(v, Tensor)]
+        return [*zoo.bits(self.model), *inner]
+
+
+def pair(*arguments: Any, **settings: Any) -> tuple[Run, Run]:
+    return Run(*arguments, **settings), Run(*arguments, **settings)
+
+
+@pytest.mark.gpu
+@every_objective
+@every_model
+@every_optimizer
+def test_fifty_captured_steps_are_fifty_eager_ones(
+    name: str, kind: str, kind_of_optimizer: str
+) -> None:
+    """Bit for bit, with dropout, and with learning rates that float32 holds exactly."""
+    arguments = (MODELS[kind](), OBJECTIVES[name].make, OPTIMIZERS[kind_of_optimizer])
+    eager, graph = pair(*arguments)
+    step = graph.captured()
+    reports = []
+    for run, take in ((eager, eager.eager), (graph, step)):
+        torch.manual_seed(3)
+        schedule = LambdaLR(run.optimizer, lambda t: 2.0 ** -(t // 10))
+        for index in range(50):
+            report = take(*run.batch(index % 7))
+            schedule.step()
+            if index == 25 and hasattr(run.objective, "alpha"):
+                run.objective.alpha = 0.7
+            if index == 30 and hasattr(run.objective, "rho"):
+                run.objective.rho = 0.03
+        reports.append(report)
+    assert zoo.same_bits(eager.state, graph.state)
+    assert torch.equal(reports[0].loss, reports[1].loss)
+    assert torch.equal(reports[0].aux, reports[1].aux)
+    for measure in ("gap", "grad_norm", "perturbed_grad_norm", "cosine", "rho"):
+        ours, expected = (getattr(report, measure) for report in reversed(reports))
+        torch.testing.assert_close(ours, expected, equal_nan=True)
+
+
+@pytest.mark.gpu
+@every_objective
+@pytest.mark.parametrize("kind", zoo.MODELS)
+def test_the_direction_is_the_reference(name: str, kind: str) -> None:
+    """In float64, as what plain SGD with a learning rate of 1 takes off."""
+    run = Run(zoo.MODELS[kind](), OBJECTIVES[name].make, partial(SGD, lr=1.0, fused=True))
+    run.model.double()
+    run.dtype = torch.float64
+    data = run.batch(0)
+    f, w = reference.loss_of(copy.deepcopy(run.model), lambda net: zoo.cross_entropy(net, data))
+    expected = OBJECTIVES[name].reference(f, w, reference.is_matrix(run.model).cuda())
+    before = nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
+    run.captured()(*data)
+    taken = before - nn.utils.parameters_to_vector(run.model.parameters()).detach()
+    assert zoo.relative_error(taken, expected) < 1e-11
+
+
+@pytest.mark.gpu
+@every_two_pass
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_come_back(name: str, dtype: torch.dtype) -> None:
+    """A learning rate of zero leaves every bit, however often the step goes up and back."""
+    run = Run(MODELS["dropout"](), OBJECTIVES[name].make, partial(SGD, lr=0.0, fused=True), dtype)
+    step, before = run.captured(), zoo.bits(run.model)
+    for index in range(20):
+        report = step(*run.batch(index))
+    assert zoo.same_bits(before, zoo.bits(run.model))
+    assert float(report.gap) != 0
+
+
+@pytest.mark.gpu
+@every_objective
+@every_optimizer
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_recording_changes_nothing(name: str, kind_of_optimizer: str, num_steps: int) -> None:
+    arguments = (zoo.convnet(), OBJECTIVES[name].make, OPTIMIZERS[kind_of_optimizer])
+    run, untouched = pair(*arguments)
+    for _ in range(num_steps):
+        for each in (run, untouched):
+            each.eager(*each.batch(0))
+    gradients = [p.grad for p in run.model.parameters()]
+    seeds = torch.get_rng_state(), torch.cuda.get_rng_state()
+    run.captured()
+    assert torch.equal(torch.get_rng_state(), seeds[0])
+    assert torch.equal(torch.cuda.get_rng_state(), seeds[1])
+    assert all(p.grad is g for p, g in zip(run.model.parameters(), gradients, strict=True))
+    if num_steps:
+        assert zoo.same_bits(run.state, untouched.state)
+    for each in (run, untouched):
+        each.eager(*each.batch(1))
+    assert zoo.same_bits(run.state, untouched.state)
+
+
+@pytest.mark.gpu
+def test_both_passes_have_the_same_masks_and_steps_have_others() -> None:
+    run = Run(MODELS["dropout"](), partial(SAM, rho=0.0), partial(SGD, lr=0.0, fused=True))
+    step = run.captured()
+    reports = [step(*run.batch(0)) for _ in range(3)]
+    assert all(torch.equal(report.loss, report.perturbed_loss) for report in reports)
+    assert len({float(report.loss) for report in reports}) == 3
+    torch.manual_seed(5)
+    first = step(*run.batch(0)).loss
+    torch.manual_seed(5)
+    assert torch.equal(step(*run.batch(0)).loss, first)
+    assert not torch.equal(reports[0].loss, first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [GSAM, partial(EntropySGD, scoping=0.1, noise=0.01)])
+def test_schedules_advance(make: Callable[..., Objective]) -> None:
+    def objective(model: nn.Module) -> Objective:
+        return make(model, rho=InverseSqrt(0.5)) if make is GSAM else make(model)
+
+    eager, graph = pair(zoo.mlp(), objective)
+    step = graph.captured()
+    for run, take in ((eager, eager.eager), (graph, step)):
+        torch.manual_seed(3)
+        for index in range(5):
+            report = take(*run.batch(index))
+    assert zoo.same_bits(eager.state, graph.state)
+    if make is GSAM:
+        assert float(report.rho) == pytest.approx(0.5 / 5**0.5)
+        assert graph.objective.rho.num_steps == 5
+    else:
+        assert graph.objective.num_steps == 5
+
+
+@pytest.mark.gpu
+def test_the_radius_follows_the_learning_rate_and_schedulers_do_not_warn() -> None:
+    run = Run(zoo.mlp(), GSAM)
+    bounds = {"rho_max": 0.5, "rho_min": 0.1, "lr_max": 0.125, "lr_min": 0.0}
+    run.objective.rho = ProportionalToLR(run.optimizer, **bounds)
+    step = run.captured()
+    schedule = LambdaLR(run.optimizer, lambda t: 1 / (t + 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for index in range(4):
+            assert float(step(*run.batch(index)).rho) == pytest.approx(0.1 + 0.4 / (index + 1))
+            schedule.step()
+    assert isinstance(run.optimizer.param_groups[0]["lr"], float)
+
+
+@pytest.mark.gpu
+@every_objective
+def test_in_bfloat16_autocast(name: str) -> None:
+    eager, graph = pair(zoo.convnet(), OBJECTIVES[name].make)
+    for run in (eager, graph):
+        run.loss = _autocast(run.loss)
+    step = graph.captured()
+    for index in range(5):
+        eager.eager(*eager.batch(index))
+        step(*graph.batch(index))
+    assert zoo.same_bits(eager.state, graph.state)
+
+
+def _autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*batch: Tensor) -> Any:
+        with torch.autocast("cuda", torch.bfloat16):
+            return function(*batch)
+
+    return wrapped
+
+
+@pytest.mark.gpu
+@every_objective
+@pytest.mark.parametrize("shares", [True, False])
+def test_micro_batches(name: str, shares: bool) -> None:
+    arguments = (zoo.mlp(), OBJECTIVES[name].make)
+    eager, graph = pair(*arguments)
+    graph.settings = {"micro_batches": 4, "shares_perturbation": shares}
+    step = graph.captured()
+    for index in range(3):
+        report = step(*graph.batch(index))
+        parts = zip(*(t.chunk(4) for t in eager.batch(index)), strict=True)
+        closures = [lambda part=part: eager.loss(*part)[0] / 4 for part in parts]
+        eager.optimizer.zero_grad()
+        calls = [closures] if shares else closures
+        reports = [eager.objective.backward(call) for call in calls]
+        eager.optimizer.step()
+        loss = torch.stack([r.loss for r in reports]).sum()
+        torch.testing.assert_close(report.loss, loss)
+        norms = torch.stack([r.grad_norm for r in reports]) * len(calls)
+        torch.testing.assert_close(report.grad_norm, norms.square().mean().sqrt())
+    assert zoo.same_bits(eager.state, graph.state)
+    assert len(report.aux) == 4
+
+
+@pytest.mark.gpu
+@every_objective
+def test_clipping(name: str) -> None:
+    eager, graph = pair(zoo.mlp(), OBJECTIVES[name].make)
+    graph.settings = {"clip_norm": 0.125}
+    step = graph.captured()
+    for index in range(3):
+        step(*graph.batch(index))
+        eager.optimizer.zero_grad()
+        eager.objective.backward(lambda index=index: eager.loss(*eager.batch(index)))
+        nn.utils.clip_grad_norm_(eager.model.parameters(), 0.125)
+        eager.optimizer.step()
+    assert zoo.same_bits(eager.state, graph.state)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
+@pytest.mark.parametrize("name", ["Vanilla", "GSAM", "EntropySGD"])
+@pytest.mark.parametrize("kind", ["convnet", "dropout"])
+def test_compiled_models(name: str, kind: str) -> None:
+    torch.compiler.reset()
+    eager, graph = pair(MODELS[kind](), OBJECTIVES[name].make)
+    for run in (eager, graph):
+        compiled = torch.compile(run.model)
+        run.loss = lambda x, y, net=compiled: nn.functional.cross_entropy(net(x), y)
+    step = graph.captured()
+    for run, take in ((eager, eager.eager), (graph, step)):
+        torch.manual_seed(3)
+        for index in range(5):
+            report = take(*run.batch(index))
+    assert report.loss.isfinite()
+    if kind == "convnet":
+        assert zoo.same_bits(eager.state, graph.state)
+    else:  # the compiler draws its seeds apart
+        assert zoo.relative_error(*map(_weights, (graph, eager))) < 0.2
+
+
+def _weights(run: Run) -> Tensor:
+    return nn.utils.parameters_to_vector(run.model.parameters()).detach()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_draws_the_same_masks_in_both_passes() -> None:
+    torch.compiler.reset()
+    run = Run(MODELS["dropout"](), partial(SAM, rho=0.0), partial(SGD, lr=0.0, fused=True))
+    compiled = torch.compile(run.model)
+    run.loss = lambda x, y: nn.functional.cross_entropy(compiled(x), y)
+    step = run.captured()
+    reports = [step(*run.batch(0)) for _ in range(3)]
+    assert all(torch.equal(report.loss, report.perturbed_loss) for report in reports)
+    assert len({float(report.loss) for report in reports}) == 3
+
+
+@pytest.mark.gpu
+def test_what_a_step_returned_stays() -> None:
+    run = Run(zoo.mlp(), GSAM)
+    step = run.captured()
+    first = step(*run.batch(0))
+    loss, aux, cosine = float(first.loss), first.aux.clone(), float(first.cosine)
+    step(*run.batch(1))
+    assert (float(first.loss), float(first.cosine)) == (loss, cosine)
+    assert torch.equal(first.aux, aux)
+    assert not first.aux.requires_grad
+
+
+@pytest.mark.gpu
+def test_eager_and_captured_steps_may_alternate() -> None:
+    eager, mixed = pair(zoo.convnet(), GSAM, OPTIMIZERS["AdamW"])
+    step = mixed.captured()
+    for index in range(6):
+        eager.eager(*eager.batch(index))
+        (step if index % 2 else mixed.eager)(*mixed.batch(index))
+    assert zoo.same_bits(eager.state, mixed.state)
+
+
+@pytest.mark.gpu
+def test_batches_may_come_from_the_host() -> None:
+    here, there = pair(zoo.mlp(), GSAM)
+    for run in (here, there):
+        step = run.captured()
+        for index in range(3):
+            batch = run.batch(index)
+            step(*(batch if run is here else [t.cpu() for t in batch]))
+    assert zoo.same_bits(here.state, there.state)
+
+
+@pytest.mark.gpu
+def test_other_batches_are_refused() -> None:
+    run = Run(zoo.mlp(), GSAM)
+    step, before, (x, y) = run.captured(), run.state, run.batch(0)
+    for batch in ((x[:5], y[:5]), (x.double(), y), (x,), (x, 3)):
+        with pytest.raises(ValueError, match="batch must be like the recorded one"):
+            step(*batch)
+    assert zoo.same_bits(before, run.state)
+
+
+CHANGES: dict[str, Callable[[Run], object]] = {
+    "the model's mode": lambda run: run.model.eval(),
+    "the model's parameters": lambda run: run.model.to("cpu").to("cuda"),
+    "the model's buffers": lambda run: run.model[1].to("cpu").to("cuda"),
+    "the optimizer's weight_decay": lambda run: run.optimizer.param_groups[0].update(
+        weight_decay=0.5
+    ),
+    "the optimizer's state": lambda run: run.optimizer.load_state_dict(
+        copy.deepcopy(run.optimizer.state_dict())
+    ),
+    "the objective's perturb": lambda run: setattr(run.objective, "perturb", lambda n, p: True),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", CHANGES)
+def test_changes_that_a_graph_cannot_follow_are_refused(what: str) -> None:
+    run = Run(zoo.convnet(), GSAM, OPTIMIZERS["AdamW"])
+    step = run.captured()
+    step(*run.batch(0))
+    CHANGES[what](run)
+    before = run.state
+    with pytest.raises(RuntimeError, match=r"must stay as recorded, got others\. Capture") as error:
+        step(*run.batch(1))
+    assert what in str(error.value) or what == "the model's buffers"
+    assert zoo.same_bits(before, run.state)
+
+
+@pytest.mark.gpu
+def test_a_loss_that_waits_for_the_gpu_is_refused_and_harms_nothing() -> None:
+    run, untouched = pair(MODELS["dropout"](), GSAM)
+    loss = run.loss
+
+    def waiting(x: Tensor, y: Tensor) -> Tensor:
+        value, _ = loss(x, y)
+        return value * float(value.detach() > -1)
+
+    run.loss = waiting
+    with pytest.raises(RuntimeError, match="loss_fn must do all its work on the GPU") as error:
+        run.captured()
+    assert error.value.__cause__ is not None
+    del error  # its frames hold the graph of the loss
+    run.loss = loss
+    for each in (run, untouched):
+        torch.manual_seed(3)
+        step = each.captured()
+        for index in range(3):
+            step(*each.batch(index))
+            each.eager(*each.batch(index))
+    assert zoo.same_bits(run.state, untouched.state)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, 3)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return self.linear(x.flatten(1))
+
+
+@pytest.mark.gpu
+def test_buffers_that_are_assigned_anew_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="model must write to its buffers in place"):
+        Run(Counting(), GSAM).captured()
+
+
+def wrong(**changes: Any) -> None:
+    model = zoo.mlp()
+    arguments: dict[str, Any] = {
+        "objective": Vanilla(model),
+        "optimizer": SGD(model.parameters(), lr=0.1, fused=True),
+        "loss_fn": model,
+        "example_batch": zoo.batch(),
+    }
+    capture(**(arguments | changes))
+
+
+def optimizer(**settings: Any) -> SGD:
+    return SGD(zoo.mlp().parameters(), lr=0.1, **settings)
+
+
+WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
+    (TypeError, "objective must be one of surrogap's, got int", {"objective": 3}),
+    (TypeError, "optimizer must be a torch optimizer, got list", {"optimizer": []}),
+    (TypeError, "loss_fn must be a function of a batch, got int", {"loss_fn": 3}),
+    (TypeError, "example_batch must be a tuple of tensors, got int", {"example_batch": 3}),
+    (TypeError, "micro_batches must be a whole number, got float", {"micro_batches": 2.0}),
+    (ValueError, "micro_batches must divide the batch, got 3 for", {"micro_batches": 3}),
+    (ValueError, "micro_batches must divide the batch, got 0 for", {"micro_batches": 0}),
+    (ValueError, "clip_norm must be above 0 and finite, got 0", {"clip_norm": 0}),
+    (ValueError, "must be fused, got SGD with fused=None", {"optimizer": optimizer()}),
+    (
+        ValueError,
+        "optimizer must have taken a step if it has dampening, got a new SGD",
+        {"optimizer": optimizer(fused=True, momentum=0.9, dampening=0.1)},
+    ),
+    (ValueError, "model must be on one CUDA device, got cpu", {}),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "changes"), WRONG)
+def test_wrong_arguments(error: type[Exception], message: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(error, match=message):
+        wrong(**changes)
