@@ -9,6 +9,7 @@ from typing import Any, final
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from torch.distributed import is_torchelastic_launched
 
 from surrogap.experiments.measured import is_measured, measure
 from surrogap.experiments.methods import Planned
@@ -22,9 +23,15 @@ def train_all(runs: Sequence[Planned], folder: Path, rho: float) -> int:
     """Trains and measures what is not finished, and returns the exit status.
 
     Raises:
-        ValueError: A run's folder belongs to another configuration. Nothing has been trained then.
+        ValueError: There are several processes, or a run's folder belongs to another
+            configuration. Nothing has been trained then.
         RunFailedError: A run failed.
     """
+    if is_torchelastic_launched():
+        raise ValueError(
+            "surrogap compare must run in one process, got torchrun. "
+            "Train the runs of large networks one by one, by surrogap train."
+        )
     if (folder / CONFIG).exists():
         raise ValueError(
             f"out must be a folder for several runs, got {folder}, which is a run's. "
@@ -39,6 +46,11 @@ def train_all(runs: Sequence[Planned], folder: Path, rho: float) -> int:
             overall.begin(f"{run.method}, seed {run.config.execution.seed}")
             outcome = train(run.config, resume=True, progress=overall)
             if outcome.signal is not None:
+                print(
+                    f"surrogap: {outcome.signal.name} stopped the comparison, and what there is of "
+                    "it is saved. The same command goes on from here.",
+                    file=sys.stderr,
+                )
                 return 128 + outcome.signal
             measure(run.config.folder, rho, device_of(run.config.execution.device))
             overall.end(outcome.record or {})
