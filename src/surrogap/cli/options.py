@@ -4,14 +4,16 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, TypeVar
 
 import tyro
 
 Options = TypeVar("Options")
 
-_BORDERS = " │|\n"
-_RULE = re.compile(r"^[│|]?\s*[─╭╰-]{3,}")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_BORDERS = " │|"
+_RULES = "─╭╮╰╯-+ "
 
 
 def options(
@@ -45,13 +47,14 @@ def options(
 
 def _sentence(complaint: str, program: str) -> str:
     """What tyro says in a box, as one sentence of ours."""
-    lines = complaint.splitlines()[1:]
-    end = next((i for i, line in enumerate(lines) if _RULE.match(line)), len(lines))
-    text = " ".join(line.strip(_BORDERS) for line in lines[:end]).strip().rstrip(".")
+    _, *lines = (line.strip(_BORDERS) for line in _COLOUR.sub("", complaint).splitlines())
+    # The first of the parts below the title, which rules divide.
+    parts = groupby(lines, key=lambda line: not line.strip(_RULES))
+    text = next((" ".join(part) for is_rule, part in parts if not is_rule), "").rstrip(".")
     # What our own checks raise while tyro builds the dataclass is a sentence already.
     own = re.fullmatch(r"Error parsing [\w.-]+: (.+ must .+, got .+)", text)
     if own:
         return f"{own[1]}."
-    close = re.search(r"Perhaps you meant:\W*(--[\w-]+)", complaint)
+    close = re.search(r"Perhaps you meant:\W*(--[\w-]+)", " ".join(lines))
     guess = f" The closest is {close[1]}." if close else ""
     return f"options must be those of {program}, got: {text}.{guess} Run {program} --help."

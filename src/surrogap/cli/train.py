@@ -81,9 +81,14 @@ def _defaults(arguments: Sequence[str]) -> Config:
     if first.recipe is not None:
         return recipe(first.recipe)
     path = Path(first.out or "").expanduser() / "config.json"
-    if first.resume and first.out is not None and path.is_file():
+    if not (first.resume and first.out and path.is_file()):
+        return Config()
+    try:
         return Config.from_dict(json.loads(path.read_text()))
-    return Config()
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"configuration must be JSON, got {path} ({error}). Pass another --out."
+        ) from error
 
 
 def recipe(name: str) -> Config:

@@ -8,6 +8,7 @@ metadata, so processes gather what they hold, and the first writes one file (`st
 number of processes can read it.
 """
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -63,7 +64,8 @@ class Checkpoints:
             os.replace(temporary, path)
             sync_folder(self.folder)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # there may be none, nor a folder
+                temporary.unlink()
             raise RunFailedError(self._full(error)) from error
         # What is ahead was damaged, or the run would have gone on from there.
         behind = [old for old in self.paths() if old != path and step_of(old) < step]

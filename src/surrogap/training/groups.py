@@ -15,8 +15,9 @@ class Group:
     """Fields that belong together; each is checked against its annotation."""
 
     def __post_init__(self) -> None:
+        group = type(self).__name__.removesuffix("Config").lower()
         for name, hint in get_type_hints(type(self)).items():
-            check_type(name, getattr(self, name), hint)
+            check_type(group if name == "name" else name, getattr(self, name), hint)
         self._check()
 
     def _check(self) -> None:

@@ -68,7 +68,9 @@ class Step(ABC):
         """Takes a step, and returns what it saw: `MEASURES`, on the device.
 
         Raises:
-            NonFiniteLossError: The loss is not finite; weights and statistics are as they were.
+            NonFiniteLossError: The loss is not finite. The weights are as they were; so are
+                BatchNorm's statistics, but for what micro-batches with a perturbation of their own
+                have moved before.
         """
 
     def _loss_and_accuracy(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

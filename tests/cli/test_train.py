@@ -1,0 +1,228 @@
+"""The command line as a user meets it: flags, help, mistakes in one sentence, exit statuses."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surrogap import cli
+from surrogap.experiments.recipes import RECIPES
+from surrogap.training.config import FIELDS, Config
+from surrogap.training.records import read_records
+from tests.training import made_up
+
+
+def flags(config: Config) -> list[str]:
+    """What to type for a small run."""
+    names = ("model", "data", "augmentation", "batch_size", "epochs", "device", "out")
+    words = [(f"--{name.replace('_', '-')}", str(config.flat()[name])) for name in names]
+    return ["train", "--no-tensorboard", *(word for pair in words for word in pair)]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> Config:
+    assert cli.main(["train", "--print-config", *arguments]) == 0
+    return Config.from_dict(json.loads(capsys.readouterr().out))
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("surrogap: ")
+    assert output.err.count("\n") == 1
+    return output.err
+
+
+def test_print_config_shows_the_defaults_and_what_overrides_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert shown(capsys) == Config()
+    words = "--objective sam --rho 0.1 --lr 0.05 --epochs 20 --seed 3 --out runs/a --betas 0.8 0.9"
+    assert shown(capsys, *words.split(), "--compile") == Config().override(
+        objective="sam", rho=0.1, lr=0.05, epochs=20, seed=3, out="runs/a",
+        betas=(0.8, 0.9), compile=True,
+    )  # fmt: skip
+
+
+def test_a_recipe_gives_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    name, recipe = next(iter(RECIPES.items()))
+    assert shown(capsys, "--recipe", name) == recipe()
+    assert shown(capsys, f"--recipe={name}", "--seed", "7") == recipe().override(seed=7)
+
+
+def test_every_field_has_a_flag_with_a_help_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for name in (*FIELDS, "recipe", "resume", "print_config"):
+        flag = f"--{name.replace('_', '-')}"
+        lines = [line for line in text.splitlines() if f" {flag} " in line or f" {flag}," in line]
+        assert lines, flag
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in cli.COMMANDS)
+    assert cli.main([]) == 2
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("usage: surrogap COMMAND")
+
+
+def test_every_command_has_a_module() -> None:
+    folder = Path(cli.__file__).parent
+    assert all((folder / f"{name}.py").exists() for name in cli.COMMANDS)
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    """Nor for anything else that is heavy; an installed command takes a tenth of a second."""
+    for arguments in ("['--help']", "['train', '--print-config']"):
+        code = f"import sys; from surrogap.cli import main; main({arguments}); print(*sys.modules)"
+        output = subprocess.check_output([sys.executable, "-c", code], text=True)
+        loaded = {name.split(".")[0] for name in output.splitlines()[-1].split()}
+        assert not loaded & {"torch", "numpy", "timm", "torchvision", "matplotlib", "tensorboard"}
+
+
+def test_a_run_and_its_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = made_up.config(tmp_path)
+    assert cli.main(flags(config)) == 0
+    output = capsys.readouterr().out
+    assert "step 12/12  epoch 3" in output
+    assert f"{config.folder}: finished, step 12 of 12" in output
+    assert "got" in mistake(capsys, *flags(config))
+    assert cli.main(["train", "--resume", "--out", str(config.folder)]) == 0
+    assert "finished, step 12 of 12" in capsys.readouterr().out
+
+
+def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = made_up.config(tmp_path, seed=3)
+    cli.main([*flags(config), "--seed", "3"])
+    capsys.readouterr()
+    assert shown(capsys, "--resume", "--out", str(config.folder)).execution.seed == 3
+    text = mistake(capsys, "train", "--resume", "--out", str(config.folder), "--seed", "4")
+    assert "out must be a folder of this configuration" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "trian",
+            "command must be one of train, .*got 'trian'. The closest is 'train'. Run surrog",
+        ),
+        ("train --recipe nonsense", "recipe must be one of .*, got 'nonsense'"),
+        ("train --objective samm", "invalid choice 'samm' for argument '--objective'"),
+        (
+            "train --rhoo 3",
+            "got: Unrecognized options: --rhoo, 3. The closest is --rho. Run surrog",
+        ),
+        ("train --lr abc", "--lr: could not convert string to float: 'abc'"),
+        (
+            "train --lr -1",
+            "surrogap: lr must be above 0 and finite, got -1.0. Pass a positive numb",
+        ),
+        ("train --lr", "options must be those of surrogap train, got: Missing value for argument"),
+        ("train --recipe", "options must be those of surrogap train, got: Missing value"),
+        ("train --rho-min 0.5", "surrogap: rho_min must come with a rho that is no smaller"),
+        ("train --model resnet5 --out {tmp}/a", "name must be a known model, got 'resnet5'"),
+        (
+            "train --data {tmp}/no.npz --out {tmp}/a",
+            "name_or_path must be one of .*, or exist, got",
+        ),
+        ("train --data cifar10 --data-root {tmp} --out {tmp}/a", "must"),
+        ("train --model small_mlp --out {tmp}/file/a", "out must be a folder that can be written"),
+        ("train --capture --device cpu --out {tmp}/a", "capture must be for one process on a CUDA"),
+        ("train --resume --out {tmp}/broken", "configuration must be JSON, got .*broken"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(
+    arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{half a")
+    text = mistake(capsys, *arguments.format(tmp=tmp_path).split())
+    assert re.search(message, text), text
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_a_terminal_and_its_colours_change_no_sentence(
+    colour: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: colour)
+    text = mistake(capsys, "train", "--rhoo", "3")
+    expected = (
+        "got: Unrecognized options: --rhoo, 3. The closest is --rho. Run surrogap train --help."
+    )
+    assert text.endswith(f"{expected}\n")
+
+
+def test_an_unreadable_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.data.made_up import folder
+
+    images = folder(tmp_path / "images", per_class=4)
+    (images / "train" / "ant" / "0.png").write_bytes(b"no image")
+    arguments = ["train", "--data", str(images), "--out", str(tmp_path / "run"), "--num-workers"]
+    arguments += ["0", "--image-size", "8", "--model", "small_mlp", "--batch-size", "8"]
+    text = mistake(capsys, *arguments, "--device", "cpu", "--no-tensorboard")
+    assert "files of a set must be images, got" in text
+
+
+def test_a_run_that_fails_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from surrogap.training.step import EagerStep
+
+    def lost(self: EagerStep, x: Any, y: Any) -> Any:
+        return x.sum() * float("nan"), y.float().mean()
+
+    monkeypatch.setattr(EagerStep, "_loss_and_accuracy", lost)
+    assert cli.main([*flags(made_up.config(tmp_path)), "--max-skipped", "0"]) == 1
+    assert "surrogap: loss must be finite, got one that is not" in capsys.readouterr().err
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object) -> int:
+        raise ValueError("too many values to unpack (expected 2)")
+
+    monkeypatch.setattr("surrogap.cli.train.main", fault)
+    with pytest.raises(ValueError, match="too many values"):
+        cli.main(["train"])
+
+
+def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path)
+    arguments = [word if word != "3" else "100000" for word in flags(config)]
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "surrogap.cli", *arguments, "--record-every", "1"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not read_records(config.folder):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, text = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    step = made_up.state(config.folder)["step"]
+    assert text == (
+        f"surrogap: SIGTERM stopped the run after step {step} of 400000, and its checkpoint is "
+        f"saved. Continue by surrogap train --resume --out {config.folder}\n"
+    )

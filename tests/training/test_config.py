@@ -1,0 +1,150 @@
+"""A configuration is checked when it is made, and survives JSON."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from surrogap.data import AUGMENTATIONS
+from surrogap.training.arguments import check_type
+from surrogap.training.config import FIELDS, Config, DataConfig, ObjectiveConfig
+from surrogap.training.objectives import _OBJECTIVES
+
+
+def test_json_round_trip_of_the_defaults_and_of_others() -> None:
+    other = Config().override(objective="asam", rho=0.5, betas=(0.8, 0.9), compile=True, out="a/b")
+    for config in (Config(), other):
+        assert Config.from_dict(json.loads(config.to_json())) == config
+    assert other != Config()
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    assert Config.from_dict({"optimizer": {"lr": 0.3}}) == Config().override(lr=0.3)
+
+
+def test_every_field_has_a_flag_of_its_own() -> None:
+    names = [
+        "name" if field.name == "name" else field.name
+        for kind in get_type_hints(Config).values()
+        for field in fields(kind)
+    ]
+    assert len(FIELDS) == len(names)
+    assert set(Config().flat()) == set(FIELDS)
+
+
+def test_names_are_those_of_the_rooms_that_know_them() -> None:
+    assert set(get_args(get_type_hints(DataConfig)["augmentation"])) == set(AUGMENTATIONS)
+    assert set(get_args(get_type_hints(ObjectiveConfig)["name"])) == set(_OBJECTIVES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rho": -0.1}, "rho must be at least 0 and finite, got -0.1"),
+        ({"alpha": float("nan")}, "alpha must be at least 0 and finite, got nan"),
+        ({"gamma": 0.0}, "gamma must be above 0 and finite, got 0.0"),
+        ({"inner_lr": 0.0}, "inner_lr must be above 0 and finite, got 0.0"),
+        ({"averaging": 1.0}, "averaging must be at least 0 and below 1, got 1.0"),
+        ({"inner_steps": 0}, "inner_steps must be at least 1, got 0"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, got 1.0"),
+        ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing must be 0 for the sigmoid"),
+        ({"rho": 0.2, "rho_min": 0.1, "rho_inverse_sqrt": True}, "rho_min must be left out where"),
+        ({"rho_min": 0.1}, "rho_min must come with a rho that is no smaller, got rho_min=0.1"),
+        ({"rho": 0.1, "rho_min": 0.2}, "rho_min must come with a rho that is no smaller"),
+        ({"rho": 0.1, "rho_min": 0.05, "decay": "constant"}, "rho_min must be left out where the"),
+        ({"rho": 0.1, "rho_min": 0.05, "lr_min": 0.1}, "rho_min must be left out where the learn"),
+        ({"lr": 0.0}, "lr must be above 0 and finite, got 0.0"),
+        ({"lr_min": 0.2}, "lr_min must not exceed lr, got lr_min=0.2 and lr=0.1"),
+        ({"lr_min": -1.0}, "lr_min must be at least 0 and finite, got -1.0"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+        ({"betas": (0.9, 1.0)}, "betas must be at least 0 and below 1, got 1.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0 and finite, got -1.0"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0 and finite, got 0.0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
+        ({"warmup_epochs": -1.0}, "warmup_epochs must be at least 0 and finite, got -1.0"),
+        ({"warmup_steps": 1, "warmup_epochs": 1.0}, "warmup_epochs must be 0 where warmup_steps"),
+        ({"drop": 1.0}, "drop must be at least 0 and below 1, got 1.0"),
+        ({"image_size": 0}, "image_size must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
+        ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
+        ({"micro_batches": 3}, "micro_batches must divide batch_size, got 3 and batch_size=128"),
+        ({"max_skipped": -1}, "max_skipped must be at least 0, got -1"),
+        ({"capture": True, "precision": "fp16"}, "precision must be fp32 or bf16 where a step is"),
+        ({"record_every": 0}, "record_every must be at least 1, got 0"),
+        ({"eval_every": 0}, "eval_every must be at least 1, got 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
+        ({"decay": "cosin"}, "decay must be one of constant, linear, cosine, got 'cosin'. The cl"),
+        ({"objective": "zzz"}, "objective must be one of vanilla, .*got 'zzz'. Pass one of them."),
+        ({"rhoo": 1.0}, "field must be one that a configuration has, got 'rhoo'. The closest is"),
+    ],
+)  # fmt: skip
+def test_values_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Config().override(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": "0.1"}, "lr must be a number, got '0.1'. Pass one, such as 0.1."),
+        ({"rho": "0.1"}, "rho must be a number, got '0.1'. Pass one, such as 0.1, or none."),
+        ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
+        ({"epochs": True}, "epochs must be a whole number, got True"),
+        ({"compile": 1}, "compile must be true or false, got 1"),
+        ({"model": None}, "model must be a string, got None"),
+        ({"betas": (0.9,)}, "betas must be 2 numbers, got "),
+        ({"betas": (0.9, "x")}, "betas must be a number, got 'x'"),
+    ],
+)
+def test_types_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Config().override(**changes)
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ({"optimiser": {}}, ValueError, "group must be .*got 'optimiser'. The closest is 'optimi"),
+        ({"zzz": {}}, ValueError, "group must be one that .*got 'zzz'. Known are data, execution"),
+        (
+            {"schedule": {"epoch": 1}},
+            ValueError,
+            "field of schedule must .*The closest is 'epochs'",
+        ),
+        ({"schedule": 3}, TypeError, "schedule must be a group of fields, got 3"),
+    ],
+)
+def test_dictionaries_that_are_refused(
+    values: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Config.from_dict(values)
+
+
+def test_radii_matter_only_to_objectives_that_have_one() -> None:
+    assert Config().override(objective="vanilla", rho_min=0.1).objective.rho_min == 0.1
+
+
+def test_the_folder_is_named_by_what_is_trained() -> None:
+    assert str(Config().folder) == "runs/embedded-small_resnet18_narrow-gsam-0"
+    assert str(Config().override(data="a/b.npz", seed=3).folder).startswith("runs/b-small")
+    assert str(Config().override(out="runs/a").folder) == "runs/a"
+
+
+def test_none_is_allowed_where_the_annotation_says_so() -> None:
+    check_type("rho", None, float | None)
+    with pytest.raises(TypeError, match="rho must be a number, got None"):
+        check_type("rho", None, float)
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, surrogap.training.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

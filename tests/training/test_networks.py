@@ -1,0 +1,98 @@
+"""Networks for the images at hand, dropout, and weights to start from."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from surrogap.data import Splits, load
+from surrogap.training.groups import ModelConfig
+from surrogap.training.networks import load_weights, network_of
+from surrogap.training.run import train
+from tests.data.made_up import files
+from tests.training import made_up
+
+
+@pytest.fixture
+def splits(tmp_path: Path) -> Splits:
+    return load(made_up.archive(tmp_path / "images.npz"))
+
+
+def test_it_fits_the_images(splits: Splits, tmp_path: Path) -> None:
+    model = network_of(ModelConfig(name="small_mlp"), splits)
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+    model = network_of(ModelConfig(name="small_mlp", image_size=12), splits)
+    assert model(torch.zeros(2, 1, 12, 12)).shape == (2, 4)
+    model = network_of(ModelConfig(name="small_mlp"), files(tmp_path / "files"))
+    assert model(torch.zeros(1, 3, 224, 224)).shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["small_vit_narrow", "small_mixer_narrow", "small_resnet18_narrow"]
+)
+def test_dropout_makes_passes_differ(name: str, splits: Splits) -> None:
+    x = torch.randn(2, 1, 8, 8)
+    for drop, differs in ((0.0, False), (0.5, True)):
+        model = network_of(ModelConfig(name=name, drop=drop), splits)
+        for parameter in model.parameters():  # a head of zeros would hide it
+            nn.init.normal_(parameter, std=0.1)
+        assert torch.equal(model(x), model(x)) is not differs
+        assert torch.equal(model.eval()(x), model(x))
+
+
+def test_attention_itself_drops_nothing(splits: Splits) -> None:
+    model = network_of(ModelConfig(name="small_vit_narrow", drop=0.5), splits)
+    layers = {n: m.p for n, m in model.named_modules() if isinstance(m, nn.Dropout)}
+    assert {p for name, p in layers.items() if name.endswith("attn_drop")} == {0.0}
+    assert {p for name, p in layers.items() if not name.endswith("attn_drop")} == {0.5}
+
+
+def test_dropout_where_there_is_none(splits: Splits) -> None:
+    with pytest.raises(ValueError, match="drop must be 0 for small_mlp, which has no dropout, got"):
+        network_of(ModelConfig(name="small_mlp", drop=0.1), splits)
+
+
+def test_weights_of_a_run_and_a_new_head(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, steps=1)
+    train(config)
+    trained = made_up.state(config.folder)["model"]
+    other = load("embedded")
+    model = network_of(
+        ModelConfig(name="small_mlp", image_size=8, weights=str(config.folder)), other
+    )
+    own = model.state_dict()
+    assert own["5.weight"].shape == (10, 512)  # ten classes, and not four
+    for name in ("1.weight", "3.bias"):
+        assert torch.equal(own[name], trained[name])
+
+
+def test_weights_of_a_file(tmp_path: Path, splits: Splits) -> None:
+    config = ModelConfig(name="small_mlp", weights=str(tmp_path / "w.safetensors"))
+    expected = network_of(ModelConfig(name="small_mlp"), splits).state_dict()
+    save_file(expected, tmp_path / "w.safetensors")
+    found = network_of(config, splits).state_dict()
+    assert all(torch.equal(found[name], w) for name, w in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "missing",
+            r"weights must be the network's own, got nothing for weight, which is \(4, 3\)",
+        ),
+        ("shape", r"weights must be the network's own, got \(4, 5\) for weight, which is \(4, 3\)"),
+    ],
+)
+def test_weights_of_another_network(change: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"other" if change == "missing" else "weight": torch.zeros(4, 5)}, path)
+    with pytest.raises(ValueError, match=message):
+        load_weights(nn.Linear(3, 4, bias=False), path, num_classes=4)
+
+
+def test_weights_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="weights must be a run's folder with a checkpoint, or a"):
+        load_weights(nn.Linear(3, 4), tmp_path / "nothing", num_classes=4)

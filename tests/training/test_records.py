@@ -1,0 +1,164 @@
+"""Records say what happened: in JSON, for TensorBoard, and to whoever watches."""
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from surrogap.training import progress
+from surrogap.training.failure import RunFailedError
+from surrogap.training.processes import World
+from surrogap.training.records import Meter, Records, read_records
+from surrogap.training.run import train
+from surrogap.training.step import MEASURES
+from tests.training import made_up
+
+WORLD = World(torch.device("cpu"))
+
+
+def test_lines_of_a_run(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, objective="gsam", rho=0.2, rho_min=0.1, eval_every=2)
+    train(config)
+    records = read_records(config.folder)
+    steps = [record for record in records if record["kind"] == "step"]
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    assert [record["step"] for record in steps] == [2, 4, 6, 8, 10, 12]
+    assert [(record["step"], record["epoch"]) for record in epochs] == [(4, 1), (8, 2), (12, 3)]
+    assert ["test_accuracy" in record for record in epochs] == [False, True, True]
+    for record in records:
+        assert set(MEASURES) | {"lr", "rho", "images_per_second", "seconds"} <= set(record)
+        assert record["gap"] == pytest.approx(record["perturbed_loss"] - record["loss"], abs=1e-5)
+        assert record["rho"] == pytest.approx(0.1 + record["lr"])  # from 0.2 at 0.1 to 0.1 at 0
+        assert record["images_per_second"] > 0
+    for quantity in MEASURES:  # an epoch is two intervals
+        means = [
+            (a[quantity] + b[quantity]) / 2 for a, b in zip(steps[::2], steps[1::2], strict=True)
+        ]
+        assert [epoch[quantity] for epoch in epochs] == pytest.approx(means, rel=1e-4)
+
+
+def test_what_is_not_measured_is_null(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, objective="vanilla", steps=2)
+    train(config)
+    record = read_records(config.folder)[0]
+    assert record["gap"] is record["rho"] is record["cosine"] is None
+    assert record["loss"] > 0
+
+
+def test_the_falling_radius_is_that_of_the_step(tmp_path: Path) -> None:
+    config = made_up.config(
+        tmp_path, objective="sam", rho=0.3, rho_inverse_sqrt=True, record_every=1, steps=4
+    )
+    train(config)
+    radii = [r["rho"] for r in read_records(config.folder) if r["kind"] == "step"]
+    assert radii == pytest.approx([0.3 / math.sqrt(t) for t in (1, 2, 3, 4)])
+
+
+def test_tensorboard_beside_it(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = made_up.config(tmp_path, tensorboard=True)
+    train(config, resume=True, progress=made_up.Interrupting(5))
+    train(config, resume=True)
+    events = EventAccumulator(str(config.folder / "tensorboard"))
+    events.Reload()
+    written = {e.step: e.value for e in events.Scalars("step/loss")}
+    expected = {r["step"]: r["loss"] for r in read_records(config.folder) if r["kind"] == "step"}
+    assert written == pytest.approx(expected)
+
+
+def test_half_a_line_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_text('{"step": 1}\n{"step": 2')
+    assert read_records(tmp_path) == [{"step": 1}]
+    assert read_records(tmp_path / "nothing") == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = Records(tmp_path)
+    with open("/dev/full", "wb", buffering=0) as full, monkeypatch.context() as patch:
+        patch.setattr(records, "_file", full)
+        with pytest.raises(RunFailedError, match="records must fit on the disk, got No space left"):
+            records.write({"kind": "step", "step": 1})
+    records.close()
+
+
+def test_meters_skip_pauses_and_go_on() -> None:
+    meter = Meter(WORLD)
+    assert math.isnan(meter.means()["loss"])
+    meter.add(torch.arange(7.0))
+    meter.leave_out(-100.0)
+    other = Meter(WORLD)
+    other.load_state_dict(meter.state_dict())
+    other.add(torch.arange(7.0) + 2)
+    assert other.means() == dict(zip(MEASURES, range(1, 8), strict=True))
+    assert 100 < other.seconds < 110
+
+
+RECORDS: list[dict[str, Any]] = [
+    {"kind": "step", "step": 1, "loss": 1.0},
+    {"kind": "epoch", "step": 2, "epoch": 1, "loss": 0.5, "gap": math.nan, "test_accuracy": 0.75},
+    {"kind": "skip", "step": 3, "in_a_row": 2},
+    {"kind": "failure", "step": 3, "reason": "the disk is full"},
+]
+
+
+def test_lines_tell_of_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = progress.progress_for_stdout()
+    assert isinstance(lines, progress.Lines)
+    lines.start("net gsam", 0, 4)
+    for record in RECORDS:
+        lines.step(record["step"])
+        lines.record(record)
+    lines.stop()
+    first, epoch, skip = capsys.readouterr().out.splitlines()
+    assert first == "net gsam: 4 steps"
+    assert epoch.startswith("step 2/4  epoch 1  loss 0.5000  test accuracy 0.7500  0:00 left")
+    assert "skipped a step: its loss is not finite (2 in a row)" in skip
+
+
+def test_lines_tell_of_long_epochs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    lines = progress.Lines()
+    lines.start("net", 10, 7210)
+    now = 40.0
+    lines.record({"kind": "step", "step": 20, "loss": 1.0})
+    now = 41.0
+    lines.record({"kind": "step", "step": 21, "loss": 1.0})
+    assert capsys.readouterr().out.splitlines() == [
+        "net: 7210 steps, from step 10",
+        "step 20/7210  loss 1.0000  7:59:20 left",
+    ]
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(
+        progress, "Console", lambda: Console(file=screen, force_terminal=True, width=120)
+    )
+    screen = io.StringIO()
+    bar = progress.progress_for_stdout()
+    assert isinstance(bar, progress.Bar)
+    bar.start("net gsam", 0, 4)
+    for record in RECORDS:
+        bar.step(record["step"])
+        bar.record(record)
+    bar.stop()
+    assert "epoch 1  loss 0.5000  test accuracy 0.7500" in screen.getvalue()
+    assert "3/4" in screen.getvalue()
+
+
+def test_every_line_is_json(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    records.write({"kind": "step", "step": 1, "loss": math.inf, "in_a_row": None})
+    records.close()
+    line = (tmp_path / "records.jsonl").read_text()
+    assert json.loads(line) == {"kind": "step", "step": 1, "loss": None, "in_a_row": None}

@@ -1,0 +1,199 @@
+"""How a run ends: at its last step, by a signal, by a loss that is not finite, by a full disk."""
+
+import errno
+import math
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from surrogap.evaluation import evaluate
+from surrogap.training import checkpoints
+from surrogap.training.config import Config
+from surrogap.training.failure import RunFailedError
+from surrogap.training.parts import parts_of
+from surrogap.training.processes import World, device_of
+from surrogap.training.records import read_records
+from surrogap.training.run import train
+from surrogap.training.step import EagerStep
+from tests.data.made_up import folder as image_folder
+from tests.training import made_up
+
+WORLD = World(torch.device("cpu"))
+
+
+def test_the_last_record_is_the_evaluation_of_the_last_weights(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, model="small_resnet18_narrow", eval_batch_size=5)
+    outcome = train(config)
+    assert (outcome.step, outcome.num_steps, outcome.signal) == (12, 12, None)
+    parts = parts_of(config, WORLD)
+    parts.model.load_state_dict(made_up.state(config.folder)["model"])
+    scores = evaluate(parts.model, parts.test_images)
+    assert outcome.record is not None
+    assert outcome.record["test_loss"] == pytest.approx(scores.loss, rel=1e-6)
+    assert outcome.record["test_accuracy"] == scores.accuracy
+    assert outcome.record["epoch"] == 3
+
+
+def test_steps_in_place_of_epochs(tmp_path: Path) -> None:
+    outcome = train(made_up.config(tmp_path, steps=6))
+    assert outcome.record is not None
+    assert (outcome.step, outcome.record["epoch"]) == (6, 2)
+    assert "test_loss" in outcome.record
+
+
+def test_files_are_trained_on_too(tmp_path: Path) -> None:
+    images = image_folder(tmp_path / "images", per_class=4)
+    config = made_up.config(
+        tmp_path / "run", data=str(images), image_size=8, batch_size=4, num_workers=0, epochs=1
+    )
+    assert train(config).step == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends(number: signal.Signals, tmp_path: Path) -> None:
+    config, before = made_up.config(tmp_path), signal.getsignal(number)
+    outcome = train(config, progress=made_up.Interrupting(5, number))
+    assert (outcome.step, outcome.num_steps, outcome.signal) == (5, 12, number)
+    assert made_up.state(config.folder)["step"] == 5
+    assert signal.getsignal(number) == before
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    class Twice(made_up.Interrupting):
+        def step(self, step: int) -> None:
+            super().step(step)
+            super().step(step)
+
+    # The second SIGINT finds the default handler, which ends the process: so in one of its own.
+    child = os.fork()
+    if not child:
+        train(made_up.config(tmp_path), progress=Twice(2, signal.SIGINT))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGINT
+
+
+def test_other_threads_hear_no_signals(tmp_path: Path) -> None:
+    steps: list[int] = []
+    thread = threading.Thread(target=lambda: steps.append(train(made_up.config(tmp_path)).step))
+    thread.start()
+    thread.join()
+    assert steps == [12]
+
+
+def losing(monkeypatch: pytest.MonkeyPatch, is_lost: Any) -> None:
+    """Losses become NaN where `is_lost` of the number of the pass, from 1."""
+    whole, num_passes = EagerStep._loss_and_accuracy, 0
+
+    def loss_and_accuracy(self: EagerStep, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal num_passes
+        num_passes += 1
+        loss, right = whole(self, x, y)
+        return loss * (math.nan if is_lost(num_passes) else 1.0), right
+
+    monkeypatch.setattr(EagerStep, "_loss_and_accuracy", loss_and_accuracy)
+
+
+def kinds(config: Config) -> list[tuple[str, int]]:
+    return [(r["kind"], r["step"]) for r in read_records(config.folder)]
+
+
+def test_a_loss_that_is_not_finite_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 2 does nothing, so three steps end where two with their learning rates do."""
+    config = made_up.config(
+        tmp_path, objective="vanilla", steps=3, decay="constant", momentum=0.0, record_every=3
+    )
+    losing(monkeypatch, lambda n: n == 2)
+    train(config)
+    assert kinds(config) == [("skip", 2), ("step", 3), ("epoch", 3)]
+    monkeypatch.undo()
+    parts = parts_of(config, WORLD)
+    for step, (images, targets) in enumerate(parts.images):
+        if step in (0, 2):
+            parts.step(images, targets)
+    made_up.assert_same(made_up.state(config.folder)["model"], parts.model.state_dict())
+
+
+def test_after_too_many_the_run_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = made_up.config(tmp_path, objective="vanilla", max_skipped=2, checkpoint_every=1)
+    losing(monkeypatch, lambda n: n == 2 or n >= 4)  # once alone, which is no reason to stop
+    with pytest.raises(RunFailedError, match="loss must be finite, got one that is not in 3 steps"):
+        train(config)
+    skips = [record for record in kinds(config) if record[0] == "skip"]
+    assert skips == [("skip", 2), ("skip", 4), ("skip", 5), ("skip", 6)]
+    last = read_records(config.folder)[-1]
+    assert last["kind"] == "failure"
+    assert "in 3 steps in a row, up to step 6" in last["reason"]
+    assert made_up.state(config.folder)["step"] == 5
+
+
+def test_skips_in_a_row_are_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = made_up.config(tmp_path, objective="vanilla", max_skipped=3)
+    losing(monkeypatch, lambda n: True)
+    train(config, resume=True, progress=made_up.Interrupting(2))
+    with pytest.raises(RunFailedError, match="in 4 steps in a row, up to step 4"):
+        train(config, resume=True)
+
+
+def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = made_up.config(tmp_path)
+    train(config, resume=True, progress=made_up.Interrupting(3))
+    write = checkpoints._Sink.write
+
+    def full(self: Any, data: Any) -> int:
+        write(self, data[: len(data) // 2])
+        self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise self.error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints._Sink, "write", full)
+        with pytest.raises(RunFailedError, match="checkpoint must fit on the disk, got No space"):
+            train(config, resume=True)
+    assert made_up.state(config.folder)["step"] == 3
+    assert train(config, resume=True).step == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"capture": True}, "capture must be for one process on a CUDA device, got device cpu"),
+        ({"device": "nonsense"}, "device must be one that torch finds here, got 'nonsense'"),
+        ({"batch_size": 64}, "batch_size must leave a full batch"),
+        ({"warmup_steps": 12}, "warmup_steps must be fewer than the run's steps, got 12 of 12"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = made_up.config(tmp_path, **changes)
+    with pytest.raises(ValueError, match=message):
+        train(config)
+    assert not config.folder.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="device must be one that torch finds here, got 'cuda'"):
+        device_of("cuda")
+    assert device_of("auto") == torch.device("cpu")
+
+
+def test_downloads_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = parts_of.__globals__["load"]
+
+    def load(name: str, root: str, **settings: Any) -> Any:
+        asked.append(settings)
+        return real(name, root)
+
+    monkeypatch.setitem(parts_of.__globals__, "load", load)
+    parts_of(made_up.config(tmp_path, download=True), WORLD)
+    assert asked == [{"download": True}, {}]

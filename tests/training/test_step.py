@@ -1,0 +1,159 @@
+"""A step does what its lines say: autocast, micro-batches, clipping, the optimizer."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surrogap import GSAM, SAM, EntropySGD
+from surrogap.training.config import Config
+from surrogap.training.parts import parts_of
+from surrogap.training.processes import World
+from surrogap.training.step import MEASURES, EagerStep, NonFiniteLossError
+from tests import zoo
+from tests.training import made_up
+
+WORLD = World(torch.device("cpu"))
+# A step of length 1 along the direction, so that it can be read off the weights.
+PLAIN: dict[str, Any] = {"lr": 1.0, "momentum": 0.0, "batch_size": 8}
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    x, y = zoo.batch()
+    return x.float(), y
+
+
+def direction(model: nn.Module, **changes: Any) -> tuple[Tensor, dict[str, float]]:
+    """Where a step takes a copy of a model, and what it measured."""
+    config = Config().override(**(PLAIN | changes))
+    model = copy.deepcopy(model)
+    step, before = eager(config, model), nn.utils.parameters_to_vector(model.parameters())
+    measures = step(*batch())
+    moved = before - nn.utils.parameters_to_vector(model.parameters())
+    return moved.detach(), dict(zip(MEASURES, measures.tolist(), strict=True))
+
+
+def eager(config: Config, model: nn.Module) -> EagerStep:
+    from surrogap.training.losses import loss_of
+    from surrogap.training.objectives import objective_of
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    objective = objective_of(config, model, optimizer)
+    return EagerStep(config, model, objective, optimizer, loss_of(config.objective), WORLD)
+
+
+def grad(make: Any, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+    return zoo.direction(make, model, data)
+
+
+def test_a_step_is_the_objectives_direction() -> None:
+    model = zoo.mlp()
+    moved, measures = direction(model, objective="gsam", rho=0.1, alpha=0.3)
+    expected = grad(lambda m: GSAM(m, rho=0.1, alpha=0.3), model, batch())
+    torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-6)
+    loss = zoo.cross_entropy(model, batch()).item()
+    assert measures["loss"] == pytest.approx(loss, rel=1e-5)
+    assert measures["gap"] == pytest.approx(measures["perturbed_loss"] - measures["loss"], abs=1e-6)
+    assert measures["accuracy"] == float((model(batch()[0]).argmax(1) == batch()[1]).float().mean())
+
+
+def test_micro_batches_that_share_a_perturbation_change_nothing() -> None:
+    model = zoo.mlp()
+    whole, seen = direction(model, objective="sam", rho=0.1)
+    parts, seen_in_parts = direction(model, objective="sam", rho=0.1, micro_batches=4)
+    torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
+    assert seen_in_parts == pytest.approx(seen, rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_micro_batches_with_a_perturbation_each(precision: str) -> None:
+    """The mean of the directions of the parts (m-sharpness), and of what they measure."""
+    model, (x, y) = zoo.mlp(), batch()
+    changes = {"micro_batches": 2, "perturbation": "each", "precision": precision}
+    moved, measures = direction(model, objective="sam", rho=0.1, **changes)
+    parts = [(x[:4], y[:4]), (x[4:], y[4:])]
+    expected = sum(grad(lambda m: SAM(m, rho=0.1), model, part) for part in parts) / 2
+    tolerance = {"fp32": 1e-4, "fp16": 2e-2}[precision]
+    assert zoo.relative_error(moved, torch.as_tensor(expected)) < tolerance
+    norms, losses = [], []
+    for part in parts:
+        report = SAM(copied := copy.deepcopy(model), rho=0.1).backward(zoo.closure_of(copied, part))
+        norms.append(float(report.grad_norm))
+        losses.append(float(report.loss))
+    assert measures["loss"] == pytest.approx(sum(losses) / 2, rel=tolerance)
+    assert measures["grad_norm"] == pytest.approx(sum(norms) / 2, rel=tolerance)
+
+
+def test_walks_of_micro_batches_are_averaged() -> None:
+    model, (x, y) = zoo.mlp(), batch()
+    settings: dict[str, Any] = {"gamma": 0.5, "inner_steps": 2, "noise": 0.0}
+    moved, measures = direction(
+        model, objective="entropy-sgd", micro_batches=2, perturbation="each", **settings
+    )
+    walks = [
+        grad(lambda m: EntropySGD(m, **settings), model, part)
+        for part in [(x[:4], y[:4]), (x[4:], y[4:])]
+    ]
+    torch.testing.assert_close(moved, torch.stack(walks).mean(0), rtol=1e-3, atol=1e-6)
+    assert measures["loss"] == pytest.approx(zoo.cross_entropy(model, (x, y)).item(), rel=1e-5)
+
+
+def test_clipping_shortens_the_direction() -> None:
+    moved, _ = direction(zoo.mlp(), clip_norm=0.01)
+    assert float(moved.norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precision_is_close(precision: str) -> None:
+    model = zoo.mlp()
+    whole, _ = direction(model, objective="gsam", rho=0.1)
+    lower, _ = direction(model, objective="gsam", rho=0.1, precision=precision)
+    assert 0 < zoo.relative_error(lower, whole) < 0.05
+
+
+def test_channels_last_is_the_same(tmp_path: Path) -> None:
+    model = zoo.convnet()
+    torch.testing.assert_close(
+        direction(model)[0], direction(model, channels_last=True)[0], rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("perturbation", ["shared", "each"])
+@pytest.mark.parametrize("objective", ["vanilla", "gsam", "entropy-sgd"])
+def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(
+    objective: str, perturbation: str
+) -> None:
+    model = zoo.convnet()  # with statistics, which such a batch would spoil
+    changes = {"objective": objective, "perturbation": perturbation, "micro_batches": 2}
+    step = eager(Config().override(**(PLAIN | changes)), model)
+    before, (x, y) = zoo.bits(model), batch()
+    x[-1] = torch.nan  # in the second micro-batch
+    with pytest.raises(NonFiniteLossError):
+        step(x, y)
+    kept = None if perturbation == "shared" else len(list(model.parameters()))  # no statistics
+    assert zoo.same_bits(before[:kept], zoo.bits(model)[:kept])
+    assert all(bool(tensor.isfinite().all()) for tensor in zoo.bits(model))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_compiled_is_close(tmp_path: Path) -> None:
+    """With the backend that runs the traced graph as it is, since others need a C++ compiler."""
+    config = made_up.config(tmp_path, compile=True)
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        whole = nn.Module.compile
+        seen: list[nn.Module] = []
+
+        def compile_eagerly(self: nn.Module) -> None:
+            seen.append(self)
+            whole(self, backend="eager")
+
+        patch.setattr(nn.Module, "compile", compile_eagerly)
+        compiled = parts_of(config, WORLD)
+    plain = parts_of(made_up.config(tmp_path), WORLD)
+    images, targets = next(iter(plain.images))
+    torch.testing.assert_close(compiled.step(images, targets), plain.step(images, targets))
+    assert seen == [compiled.model]
