@@ -36,7 +36,10 @@ def build(kernel: triton.JITFunction, dtype: tl.dtype, **constants: object) -> N
     triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
 
 
-for name in ("climb", "combine", "copy", "products", "restore", "save"):
-    for dtype, is_low, is_there in product((tl.float32, tl.bfloat16), (False, True), (False, True)):
-        build(getattr(kernels, f"{name}_kernel"), dtype, is_low=is_low, is_there=is_there)
-    print(name)
+if __name__ == "__main__":
+    for name in ("climb", "combine", "copy", "products", "restore", "save"):
+        for dtype, is_low, is_there in product(
+            (tl.float32, tl.bfloat16), (False, True), (False, True)
+        ):
+            build(getattr(kernels, f"{name}_kernel"), dtype, is_low=is_low, is_there=is_there)
+        print(name)

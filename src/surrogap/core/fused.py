@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from itertools import accumulate, chain, repeat
-from operator import attrgetter, is_
+from itertools import accumulate, chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from surrogap.core.kernels import (
     save_kernel,
 )
 from surrogap.core.shards import WHOLE, Sharding, totals
-from surrogap.core.vectors import Gradients
+from surrogap.core.vectors import Gradients, are_all, present_of
 
 # Sixteen elements for each of a program's threads; with 64 they spill from its registers.
 _BLOCK = 4096
@@ -107,6 +107,9 @@ class _Group:
 
     def _addresses(self, tensors: Gradients | Sequence[Tensor]) -> tuple[int, ...]:
         mine = tensors if self._has_all else [tensors[index] for index in self._members]
+        present = present_of(mine)
+        if len(present) == len(mine):
+            return tuple(map(Tensor.data_ptr, present))
         return tuple([0 if t is None else t.data_ptr() for t in mine])
 
     def make_room(self, *, is_low: bool) -> None:
@@ -301,7 +304,7 @@ class Fused(Arithmetic):
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
         result = self._in_order(g_p)
-        if any(map(is_, result, repeat(None))):
+        if not are_all(result):
             result = [
                 torch.zeros_like(parameter) if piece is None and is_reached else piece
                 for piece, is_reached, parameter in zip(
@@ -342,8 +345,7 @@ class Fused(Arithmetic):
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""
-        present = [g for g in gradients if g is not None]
-        if self._are_contiguous and all(map(Tensor.is_contiguous, present)):
+        if self._are_contiguous and all(map(Tensor.is_contiguous, present_of(gradients))):
             return gradients
         return [
             g if g is None or g.stride() == p.stride() else torch.empty_like(p).copy_(g)

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
-from itertools import repeat
-from operator import is_not
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,7 +11,7 @@ from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 
 from surrogap.core.copies import Copies, room_for
-from surrogap.core.vectors import wide
+from surrogap.core.vectors import are_any, wide
 from surrogap.core.weights import Weights, are_same, contents
 
 Closure = Callable[[], Tensor | tuple[Tensor, Any]]
@@ -114,7 +112,7 @@ class Passes:
 def _versions(weights: Weights) -> list[int | None]:
     """What changes when anything is added to `.grad`; empty if there is nothing."""
     gradients = weights.gradients
-    if not any(map(is_not, gradients, repeat(None))):
+    if not are_any(gradients):
         return []
     return [None if gradient is None else gradient._version for gradient in gradients]
 

@@ -11,7 +11,9 @@ once when they are stored.
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import reduce
-from operator import add
+from itertools import repeat
+from operator import add, is_not
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,6 +27,23 @@ Gradients = list[Tensor | None]
 # intermediate results at some 16 MiB each.
 _CHUNK_CPU = 2**18
 _CHUNK_DEVICE = 2**22
+
+
+def are_any(gradients: Gradients) -> bool:
+    """Whether there is a gradient at all."""
+    return any(map(is_not, gradients, repeat(None)))
+
+
+def are_all(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether every parameter has one."""
+    return all(map(is_not, gradients, repeat(None)))
+
+
+def present_of(gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    """Those that there are."""
+    if are_all(gradients):
+        return cast(Sequence[Tensor], gradients)
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 class Layout:

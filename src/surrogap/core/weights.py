@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any, NoReturn, TypeVar
 
@@ -22,7 +22,7 @@ from surrogap.core.shards import (
     sharding_of,
     whole_of,
 )
-from surrogap.core.vectors import Gradients
+from surrogap.core.vectors import Gradients, are_all, are_any, present_of
 
 T = TypeVar("T")
 Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
@@ -30,6 +30,8 @@ Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
 _gradient = attrgetter("grad")
 _device = attrgetter("device")
 _hooks = attrgetter("_post_accumulate_grad_hooks")
+_dtype = attrgetter("dtype")
+_layout = attrgetter("layout")
 
 
 class Weights:
@@ -153,7 +155,8 @@ class Weights:
         body raises, `.grad` is what it was.
         """
         before = self.gradients
-        self._clear()
+        if are_any(before):
+            self._clear()
         try:
             yield lambda direction, mean: self._add(before, direction, mean)
         except BaseException:
@@ -171,6 +174,11 @@ class Weights:
 
     def _add(self, before: Gradients, direction: Gradients, mean: Mean | None) -> None:
         """Like `Tensor.backward`: in place, and leaves None what no pass has reached."""
+        if not (are_any(before) or self.are_sharded):
+            direction = direction if mean is None else mean(direction, self.tensors)
+            for parameter, gradient in zip(self.parameters, direction, strict=True):
+                parameter.grad = gradient
+            return
         if self.are_sharded:
             before = list(map(added_up, before, self.parameters))
         pieces = self._pieces(before)
@@ -203,16 +211,7 @@ class Weights:
         """
         self._reshard()
         gradients = self._pieces(self.gradients)
-        is_empty = True
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                is_empty = False
-                if not (
-                    gradient.layout is torch.strided
-                    and gradient.dtype is self.parameters[index].dtype
-                ):
-                    self._refuse_gradient(self.names[index], gradient)
-        if is_empty:
+        if not are_any(gradients):
             remedy = "Build the objective from the model that the closure runs"
             if self._fsdp_modules:
                 remedy += ", and leave its set_requires_gradient_sync at True"
@@ -220,20 +219,32 @@ class Weights:
                 "loss must depend on the model's trainable parameters, got a gradient for none of "
                 f"them. {remedy}."
             )
+        self._check_gradients(gradients)
         self._clear()
         return gradients
 
-    @staticmethod
-    def _refuse_gradient(name: str, gradient: Tensor) -> NoReturn:
-        if gradient.layout is not torch.strided:
-            raise RuntimeError(
-                f"{name} must have a dense gradient, got layout {gradient.layout}. "
-                "Build its layer with sparse=False."
-            )
-        raise RuntimeError(
-            f"{name} must have a gradient of its own dtype, got {gradient.dtype}. "
-            "Leave its grad_dtype as it is."
-        )
+    def _check_gradients(self, gradients: Gradients) -> None:
+        parameters = self.parameters
+        if not are_all(gradients):
+            pairs = zip(gradients, parameters, strict=True)
+            parameters = [parameter for gradient, parameter in pairs if gradient is not None]
+        present = present_of(gradients)
+        are_strided = all(map(is_, map(_layout, present), repeat(torch.strided)))
+        if not (are_strided and all(map(is_, map(_dtype, present), map(_dtype, parameters)))):
+            self._refuse_gradients(gradients)
+
+    def _refuse_gradients(self, gradients: Gradients) -> None:
+        for name, parameter, gradient in zip(self.names, self.parameters, gradients, strict=True):
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise RuntimeError(
+                    f"{name} must have a dense gradient, got layout {gradient.layout}. "
+                    "Build its layer with sparse=False."
+                )
+            if gradient is not None and gradient.dtype is not parameter.dtype:
+                raise RuntimeError(
+                    f"{name} must have a gradient of its own dtype, got {gradient.dtype}. "
+                    "Leave its grad_dtype as it is."
+                )
 
     def _refuse(self) -> None:
         for name, parameter in zip(self.names, self.parameters, strict=True):
