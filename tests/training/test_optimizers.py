@@ -4,13 +4,10 @@ import math
 import sys
 
 import pytest
-import torch
 from torch import nn
 
 from surrogap.training.groups import OptimizerConfig, ScheduleConfig
 from surrogap.training.optimizers import LearningRate, optimizer_of
-
-CPU = torch.device("cpu")
 
 
 def model() -> nn.Module:
@@ -22,22 +19,22 @@ def model() -> nn.Module:
     [("sgd", "SGD"), ("SGD", "SGD"), ("adamw", "AdamW"), ("rprop", "Rprop"), ("nadam", "NAdam")],
 )
 def test_names(name: str, kind: str) -> None:
-    assert type(optimizer_of(OptimizerConfig(name=name), model(), CPU)).__name__ == kind
+    assert type(optimizer_of(OptimizerConfig(name=name), model())).__name__ == kind
 
 
 def test_settings_reach_those_that_have_them() -> None:
     config = OptimizerConfig(lr=0.3, momentum=0.8, nesterov=True, weight_decay=0.01)
-    (group,) = optimizer_of(config, model(), CPU).param_groups
+    (group,) = optimizer_of(config, model()).param_groups
     assert [group[k] for k in ("lr", "momentum", "nesterov", "weight_decay")] == [
         *(0.3, 0.8, True, 0.01)
     ]
     config = OptimizerConfig(name="adamw", lr=0.3, betas=(0.5, 0.6))
-    assert optimizer_of(config, model(), CPU).param_groups[0]["betas"] == (0.5, 0.6)
+    assert optimizer_of(config, model()).param_groups[0]["betas"] == (0.5, 0.6)
 
 
 def test_decay_on_matrices_spares_biases_and_norms() -> None:
     config = OptimizerConfig(weight_decay=0.1, decay_on="matrices")
-    decaying, still = optimizer_of(config, model(), CPU).param_groups
+    decaying, still = optimizer_of(config, model()).param_groups
     assert (decaying["weight_decay"], still["weight_decay"]) == (0.1, 0.0)
     assert {p.ndim for p in decaying["params"]} == {2}
     assert {p.ndim for p in still["params"]} == {1}
@@ -46,12 +43,12 @@ def test_decay_on_matrices_spares_biases_and_norms() -> None:
 
 def test_decay_on_matrices_where_there_is_nothing_else() -> None:
     config = OptimizerConfig(weight_decay=0.1, decay_on="matrices")
-    (group,) = optimizer_of(config, nn.Linear(3, 2, bias=False), CPU).param_groups
+    (group,) = optimizer_of(config, nn.Linear(3, 2, bias=False)).param_groups
     assert group["weight_decay"] == 0.1
 
 
 def test_adabelief_where_its_package_is() -> None:
-    optimizer = optimizer_of(OptimizerConfig(name="adabelief", lr=1e-3), model(), CPU)
+    optimizer = optimizer_of(OptimizerConfig(name="adabelief", lr=1e-3), model())
     assert type(optimizer).__name__ == "AdaBelief"
 
 
@@ -59,7 +56,7 @@ def test_adabelief_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("adabelief_pytorch", "pytorch_optimizer"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match="optimizer must have its package installed, got adabel"):
-        optimizer_of(OptimizerConfig(name="adabelief"), model(), CPU)
+        optimizer_of(OptimizerConfig(name="adabelief"), model())
 
 
 @pytest.mark.parametrize(
@@ -75,13 +72,13 @@ def test_adabelief_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_refused(config: OptimizerConfig, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        optimizer_of(config, model(), CPU)
+        optimizer_of(config, model())
 
 
 def test_weight_decay_where_there_is_none() -> None:
-    optimizer_of(OptimizerConfig(name="rprop"), model(), CPU)
+    optimizer_of(OptimizerConfig(name="rprop"), model())
     with pytest.raises(ValueError, match="weight_decay must be 0 for rprop, which has none, got 1"):
-        optimizer_of(OptimizerConfig(name="rprop", weight_decay=1.0), model(), CPU)
+        optimizer_of(OptimizerConfig(name="rprop", weight_decay=1.0), model())
 
 
 def rates(num_steps: int = 10, steps_per_epoch: int = 5, **settings: object) -> list[float]:
@@ -118,8 +115,14 @@ def test_warm_up_must_end() -> None:
         rates(warmup_steps=10)
 
 
+def test_fused_where_it_is_asked_for() -> None:
+    for fused in (False, True):
+        (group,) = optimizer_of(OptimizerConfig(), model(), fused=fused).param_groups
+        assert bool(group["fused"]) is fused
+
+
 def test_all_groups_get_it() -> None:
     config = OptimizerConfig(weight_decay=0.1, decay_on="matrices")
-    optimizer = optimizer_of(config, model(), CPU)
+    optimizer = optimizer_of(config, model())
     LearningRate(ScheduleConfig(), 0.8, 10, 10).set_(optimizer, 0)
     assert [group["lr"] for group in optimizer.param_groups] == [0.8, 0.8]

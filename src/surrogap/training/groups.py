@@ -309,7 +309,8 @@ class OutputConfig(Group):
     """Every how many epochs the network is evaluated; after the last it always is."""
 
     checkpoint_every: int | None = None
-    """Every how many steps a checkpoint is saved. By default at the end of each epoch."""
+    """Every how many steps a checkpoint is saved. By default at the ends of epochs, at most once a
+    minute. After the last step it always is."""
 
     tensorboard: bool = True
     """Whether to write the records for TensorBoard too."""

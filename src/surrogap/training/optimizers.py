@@ -23,16 +23,20 @@ _BY_NAME: dict[str, type[Optimizer]] = {
 _ADABELIEF_PACKAGES = ("adabelief_pytorch", "pytorch_optimizer")
 
 
-def optimizer_of(config: OptimizerConfig, model: nn.Module, device: torch.device) -> Optimizer:
+def optimizer_of(config: OptimizerConfig, model: nn.Module, *, fused: bool = False) -> Optimizer:
     """The optimizer that a configuration names, over all trainable weights.
+
+    Args:
+        config: Which, and its settings.
+        model: Whose weights.
+        fused: Whether to take its fused kind, which a captured step needs. Not otherwise: where a
+            gradient scaler skips the first step, that of SGD leaves its momentum uninitialised.
 
     Raises:
         ImportError: Its package is not installed.
         ValueError: There is no such optimizer, or it cannot do what is asked.
 
-    >>> optimizer_of(OptimizerConfig(name="adamw"), nn.Linear(2, 1), torch.device("cpu")).defaults[
-    ...     "betas"
-    ... ]
+    >>> optimizer_of(OptimizerConfig(name="adamw"), nn.Linear(2, 1)).defaults["betas"]
     (0.9, 0.999)
     """
     name = one_of("optimizer", config.name.lower(), [*_BY_NAME, "adabelief"])
@@ -48,8 +52,7 @@ def optimizer_of(config: OptimizerConfig, model: nn.Module, device: torch.device
         "momentum": config.momentum,
         "nesterov": config.nesterov,
         "betas": config.betas,
-        # One kernel for all weights, which can also be captured.
-        "fused": device.type == "cuda" or None,
+        "fused": fused or None,
         "print_change_log": False,  # adabelief_pytorch prints a table otherwise
     }
     settings = {key: value for key, value in settings.items() if key in known}

@@ -59,7 +59,7 @@ def parts_of(config: Config, world: World) -> Parts:
     torch.manual_seed(config.execution.seed)
     splits = splits_of(config, world).to(world.device)
     model = wrapped(network_of(config.model, splits), config, world)
-    optimizer = optimizer_of(config.optimizer, model, world.device)
+    optimizer = optimizer_of(config.optimizer, model, fused=config.execution.capture)
     objective = objective_of(config, model, optimizer)
     images, test_images = (_loader(config, world, splits, part) for part in ("train", "test"))
     num_steps = config.schedule.steps or config.schedule.epochs * len(images)

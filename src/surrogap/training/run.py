@@ -13,6 +13,7 @@ import torch
 
 from surrogap.core.rho import radius
 from surrogap.evaluation import evaluate
+from surrogap.training.batches import batches
 from surrogap.training.checkpoints import Checkpoints, State
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
@@ -31,6 +32,9 @@ from surrogap.training.state import (
     weights_and_moments,
 )
 from surrogap.training.step import DTYPES, EagerStep, NonFiniteLossError
+
+# In seconds: epochs of a small set are shorter than it takes to save a large network.
+_CHECKPOINT_INTERVAL = 60.0
 
 
 @final
@@ -94,6 +98,7 @@ class _Run:
         self.checkpoints = Checkpoints(config.folder / CHECKPOINTS)
         self.step = 0
         self.rho: float | None = None
+        self.saved_at = time.monotonic()
         self.num_skipped = 0
         self.interval, self.epoch, self.whole = Meter(world), Meter(world), Meter(world)
         position = self._resume()
@@ -114,7 +119,7 @@ class _Run:
         stopped_by = 0
         parts.model.train()
         while self.step < parts.num_steps and not stopped_by:
-            for images, targets in parts.images:
+            for images, targets in batches(parts.images, self.world.device):
                 parts.rate.set_(parts.optimizer, self.step)
                 self._take_step(images, targets)
                 self.progress.step(self.step)
@@ -207,7 +212,7 @@ class _Run:
         dtype = DTYPES[self.config.execution.precision]
         scores = evaluate(
             self.parts.model,
-            self.parts.test_images,
+            batches(self.parts.test_images, self.world.device),
             autocast=None if dtype == torch.float32 else dtype,
             device=self.world.device,
         )
@@ -216,7 +221,11 @@ class _Run:
 
     def _is_due(self, ends_epoch: bool) -> bool:
         every = self.config.output.checkpoint_every
-        return ends_epoch if every is None else self.step % every == 0
+        if every is not None:
+            return self.step % every == 0
+        return ends_epoch and self.world.from_first(
+            lambda: time.monotonic() - self.saved_at > _CHECKPOINT_INTERVAL
+        )
 
     def _save(self) -> None:
         if self.epoch.count:
@@ -239,6 +248,7 @@ class _Run:
                 self.checkpoints.save(state, self.step)
 
             self.world.from_first(write)
+            self.saved_at = time.monotonic()
 
     def _scaler_state(self) -> dict[str, Any]:
         step = self.parts.step

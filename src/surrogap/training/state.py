@@ -41,8 +41,14 @@ def load_weights_and_moments(
     )
     set_model_state_dict(model, state["model"], options=options)
     # torch fails to send moments to other processes where there are none, as those of plain SGD.
-    if world.from_first(lambda: _has_tensors(state["optimizer"]["state"])):
-        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+    moments = state["optimizer"]
+    if world.from_first(lambda: _has_tensors(moments["state"])):
+        # The settings are the configuration's. Some may change: a captured step wants others.
+        for saved, own in zip(
+            moments.get("param_groups", ()), optimizer.param_groups, strict=False
+        ):
+            saved.update({name: value for name, value in own.items() if name != "params"})
+        set_optimizer_state_dict(model, optimizer, moments, options=options)
 
 
 def _has_tensors(moments: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -24,7 +24,6 @@ MEASURES = (
     *("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm", "cosine"),
     "accuracy",
 )
-_COSINE = MEASURES.index("cosine")
 
 
 class NonFiniteLossError(Exception):
@@ -188,25 +187,29 @@ class CapturedStep(Step):
 def measured(reports: Sequence[Report], divisor: int) -> Tensor:
     """What the reports of one step measured, as one tensor on the device.
 
+    Of several reports, the mean losses, and norms and cosine by the mean products.
+
     Args:
         reports: One for each call of the objective's.
         divisor: By what the losses had been divided, where there are several.
     """
-    rows = [
-        torch.stack(
-            [
-                *(getattr(report, name) for name in MEASURES[:-1]),
-                torch.stack(_leaves(report.aux)).mean(),
-            ]
-        )
-        for report in reports
-    ]
+    rows = torch.stack(
+        [
+            torch.stack(
+                [
+                    *(getattr(report, name) for name in MEASURES[:-1]),
+                    torch.stack(_leaves(report.aux)).mean(),
+                ]
+            )
+            for report in reports
+        ]
+    )
     if len(rows) == 1:
         return rows[0]
-    means = torch.stack(rows).mean(0)
-    scale = torch.full_like(means, divisor)
-    scale[_COSINE:] = 1.0
-    return means * scale
+    *losses, g, g_p, cosine, right = rows.unbind(1)
+    gg, gp, pp = ((a * b).mean() for a, b in ((g, g), (cosine * g, g_p), (g_p, g_p)))
+    norms = (gg.sqrt() * divisor, pp.sqrt() * divisor, gp / (gg * pp).sqrt())
+    return torch.stack([*(loss.mean() * divisor for loss in losses), *norms, right.mean()])
 
 
 def _leaves(aux: object) -> list[Tensor]:

@@ -1,0 +1,140 @@
+"""What the training loop keeps of a bare captured step's throughput.
+
+The bare step is replayed on one batch, and nothing else is done. The loop is `surrogap train` as it
+is: it shuffles and augments, records, and evaluates after each epoch, and saves a checkpoint once a
+minute. Both have the same network, objective, optimizer and precision.
+The first epoch, in which the step is captured, is left out; the others are timed by the clock on
+the wall. A bare turn precedes and follows the loop, so that the machine's drift shows.
+
+    python benchmarks/training_loop.py --json results/training_loop_h200.json
+"""
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from surrogap import capture
+from surrogap.training.config import Config
+from surrogap.training.parts import parts_of
+from surrogap.training.processes import World
+from surrogap.training.progress import Progress
+from surrogap.training.run import train
+
+
+class Clock(Progress):
+    """Notes when each epoch was over, its evaluation included."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def step(self, step: int) -> None:
+        """See `Progress`."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """See `Progress`."""
+        if record["kind"] == "epoch":
+            self.times.append(time.perf_counter())
+
+
+def archive(folder: Path, num_images: int, size: int) -> Path:
+    """Noise, as many images as CIFAR-10 has and as large."""
+    generator = np.random.default_rng(0)
+    parts = {"train": num_images, "test": num_images // 5}
+    arrays: dict[str, Any] = {"classes": np.array([str(i) for i in range(10)])}
+    for part, number in parts.items():
+        arrays[f"{part}_images"] = generator.integers(256, size=(number, size, size, 3), dtype="u1")
+        arrays[f"{part}_labels"] = np.arange(number) % 10
+    np.savez(folder / "images.npz", **arrays)
+    return folder / "images.npz"
+
+
+def bare(config: Config, num_steps: int) -> float:
+    """Images per second of the step alone, on one batch."""
+    parts = parts_of(config, World(torch.device(config.execution.device, 0)))
+    parts.model.train()
+    batch = next(iter(parts.images))
+    step = capture(parts.objective, parts.optimizer, parts.step._loss_and_accuracy, batch)
+    for _ in range(20):
+        step(*batch)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        step(*batch)
+    torch.cuda.synchronize()
+    return num_steps * config.data.batch_size / (time.perf_counter() - start)
+
+
+def loop(config: Config, num_images: int) -> list[float]:
+    """Images per second of each epoch but the first."""
+    clock = Clock()
+    train(config, progress=clock)
+    images = num_images // config.data.batch_size * config.data.batch_size
+    return [images / (b - a) for a, b in zip(clock.times[:-1], clock.times[1:], strict=True)]
+
+
+def measured(config: Config, args: argparse.Namespace) -> dict[str, Any]:
+    before = bare(config, args.bare_steps)
+    epochs = loop(config, args.images)
+    after = bare(config, args.bare_steps)
+    step, whole = (before + after) / 2, len(epochs) / sum(1 / epoch for epoch in epochs)
+    return {
+        "bare_images_per_second": [before, after],
+        "epochs_images_per_second": epochs,
+        "loop_over_bare": whole / step,
+    }
+
+
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+parser.add_argument("--model", default="small_resnet18")
+parser.add_argument("--objective", default="gsam")
+parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 512])
+parser.add_argument("--epochs", type=int, default=6)
+parser.add_argument("--images", type=int, default=50_000)
+parser.add_argument("--bare-steps", type=int, default=300)
+parser.add_argument("--json", type=Path)
+if __name__ == "__main__":
+    args = parser.parse_args()
+    rows = {}
+    for batch_size in args.batch_sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            config = Config().override(
+                model=args.model,
+                data=str(archive(Path(folder), args.images, 32)),
+                objective=args.objective,
+                batch_size=batch_size,
+                lr=0.01,
+                epochs=args.epochs,
+                precision="bf16",
+                channels_last=True,
+                capture=True,
+                device="cuda",
+                tensorboard=False,
+                out=f"{folder}/run",
+            )
+            row = rows[batch_size] = measured(config, args)
+        before, after = row["bare_images_per_second"]
+        print(
+            f"{args.model} {args.objective}, batch {batch_size}, bf16, captured, light augmentation"
+        )
+        print(f"  bare step  {before:>10,.0f} images/s before, {after:,.0f} after")
+        print("  loop       " + "  ".join(f"{e:>10,.0f}" for e in row["epochs_images_per_second"]))
+        print(f"  loop keeps {row['loop_over_bare']:.1%}", flush=True)
+    if args.json:
+        record = {
+            "hardware": torch.cuda.get_device_name(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "arguments": {k: str(v) for k, v in vars(args).items()},
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "batch_sizes": rows,
+        }
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=2) + "\n")

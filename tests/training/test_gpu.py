@@ -1,0 +1,98 @@
+"""What needs a GPU: captured runs, and runs that go on there."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from surrogap.training.failure import RunFailedError
+from surrogap.training.processes import device_of
+from surrogap.training.records import read_records
+from surrogap.training.run import train
+from surrogap.training.step import CapturedStep
+from tests.training import made_up
+
+pytestmark = pytest.mark.gpu
+GPU: dict[str, Any] = {"device": "cuda", "objective": "gsam", "rho": 0.1, "rho_min": 0.01}
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"objective": "vanilla"},
+    {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "decay_on": "matrices"},
+    {"micro_batches": 2, "perturbation": "each", "clip_norm": 1.0},
+    {"augmentation": "medium", "rho_min": None, "rho_inverse_sqrt": True},
+]
+
+
+def assert_close_runs(one: Path, other: Path) -> None:
+    mine, theirs = (made_up.leaves(made_up.state(folder)["model"]) for folder in (one, other))
+    for name, weight in mine.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-3, atol=1e-5, msg=name)
+    for a, b in zip(*map(made_up.timeless_records, (one, other)), strict=True):
+        assert a.pop("kind") == b.pop("kind")
+        known = {k: v for k, v in a.items() if v is not None and "calibration" not in k}
+        assert {k: b[k] for k in known} == pytest.approx(known, rel=1e-2, abs=1e-4)
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_a_captured_run_is_the_eager_one(changes: dict[str, Any], tmp_path: Path) -> None:
+    for name, capture in (("eager", False), ("captured", True)):
+        train(made_up.config(tmp_path / name, **(GPU | changes), capture=capture))
+    assert_close_runs(tmp_path / "eager" / "run", tmp_path / "captured" / "run")
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_run_goes_on(capture: bool, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"capture": capture, "augmentation": "medium"}
+    train(made_up.config(tmp_path / "whole", **GPU, **changes))
+    halves = made_up.config(tmp_path / "halves", **GPU, **changes)
+    assert train(halves, resume=True, progress=made_up.Interrupting(5)).step == 5
+    assert train(halves, resume=True).step == 12
+    assert_close_runs(tmp_path / "whole" / "run", tmp_path / "halves" / "run")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_it_may_go_on_captured_or_not_and_elsewhere(optimizer: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"optimizer": optimizer, "lr": 1e-2}
+    train(made_up.config(tmp_path / "whole", **GPU, **changes))
+    config = made_up.config(tmp_path / "parts", **GPU, **changes)
+    for step, change in ((3, {}), (5, {"capture": True}), (7, {}), (9, {"device": "cpu"})):
+        train(config.override(**change), resume=True, progress=made_up.Interrupting(step))
+    train(config.override(capture=True), resume=True)
+    assert_close_runs(tmp_path / "whole" / "run", tmp_path / "parts" / "run")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_statistics_dropout_and_low_precision(precision: str, tmp_path: Path) -> None:
+    config = made_up.config(
+        tmp_path, model="small_resnet18_narrow", precision=precision, drop=0.2,
+        channels_last=True, capture=precision == "bf16", **GPU,
+    )  # fmt: skip
+    outcome = train(config)
+    assert outcome.record is not None
+    assert 0 < outcome.record["loss"] < 5
+
+
+def test_a_captured_loss_that_is_not_finite_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a checkpoint is made of it, whatever the interval of the records."""
+    whole = CapturedStep.__call__
+    steps = 0
+
+    def call(self: CapturedStep, images: Any, targets: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return whole(self, images * (math.nan if steps == 6 else 1.0), targets)
+
+    monkeypatch.setattr(CapturedStep, "__call__", call)
+    config = made_up.config(tmp_path, capture=True, checkpoint_every=2, record_every=100, **GPU)
+    with pytest.raises(RunFailedError, match="got one that is not since the last record, up to"):
+        train(config)
+    assert made_up.state(config.folder)["step"] == 4
+    assert read_records(config.folder)[-1]["kind"] == "failure"
+
+
+def test_the_device_of_a_process() -> None:
+    assert device_of("auto") == device_of("cuda") == torch.device("cuda", 0)
