@@ -103,6 +103,8 @@ parser.add_argument("--bare-steps", type=int, default=300)
 parser.add_argument("--json", type=Path)
 if __name__ == "__main__":
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("a CUDA device must be there, got none: only there can a step be captured")
     rows = {}
     for batch_size in args.batch_sizes:
         with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +134,7 @@ if __name__ == "__main__":
         record = {
             "hardware": torch.cuda.get_device_name(),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "arguments": {k: str(v) for k, v in vars(args).items()},
+            "arguments": {k: v for k, v in vars(args).items() if k != "json"},
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "batch_sizes": rows,
         }

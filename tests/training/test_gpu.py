@@ -1,6 +1,9 @@
 """What needs a GPU: captured runs, and runs that go on there."""
 
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from surrogap.training.run import train
 from surrogap.training.step import CapturedStep
 from tests.training import made_up
 
+ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.gpu
 GPU: dict[str, Any] = {"device": "cuda", "objective": "gsam", "rho": 0.1, "rho_min": 0.01}
 KINDS: list[dict[str, Any]] = [
@@ -96,3 +100,13 @@ def test_a_captured_loss_that_is_not_finite_ends_the_run(
 
 def test_the_device_of_a_process() -> None:
     assert device_of("auto") == device_of("cuda") == torch.device("cuda", 0)
+
+
+def test_the_benchmark_of_the_loop(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "loop.json"
+    command = [sys.executable, "benchmarks/training_loop.py", "--model", "small_mlp"]
+    command += ["--images", "640", "--epochs", "3", "--bare-steps", "5", "--batch-sizes", "64"]
+    subprocess.run([*command, "--json", str(path)], cwd=ROOT, check=True)
+    row = json.loads(path.read_text())["batch_sizes"]["64"]
+    assert len(row["epochs_images_per_second"]) == 2
+    assert row["loop_over_bare"] > 0

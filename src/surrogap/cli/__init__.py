@@ -20,10 +20,16 @@ from surrogap.training.failure import RunFailedError
 
 COMMANDS = {
     "train": "Train a network, or continue to.",
+    "compare": "Train several objectives alike, and show them side by side.",
+    "evaluate": "Score a run on clean and shifted test sets.",
+    "show": "Show a run, its summary and its curves.",
+    "export": "Write a run's weights for timm.",
+    "recipes": "List the recipes, or show one.",
 }
 
 # Every error that tells a user of a mistake reads `<name> must <rule>, got <value>. <remedy>`.
 _MISTAKE = re.compile(r"\bmust\b.*\bgot\b", re.DOTALL)
+_OF_PATHS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,23 +58,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         return _run(words[0], words[1:])
+    except RunFailedError as failure:
+        print(f"surrogap: {failure}", file=sys.stderr)
+        return 1
     except (ValueError, TypeError, RuntimeError, ImportError, OSError) as error:
-        has_failed = isinstance(error, RunFailedError)
-        if not (has_failed or is_mistake(error)):
+        sentence = mistake(error)
+        if sentence is None:
             raise
-        print(f"surrogap: {error}", file=sys.stderr)
-        return 1 if has_failed else 2
+        print(f"surrogap: {sentence}", file=sys.stderr)
+        return 2
 
 
-def is_mistake(error: BaseException) -> bool:
-    """Whether an error tells a user of a mistake; any other is ours, and keeps its traceback.
+def mistake(error: Exception) -> str | None:
+    """What an error tells a user of a mistake; None if it is ours, and keeps its traceback.
 
-    >>> is_mistake(ValueError("rho must be at least 0 and finite, got -1. Pass 0.05."))
-    True
-    >>> is_mistake(ValueError("not enough values to unpack (expected 2, got 1)"))
-    False
+    >>> mistake(ValueError("rho must be at least 0 and finite, got -1. Pass 0.05."))
+    'rho must be at least 0 and finite, got -1. Pass 0.05.'
+    >>> mistake(PermissionError(13, "Permission denied", "/data/cifar10"))
+    'path must be one that may be used, got /data/cifar10 (Permission denied). Pass another one.'
+    >>> mistake(ValueError("not enough values to unpack (expected 2, got 1)"))
     """
-    return bool(_MISTAKE.search(str(error)))
+    if isinstance(error, _OF_PATHS) and error.filename is not None:
+        return (
+            f"path must be one that may be used, got {error.filename} ({error.strerror}). "
+            "Pass another one."
+        )
+    return str(error) if _MISTAKE.search(str(error)) else None
 
 
 def _run(name: str, arguments: list[str]) -> int:
