@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from surrogap.training.records import read_records
+from surrogap.training.records import Records, read_records
 from surrogap.training.run import train
 from surrogap.training.step import EagerStep
 from tests.distributed.processes import Processes, is_failure
@@ -139,6 +139,18 @@ def test_a_mistake_is_told_in_each(
     for result in two.try_run(mistaken, tmp_path, {"steps": 1} | changes):
         assert is_failure(result)
         assert message in result
+
+
+def test_two_runs_in_one_folder(tmp_path: Path, two: Processes) -> None:
+    config = made_up.config(tmp_path, **SETTINGS)
+    config.folder.mkdir()
+    records = Records(config.folder)
+    (config.folder / "config.json").write_text(config.to_json())
+    for result in two.try_run(run, tmp_path, {}):
+        assert is_failure(result)
+        assert "out must be a folder that no other process trains in" in result
+    records.close()
+    assert two.run(run, tmp_path, {}) == [(12, None)] * 2
 
 
 def test_the_command_under_torchrun(tmp_path: Path) -> None:

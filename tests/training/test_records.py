@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,22 @@ def test_tensorboard_beside_it(tmp_path: Path) -> None:
     written = {e.step: e.value for e in events.Scalars("step/loss")}
     expected = {r["step"]: r["loss"] for r in read_records(config.folder) if r["kind"] == "step"}
     assert written == pytest.approx(expected)
+
+
+def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="tensorboard must be installed to write for it, got"):
+        Records(tmp_path, tensorboard=True)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    first = Records(tmp_path)
+    first.write({"kind": "step", "step": 1})
+    with pytest.raises(ValueError, match="out must be a folder that no other process trains in"):
+        Records(tmp_path)
+    assert read_records(tmp_path) == [{"kind": "step", "step": 1}]
+    first.close()
+    Records(tmp_path).close()
 
 
 def test_half_a_line_is_left_out(tmp_path: Path) -> None:

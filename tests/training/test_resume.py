@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from surrogap.training.run import train
+from tests.data.made_up import folder as image_folder
 from tests.training import made_up
 
 # Every objective, with those settings of it that count or draw.
@@ -73,6 +74,12 @@ def test_every_objective(name: str, tmp_path: Path) -> None:
 )
 def test_every_way_to_compute(changes: dict[str, Any], tmp_path: Path) -> None:
     check(tmp_path, [3], augmentation="medium", **changes)
+
+
+def test_files_on_disk(tmp_path: Path) -> None:
+    images = image_folder(tmp_path / "images", per_class=8)
+    changes = {"data": str(images), "image_size": 8, "num_workers": 0, "batch_size": 4}
+    check(tmp_path, [5], augmentation="medium", epochs=2, **changes)
 
 
 def test_again_and_again_and_at_the_ends_of_epochs(tmp_path: Path) -> None:

@@ -47,8 +47,9 @@ class World:
         """What `function` gives in the first process, in all of them.
 
         Raises:
-            ValueError: The first process raised one; all raise the same.
+            ImportError: The first process raised one; all raise the same.
             RuntimeError: Likewise.
+            ValueError: Likewise.
         """
         if not self.is_shared:
             return function()
@@ -56,7 +57,7 @@ class World:
         if self.is_first:
             try:
                 answer = [function(), None]
-            except (ValueError, RuntimeError) as error:
+            except (ImportError, RuntimeError, ValueError) as error:
                 answer = [None, error]
         dist.broadcast_object_list(answer, src=0, group=self.host_group)
         result, failure = answer

@@ -13,6 +13,7 @@ Every line of `records.jsonl` has a `kind` and the `step` after which it was wri
 What is not finite, or not measured, is null.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -43,7 +44,9 @@ class Records:
         tensorboard: Whether to write for TensorBoard too.
 
     Raises:
+        ImportError: TensorBoard is not installed.
         RunFailedError: They cannot be written.
+        ValueError: Another process is writing them.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -58,17 +61,26 @@ class Records:
         self, folder: Path, *, position: int = 0, step: int = 0, tensorboard: bool = False
     ) -> None:
         self.path = folder / RECORDS
-        self._writer: Any = None
+        writer = _summary_writer() if tensorboard else None
         with self._complaining():
             self.path.touch()
             self._file = self.path.open("r+b")
+            self._lock()
             self._file.truncate(position)
             self._file.seek(position)
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
+        # What comes after the step that the run goes on from is written anew.
+        self._writer: Any = writer and writer(folder / TENSORBOARD, purge_step=step + 1)
 
-            # What comes after the step that the run goes on from is written anew.
-            self._writer = SummaryWriter(folder / TENSORBOARD, purge_step=step + 1)
+    def _lock(self) -> None:
+        """Keeps other processes from the run until this one ends, however it does."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise ValueError(
+                f"out must be a folder that no other process trains in, got {self.path.parent}. "
+                "Wait for it to end, or pass another one."
+            ) from error
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Writes one line.
@@ -179,6 +191,17 @@ class Meter:
         self._sums = own.to(self._world.device, copy=True)
         self.count = state["count"]
         self._start = time.perf_counter() - state["seconds"]
+
+
+def _summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            f"tensorboard must be installed to write for it, got {error}. Run pip install "
+            "'surrogap[train]', or pass --no-tensorboard."
+        ) from error
+    return SummaryWriter
 
 
 def _plain(value: object) -> object:

@@ -101,15 +101,17 @@ class _Run:
         self.saved_at = time.monotonic()
         self.num_skipped = 0
         self.interval, self.epoch, self.whole = Meter(world), Meter(world), Meter(world)
+        self.records: Records | None = None  # the first process's
         position = self._resume()
-        self.records: Records | None = None
-        if world.is_first:
-            self.records = Records(
-                config.folder,
-                position=position,
-                step=self.step,
-                tensorboard=config.output.tensorboard,
-            )
+        world.from_first(lambda: self._open_records(position))
+
+    def _open_records(self, position: int) -> None:
+        self.records = Records(
+            self.config.folder,
+            position=position,
+            step=self.step,
+            tensorboard=self.config.output.tensorboard,
+        )
 
     def train(self, requests: Requests) -> Outcome:
         """The loop. One batch: a step, perhaps a record, an evaluation, a checkpoint."""
