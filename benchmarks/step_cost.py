@@ -1,15 +1,20 @@
 """What a training step costs, against the least that any two-pass method can cost.
 
 The floor is two forward-backward passes and one update. Whatever an objective takes beyond it is
-overhead: copies, inner products, kernel launches, memory.
+overhead: copies, inner products, kernel launches, memory. On CUDA there are two more sections:
+steps recorded as CUDA graphs, and recorded from a compiled model, each against two vanilla steps
+that were recorded in the same way, without surrogap.
 
-All variants of a case share one model and one batch, and take turns in a new order each round. The
-floor has a turn before and after each of them, and a turn's ratio is to the mean of those two, so
-that the machine's drifts meet both alike. A variant's ratio is the median over the rounds, with the
-interval that holds the median in 95 of 100 runs; the floor's own shows what the machine resolves.
-The JSON has every turn.
+All variants of a section share one model and one batch, and take turns in a new order each round.
+The reference has a turn before and after each of them, and a turn's ratio is to the mean of those
+two, so that the machine's drifts meet both alike. A variant's ratio is the median over the rounds,
+with the interval that holds the median in 95 of 100 runs; the reference's own shows what the
+machine resolves. The JSON has every turn.
 
     python benchmarks/step_cost.py --peers --json results/step_cost.json
+
+Peers are timed if they can be imported: pytorch_optimizer; `gsam`, from the authors' repository
+juntang-zhuang/GSAM; and `sam`, from davda54/sam.
 """
 
 import argparse
@@ -26,111 +31,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from timm.models.resnet import BasicBlock, ResNet
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch import Tensor
 from torch.optim.lr_scheduler import ConstantLR
-from torchvision.models import resnet18
+from workloads import CASES, Case, Workload
 
 import surrogap
-from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Vanilla
+from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Vanilla, capture
+from surrogap.core.arithmetic import Coefficients, choose
+from surrogap.core.ascent import Ascent
+from surrogap.core.shards import WHOLE
 
-try:
-    import pytorch_optimizer
-except ModuleNotFoundError:
-    pytorch_optimizer = None
-
-
-def cifar(build_resnet: Callable[..., nn.Module]) -> nn.Module:
-    """A ResNet as usual for 32 px images: its stem is a 3x3 convolution, without pooling."""
-    model = build_resnet(num_classes=10)
-    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
-    model.maxpool = nn.Identity()
-    return model
-
-
-@dataclass(frozen=True)
-class Case:
-    """A network, its batch, and the kind of optimizer that such networks are trained with."""
-
-    build_model: Callable[[], nn.Module]
-    batch_size: int
-    optimizer: type[Optimizer]
-    # Small enough for the weights to stay finite, whatever variant moves them.
-    settings: dict[str, float]
-    image_size: int = 32
-    num_classes: int = 10
-    device: str = "cuda"
-
-
-ADAMW: dict[str, Any] = {"optimizer": AdamW, "settings": {"lr": 1e-4}}
-MOMENTUM: dict[str, Any] = {"optimizer": SGD, "settings": {"lr": 1e-3, "momentum": 0.9}}
-IMAGENET: dict[str, Any] = {"image_size": 224, "num_classes": 1000}
-vit_b32 = partial(timm.create_model, "vit_base_patch32_224")
-vit_cifar = partial(VisionTransformer, img_size=32, patch_size=4, num_classes=10)
-vit_small = partial(vit_cifar, embed_dim=384, depth=12, num_heads=6)
-vit_tiny = partial(vit_cifar, embed_dim=96, depth=6, num_heads=3)
-resnet50 = partial(timm.create_model, "resnet50")
-resnet18_narrow = partial(ResNet, BasicBlock, (2, 2, 2, 2), channels=(16, 32, 64, 128))
-
-CASES = {
-    "vit_b32_128": Case(vit_b32, 128, **ADAMW, **IMAGENET),
-    "vit_b32_512": Case(vit_b32, 512, **ADAMW, **IMAGENET),
-    "resnet50_128": Case(resnet50, 128, **MOMENTUM, **IMAGENET),
-    "resnet18_cifar_128": Case(partial(cifar, resnet18), 128, **MOMENTUM),
-    "vit_small_cifar_128": Case(vit_small, 128, **ADAMW),
-    "resnet18_narrow_cpu": Case(partial(cifar, resnet18_narrow), 32, **MOMENTUM, device="cpu"),
-    "vit_tiny_cpu": Case(vit_tiny, 32, **ADAMW, device="cpu"),
-}
-
-
-class Workload:
-    """A case's model and batch, which all of its variants share."""
-
-    def __init__(self, case: Case) -> None:
-        torch.manual_seed(0)
-        self.case = case
-        self.model = case.build_model().to(case.device)
-        shape = (case.batch_size, 3, case.image_size, case.image_size)
-        self.images = torch.randn(shape, device=case.device)
-        self.labels = torch.randint(case.num_classes, (case.batch_size,), device=case.device)
-
-    def optimizer(self) -> Optimizer:
-        """A new one, with no state yet."""
-        return self.case.optimizer(self.model.parameters(), **self.case.settings)
-
-    def loss(self) -> Tensor:
-        """The forward pass: in bfloat16 on CUDA, in float32 on a CPU."""
-        device = self.case.device
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-            return nn.functional.cross_entropy(self.model(self.images), self.labels)
-
-    def forward_backward(self) -> Tensor:
-        """Adds the gradient of the loss to `.grad`."""
-        loss = self.loss()
-        loss.backward()
-        return loss.detach()
-
-    def synchronize(self) -> None:
-        """Waits until the device has done all that it was given."""
-        if self.case.device == "cuda":
-            torch.cuda.synchronize()
-
-
-MIN_ROUNDS = 5
+MIN_ROUNDS = 3
 
 Step = Callable[[], object]
 Variant = Callable[[Workload], Step]
+
+
+def module(name: str, *, of: str) -> Any:
+    """A peer, or None where there is none, or another module of its name."""
+    try:
+        found = import_module(name)
+    except ModuleNotFoundError:
+        return None
+    return found if hasattr(found, of) else None
+
+
+pytorch_optimizer = module("pytorch_optimizer", of="GSAM")
+authors = module("gsam", of="GSAM")
+davda54 = module("sam", of="SAM")
 
 
 def plain(work: Workload, *, num_passes: int = 1, updates: bool = True) -> Step:
@@ -189,18 +126,110 @@ def pytorch_optimizer_gsam(work: Workload) -> Step:
     optimizer = pytorch_optimizer.GSAM(
         work.model.parameters(), base, work.model, rho_scheduler=rho, alpha=0.4
     )
+    return lambda: optimizer.step(closure_of(work, base))
 
-    # Its set_closure leaves autocast to the caller of step. Around both passes, autocast would
-    # reuse its cast copies of the weights in the second, and hide the perturbation.
+
+def closure_of(work: Workload, base: torch.optim.Optimizer) -> Callable[[], tuple[None, Tensor]]:
+    # The peers' set_closure leaves autocast to the caller of step. Around both passes, autocast
+    # would reuse its cast copies of the weights in the second, and hide the perturbation.
     @torch.enable_grad()
     def closure() -> tuple[None, Tensor]:
         base.zero_grad()
         return None, work.forward_backward()
 
-    return lambda: optimizer.step(closure)
+    return closure
 
 
-OURS: dict[str, Variant] = {
+class ConstantRadius:
+    """What the authors' code asks its radius of."""
+
+    def step(self) -> float:
+        """The next radius."""
+        return 0.05
+
+
+def authors_gsam(work: Workload) -> Step:
+    base = work.optimizer()
+    optimizer = authors.GSAM(
+        *(work.model.parameters(), base, work.model),
+        gsam_alpha=0.4,
+        rho_scheduler=ConstantRadius(),
+    )
+
+    def step() -> None:
+        optimizer.step(closure_of(work, base))
+        optimizer.update_rho_t()
+
+    return step
+
+
+def davda54_sam(work: Workload) -> Step:
+    optimizer = davda54.SAM(
+        work.model.parameters(), work.case.optimizer, rho=0.05, **work.case.settings
+    )
+
+    def step() -> None:
+        work.forward_backward()
+        optimizer.first_step(zero_grad=True)
+        work.forward_backward()
+        optimizer.second_step(zero_grad=True)
+
+    return step
+
+
+def captured_plain(work: Workload) -> Step:
+    """One forward-backward pass and the update as a CUDA graph, as torch alone does it."""
+    settings = {"capturable": True} if "capturable" in work.optimizer().defaults else {}
+    optimizer = work.optimizer(fused=True, **settings)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            optimizer.zero_grad()
+            work.forward_backward()
+            optimizer.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    optimizer.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work.forward_backward()
+        optimizer.step()
+
+    def step() -> object:
+        graph.replay()
+        return optimizer  # which must live on: the graph works on its state
+
+    return step
+
+
+def captured(objective_class: Callable[..., Any], **settings: Any) -> Variant:
+    def build(work: Workload) -> Step:
+        work.model.zero_grad()
+        objective = objective_class(work.model, **settings)
+        step = capture(objective, work.optimizer(fused=True), work.loss_of, work.batch)
+        return lambda: step(*work.batch)
+
+    return build
+
+
+@dataclass(frozen=True)
+class Section:
+    """Variants that take turns.
+
+    Args:
+        variants: What is timed; each section has "vanilla", eager.
+        reference: The variant that the others are compared with.
+        num_references: How many of its steps a two-pass step could cost at least.
+        is_compiled: Whether they run a compiled model; "vanilla" does not.
+    """
+
+    variants: dict[str, Variant]
+    reference: str
+    num_references: int = 1
+    is_compiled: bool = False
+
+
+EAGER: dict[str, Variant] = {
     "forward_backward": partial(plain, updates=False),
     "vanilla": plain,
     "floor": partial(plain, num_passes=2),
@@ -208,21 +237,47 @@ OURS: dict[str, Variant] = {
     "SAM": ours(SAM, rho=0.05),
     "GSAM": ours(GSAM, rho=0.05, alpha=0.4),
     "GSAM_plain": ours(GSAM, rho=0.05, alpha=0.4, minimize="plain"),
+    "GSAM_low": ours(GSAM, rho=0.05, alpha=0.4, memory="low"),
     "ASAM": ours(ASAM, rho=0.5),
     "ASAM_ascent": ours(ASAM, rho=0.5, alpha=0.4),
     "GapPenalty": ours(GapPenalty, rho=0.05, lam=0.1),
     "EntropySGD_2": ours(EntropySGD, inner_steps=2),
 }
-PEERS: dict[str, Variant] = {
-    "pytorch_optimizer.SAM": pytorch_optimizer_sam,
-    "pytorch_optimizer.GSAM": pytorch_optimizer_gsam,
+PEERS: dict[str, tuple[Any, Variant]] = {
+    "pytorch_optimizer.SAM": (pytorch_optimizer, pytorch_optimizer_sam),
+    "pytorch_optimizer.GSAM": (pytorch_optimizer, pytorch_optimizer_gsam),
+    "authors' GSAM": (authors, authors_gsam),
+    "davda54/sam": (davda54, davda54_sam),
+}
+CAPTURED: dict[str, Variant] = {
+    "vanilla": plain,
+    "captured vanilla": captured_plain,
+    "captured Vanilla": captured(Vanilla),
+    "captured SAM": captured(SAM, rho=0.05),
+    "captured GSAM": captured(GSAM, rho=0.05, alpha=0.4),
+    "captured ASAM": captured(ASAM, rho=0.5),
+    "captured GSAM_low": captured(GSAM, rho=0.05, alpha=0.4, memory="low"),
+}
+COMPILED: dict[str, Variant] = {
+    "vanilla": plain,
+    "compiled vanilla": captured_plain,
+    "compiled GSAM": captured(GSAM, rho=0.05, alpha=0.4),
 }
 
 
-def peak_bytes(work: Workload, variant: Variant) -> int | None:
+def sections(device: str, with_peers: bool) -> dict[str, Section]:
+    peers = {name: variant for name, (package, variant) in PEERS.items() if package is not None}
+    eager = {"eager": Section(EAGER | (peers if with_peers else {}), "floor")}
+    if device == "cpu":
+        return eager
+    return eager | {
+        "captured": Section(CAPTURED, "captured vanilla", num_references=2),
+        "compiled and captured": Section(COMPILED, "compiled vanilla", 2, is_compiled=True),
+    }
+
+
+def peak_bytes(work: Workload, variant: Variant) -> int:
     """Peak memory of a step on CUDA, while no other variant holds an optimizer's state."""
-    if work.case.device != "cuda":
-        return None
     work.model.zero_grad()
     gc.collect()
     step = variant(work)
@@ -242,66 +297,109 @@ def ms_per_step(work: Workload, step: Step, num_steps: int) -> float:
     return (time.perf_counter() - start) * 1e3 / num_steps
 
 
+def build(work: Workload, section: Section) -> dict[str, Step]:
+    """The steps of a section; afterwards the workload is the plain model's again."""
+    steps = {"vanilla": section.variants["vanilla"](work)}
+    if section.is_compiled:
+        work.network = torch.compile(work.model)
+    steps |= {n: make(work) for n, make in section.variants.items() if n != "vanilla"}
+    work.network = work.model
+    work.model.zero_grad()
+    return steps
+
+
 def measure(
-    case: Case, variants: dict[str, Variant], seconds: float, num_steps: int, advance: Step
-) -> dict[str, Any]:
-    """What the variants of a case cost, as a record; calls `advance` after each turn.
+    work: Workload, section: Section, seconds: float, turn_ms: float, advance: Step
+) -> dict[str, dict[str, Any]]:
+    """What the variants of a section cost, as records; calls `advance` after each turn.
+
+    A turn is as many steps as take the reference about `turn_ms`, the same for all.
 
     Raises:
         RuntimeError: The weights did not stay finite, so the times mean little.
     """
-    work = Workload(case)
-    peaks = {name: peak_bytes(work, variant) for name, variant in variants.items()}
-    steps = {name: variant(work) for name, variant in variants.items()}
+    steps = build(work, section)
+    reference = section.reference
     for step in steps.values():
         ms_per_step(work, step, num_steps=2)
         advance()
-    turns: dict[str, list[float]] = {name: [] for name in variants}
-    over_floor: dict[str, list[float]] = {name: [] for name in variants}
+    num_steps = max(1, round(turn_ms / ms_per_step(work, steps[reference], num_steps=3)))
+    turns: dict[str, list[float]] = {name: [] for name in steps}
+    ratios: dict[str, list[float]] = {name: [] for name in steps}
     order, end = random.Random(0), time.perf_counter() + seconds
     while len(turns["vanilla"]) < MIN_ROUNDS or time.perf_counter() < end:
         gc.collect()  # main() keeps it out of the turns
-        turns["floor"].append(ms_per_step(work, steps["floor"], num_steps))
+        turns[reference].append(ms_per_step(work, steps[reference], num_steps))
         for name in order.sample(list(steps), len(steps)):
-            mine, before = ms_per_step(work, steps[name], num_steps), turns["floor"][-1]
-            after = ms_per_step(work, steps["floor"], num_steps)
-            turns["floor"].append(after)
-            over_floor[name].append(2 * mine / (before + after))
-            if name != "floor":  # whose turn here shows what the ratios are worth
+            mine, before = ms_per_step(work, steps[name], num_steps), turns[reference][-1]
+            after = ms_per_step(work, steps[reference], num_steps)
+            turns[reference].append(after)
+            ratios[name].append(2 * mine / (before + after) / section.num_references)
+            if name != reference:  # whose turn here shows what the ratios are worth
                 turns[name].append(mine)
             advance()
     if not work.loss().isfinite():
         raise RuntimeError("loss must stay finite, got NaN or infinity. Lower the case's lr.")
-    num_bytes = sum(p.numel() * p.element_size() for p in work.model.parameters())
-    return {
-        "parameter_bytes": num_bytes,
-        "variants": compare(turns, over_floor, peaks, num_bytes),
-    }
+    return compare(turns, ratios)
 
 
 def compare(
-    turns: dict[str, list[float]],
-    over_floor: dict[str, list[float]],
-    peaks: dict[str, int | None],
-    parameter_bytes: int,
+    turns: dict[str, list[float]], ratios: dict[str, list[float]]
 ) -> dict[str, dict[str, Any]]:
-    """Each variant's times and memory, beside those of vanilla and of the floor."""
-    records: dict[str, dict[str, Any]] = {}
-    ratios = {name: statistics.median(values) for name, values in over_floor.items()}
-    for name, times in turns.items():
-        records[name] = record = {
+    """Each variant's times, beside those of vanilla and of the floor."""
+    medians = {name: statistics.median(values) for name, values in ratios.items()}
+    return {
+        name: {
             "turns_ms": times,
-            "turns_over_floor": over_floor[name],
+            "turns_over_floor": ratios[name],
             "best_ms": min(times),
             "median_ms": statistics.median(times),
-            "over_vanilla": ratios[name] / ratios["vanilla"],
-            "over_floor": ratios[name],
-            "over_floor_95": interval(over_floor[name]),
-            "peak_bytes": peaks[name],
+            "over_vanilla": medians[name] / medians["vanilla"],
+            "over_floor": medians[name],
+            "over_floor_95": interval(ratios[name]),
         }
-        if (peak := peaks[name]) is not None:
-            record["extra_copies"] = (peak - (peaks["vanilla"] or 0)) / parameter_bytes
-    return records
+        for name, times in turns.items()
+    }
+
+
+def add_memory(work: Workload, section: Section, records: dict[str, dict[str, Any]]) -> None:
+    """Peaks, and what they hold beyond vanilla's, in copies of the parameters."""
+    peaks = {name: peak_bytes(work, variant) for name, variant in section.variants.items()}
+    for name, peak in peaks.items():
+        extra = (peak - peaks["vanilla"]) / work.parameter_bytes
+        records[name] |= {"peak_bytes": peak, "extra_copies": extra}
+
+
+def arithmetic_cost(work: Workload) -> dict[str, float]:
+    """The kernels between the passes alone, in a graph, against the card's copy bandwidth.
+
+    In copies of the parameters: the climb reads g and w, writes their copies, reads g and w again
+    and writes w; the combination reads g and g_p twice, the copy of w, and writes d and w.
+    """
+    parameters = [p.detach() for p in work.model.parameters()]
+    g, g_p = ([torch.randn_like(p) for p in parameters] for _ in range(2))
+    kinds, shardings = Ascent().kinds(parameters), [WHOLE] * len(parameters)
+    arithmetic = choose(parameters, kinds, Ascent(), shardings)
+
+    def step() -> None:
+        arithmetic.climb(list(g), 0.05, None)
+        arithmetic.combination(list(g_p), Coefficients(-0.4, 1.0, b_1=0.4))
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with arithmetic.recording(1), torch.cuda.graph(graph):
+        step()
+    num_bytes = 14 * work.parameter_bytes
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    ms = min(ms_per_step(work, graph.replay, num_steps=20) for _ in range(5))
+    copy_ms = min(ms_per_step(work, lambda: target.copy_(source), num_steps=20) for _ in range(5))
+    return {
+        "ms": ms,
+        "bytes": num_bytes,
+        "gb_per_s": num_bytes / ms / 1e6,
+        "copy_gb_per_s": 2 * source.nbytes / copy_ms / 1e6,
+    }
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -312,7 +410,7 @@ def interval(values: list[float]) -> tuple[float, float]:
     return ordered[low], ordered[number - 1 - low]
 
 
-def table(title: str, record: dict[str, Any], absent: list[str], device: str) -> Table:
+def table(title: str, records: dict[str, dict[str, Any]], device: str) -> Table:
     """Ratios; on CUDA times and memory too. On a CPU times say more about its neighbours."""
     columns = {
         "x vanilla": ("over_vanilla", ".2f"),
@@ -325,14 +423,14 @@ def table(title: str, record: dict[str, Any], absent: list[str], device: str) ->
     result = Table("variant", title=title, title_justify="left", box=box.MARKDOWN)
     for header in columns:
         result.add_column(header, justify="right")
-    for name, values in record["variants"].items():
-        result.add_row(name, *(cell(values[key], spec) for key, spec in columns.values()))
-    for name in absent:
-        result.add_row(name, *["absent"] * len(columns))
+    for name, values in records.items():
+        result.add_row(name, *(cell(values.get(key, ""), spec) for key, spec in columns.values()))
     return result
 
 
-def cell(value: float | tuple[float, float], spec: str) -> str:
+def cell(value: float | tuple[float, float] | str, spec: str) -> str:
+    if isinstance(value, str):
+        return value
     return "{:.3f}-{:.3f}".format(*value) if isinstance(value, tuple) else format(value, spec)
 
 
@@ -359,9 +457,12 @@ def arguments() -> argparse.Namespace:
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default_device)
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="all of the device's by default")
-    parser.add_argument("--seconds", type=float, default=60, help="timing of each case")
-    parser.add_argument("--steps", type=int, default=3, help="steps in a turn")
+    parser.add_argument("--seconds", type=float, default=60, help="timing of each section")
+    parser.add_argument("--turn-ms", type=float, default=60, help="about how long a turn takes")
     parser.add_argument("--peers", action="store_true", help="time other libraries too")
+    parser.add_argument(
+        "--sections", nargs="+", metavar="NAME", help="such as eager; all by default"
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
     args = parser.parse_args()
     known = [name for name, case in CASES.items() if case.device == args.device]
@@ -373,49 +474,79 @@ def arguments() -> argparse.Namespace:
                 f"--cases must name cases of {args.device}, got {name}. "
                 f"Known are {', '.join(known)}; the closest is {closest}."
             )
-    if args.steps < 1:
-        parser.error(f"--steps must be at least 1, got {args.steps}.")
+    if not args.turn_ms > 0:
+        parser.error(f"--turn-ms must be above 0, got {args.turn_ms}.")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device must be present, got cuda without a CUDA GPU. Pass --device cpu.")
+    every = sections(args.device, args.peers)
+    for name in args.sections or []:
+        if name not in every:
+            parser.error(f"--sections must name some of {', '.join(every)}, got {name}.")
+    args.sections = {name: every[name] for name in args.sections or every}
     return args
+
+
+def measure_case(case: Case, args: argparse.Namespace, advance: Step) -> dict[str, Any]:
+    """All sections of one case, each with a model of its own, so that memory is free for it."""
+    record: dict[str, Any] = {"sections": {}}
+    for name, section in args.sections.items():
+        work = Workload(case)
+        record["parameter_bytes"] = work.parameter_bytes
+        records = measure(work, section, args.seconds, args.turn_ms, advance)
+        if case.device == "cuda" and name == "eager":
+            add_memory(work, section, records)
+            record["arithmetic"] = arithmetic_cost(work)
+        record["sections"][name] = records
+        del work
+        torch.compiler.reset()
+        gc.collect()
+        if case.device == "cuda":
+            torch.cuda.empty_cache()
+    return record
 
 
 def main() -> None:
     args = arguments()
     torch.backends.cudnn.benchmark = True
     gc.disable()  # a collection takes longer than many a step, and falls on whoever comes then
-    peers = PEERS if args.peers else {}
-    absent = [] if pytorch_optimizer else list(peers)
-    variants = OURS | (peers if pytorch_optimizer else {})
+    absent = [name for name, (package, _) in PEERS.items() if args.peers and package is None]
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "arguments": vars(args),
+        "arguments": vars(args) | {"sections": list(args.sections)},
         "hardware": hardware(args.device),
         "versions": versions(),
         "absent": absent,
         "cases": {},
     }
-    console = Console(stderr=True)
+    console, output = Console(stderr=True), Console(width=120)
     # Drawn between turns only: the thread that would draw it meanwhile takes time from the steps.
     with Progress(console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=args.seconds * len(args.cases))
+        seconds = args.seconds * len(args.sections)
+        task = progress.add_task("", total=seconds * len(args.cases))
         for index, name in enumerate(args.cases):
             start = time.perf_counter()
 
             def advance(index: int = index, name: str = name, start: float = start) -> None:
-                seconds = min(time.perf_counter() - start, args.seconds)
-                done = index * args.seconds + seconds
+                done = index * seconds + min(time.perf_counter() - start, seconds)
                 progress.update(task, description=name, completed=done, refresh=True)
 
-            record["cases"][name] = measure(
-                CASES[name], variants, args.seconds, args.steps, advance
-            )
+            record["cases"][name] = costs = measure_case(CASES[name], args, advance)
             if args.json:  # after each case, so that a run cut short leaves what it has
                 args.json.parent.mkdir(parents=True, exist_ok=True)
                 args.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
-    output = Console(width=120)
-    for name, costs in record["cases"].items():
-        output.print(table(name, costs, absent, args.device))
+            print_case(output, name, costs, args.device)
+    for name in absent:
+        output.print(f"absent: {name}")
+
+
+def print_case(output: Console, name: str, costs: dict[str, Any], device: str) -> None:
+    for section, records in costs["sections"].items():
+        output.print(table(f"{name}, {section}", records, device))
+    if cost := costs.get("arithmetic"):
+        output.print(
+            f"{name}, between the passes: {cost['ms']:.3f} ms for {cost['bytes'] / 1e9:.2f} GB, "
+            f"{cost['gb_per_s']:.0f} GB/s; copying runs at {cost['copy_gb_per_s']:.0f} GB/s\n"
+        )
 
 
 if __name__ == "__main__":

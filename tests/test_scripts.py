@@ -31,16 +31,16 @@ def test_quickstart_compares_three_objectives() -> None:
 
 def test_step_cost_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "new" / "cost.json"
-    arguments = ("--device", "cpu", "--cases", "vit_tiny_cpu", "--seconds", 0, "--steps", 1)
+    arguments = ("--device", "cpu", "--cases", "vit_tiny_cpu", "--seconds", 0, "--turn-ms", 1)
     result = run("benchmarks/step_cost.py", *arguments, "--peers", "--json", path)
     assert result.returncode == 0, result.stderr
     record = json.loads(path.read_text())
     assert {"hardware", "versions", "arguments", "date"} <= set(record)
-    variants = record["cases"]["vit_tiny_cpu"]["variants"]
+    variants = record["cases"]["vit_tiny_cpu"]["sections"]["eager"]
     assert 0.5 < variants["floor"]["over_floor"] < 2.0  # it is compared with itself
     for name in ("vanilla", "SAM", "GSAM", "ASAM", "GapPenalty", "pytorch_optimizer.GSAM"):
         assert f"| {name} " in result.stdout
-        assert len(variants[name]["turns_ms"]) == 5
+        assert len(variants[name]["turns_ms"]) == 3
     # Two passes cost more than one: the least that a benchmark must see.
     assert variants["GSAM"]["over_vanilla"] > 1.3 > variants["forward_backward"]["over_vanilla"]
 
@@ -53,8 +53,12 @@ def test_step_cost_prints_a_table_and_writes_json(tmp_path: Path) -> None:
             "the closest is",
         ),
         (
-            ("benchmarks/step_cost.py", "--device", "cpu", "--steps", 0),
-            "--steps must be at least 1",
+            ("benchmarks/step_cost.py", "--device", "cpu", "--turn-ms", 0),
+            "--turn-ms must be above 0",
+        ),
+        (
+            ("benchmarks/step_cost.py", "--device", "cpu", "--sections", "captured"),
+            "--sections must name some of eager, got captured",
         ),
         (("examples/quickstart.py", "--seeds", 0), "--seeds and --epochs must be at least 1"),
     ],

@@ -184,6 +184,17 @@ def test_gradients_in_another_memory_format(cls: type[Arithmetic], device: torch
     assert actual[1][3].stride() == w[3].stride()
 
 
+def test_a_gradient_in_the_same_order_is_not_copied(device: torch.device) -> None:
+    """Whatever strides it has where they do not matter, as those of convolutions by one pixel."""
+    w = torch.randn(4, 3, 1, 1, device=device)
+    g_p = torch.randn(4, 3, device=device).as_strided((4, 3, 1, 1), (3, 1, 3, 3))
+    assert g_p.stride() != w.stride()
+    arithmetic = Fused([w], [Kind.PLAIN], Ascent(), [WHOLE])
+    arithmetic.climb([torch.randn_like(w)], 0.1, None)
+    (direction,), _ = arithmetic.combination([g_p], COEFFICIENTS["GSAM"])
+    assert direction is g_p
+
+
 @BOTH
 def test_weights_come_back_from_a_climb_cut_short(
     cls: type[Arithmetic], device: torch.device, monkeypatch: pytest.MonkeyPatch

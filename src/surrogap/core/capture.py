@@ -120,13 +120,14 @@ class CapturedStep:
         self._num_parts = num_parts
         self._num_calls = 1 if shares_perturbation else num_parts
         self._batch = [tensor.to(device, copy=True) for tensor in example_batch]
-        self._settings = torch.zeros(len(self._read_settings()), dtype=torch.float64, device=device)
+        values = self._read_settings()
+        self._settings = torch.tensor(values, dtype=torch.float64, device=device)
+        self._written = values
         self._values: Tensor
         self._aux: Any
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             self._random_state = _Twins(self._graph)
-            self._write_settings()
             self._warm_up()
             self._record()
         self._circumstances = self._look_around()
@@ -155,9 +156,12 @@ class CapturedStep:
         return [*self._objective._numbers(), *map(float, lrs)]
 
     def _write_settings(self) -> None:
-        # From ordinary memory: for so few bytes the driver takes its copy at once.
-        values = torch.tensor(self._read_settings(), dtype=torch.float64)
-        self._settings.copy_(values, non_blocking=True)
+        """Those that have changed, each by a kernel, since a copy might wait for the last step."""
+        values = self._read_settings()
+        for index, (value, written) in enumerate(zip(values, self._written, strict=True)):
+            if value != written:
+                self._settings[index].fill_(value)
+        self._written = values
 
     def _warm_up(self) -> None:
         """On a stream of its own, since some libraries make room for each stream."""

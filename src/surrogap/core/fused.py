@@ -204,7 +204,7 @@ class Fused(Arithmetic):
         ]
         self._programs = _num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
-        self._are_contiguous = all(map(Tensor.is_contiguous, parameters))
+        self._strides = list(map(Tensor.stride, parameters))
         self._padded = triton.next_power_of_2(self._num_sums)
         self._eta, self._eps = float(ascent.eta or 0.0), float(ascent.eps)
         self._one = torch.ones((), dtype=torch.float32, device=self._device)
@@ -345,10 +345,14 @@ class Fused(Arithmetic):
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""
-        if self._are_contiguous and all(map(Tensor.is_contiguous, present_of(gradients))):
+        strides = self._strides
+        if not are_all(gradients):
+            pairs = zip(gradients, strides, strict=True)
+            strides = [stride for gradient, stride in pairs if gradient is not None]
+        if list(map(Tensor.stride, present_of(gradients))) == strides:
             return gradients
         return [
-            g if g is None or g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+            g if g is None or _is_ordered_like(g, p) else torch.empty_like(p).copy_(g)
             for g, p in zip(gradients, self._parameters, strict=True)
         ]
 
@@ -400,7 +404,7 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
     return (
         *map(Tensor.data_ptr, parameters),
         *map(Tensor.numel, parameters),
-        *map(Tensor.is_contiguous, parameters),
+        *map(Tensor.stride, parameters),
         *map(_dtype, parameters),
     )
 
@@ -424,6 +428,12 @@ def _can_launch(device: torch.device) -> bool:
         )
         return False
     return True
+
+
+def _is_ordered_like(gradient: Tensor, parameter: Tensor) -> bool:
+    """Whether both have the same order in memory; a dimension of size 1 may have any stride."""
+    strides = zip(parameter.shape, gradient.stride(), parameter.stride(), strict=True)
+    return all(size == 1 or mine == its for size, mine, its in strides)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -1,0 +1,113 @@
+"""The networks and batches that the benchmarks of a step share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from timm.models.resnet import BasicBlock, ResNet
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torchvision.models import resnet18
+
+
+def cifar(build_resnet: Callable[..., nn.Module]) -> nn.Module:
+    """A ResNet as usual for 32 px images: its stem is a 3x3 convolution, without pooling."""
+    model = build_resnet(num_classes=10)
+    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, its batch, and the kind of optimizer that such networks are trained with."""
+
+    build_model: Callable[[], nn.Module]
+    batch_size: int
+    optimizer: type[Optimizer]
+    # Small enough for the weights to stay finite, whatever variant moves them.
+    settings: dict[str, float]
+    image_size: int = 32
+    num_classes: int = 10
+    device: str = "cuda"
+    # As convolutions in bfloat16 want it.
+    memory_format: torch.memory_format = torch.contiguous_format
+
+
+ADAMW: dict[str, Any] = {"optimizer": AdamW, "settings": {"lr": 1e-4}}
+MOMENTUM: dict[str, Any] = {"optimizer": SGD, "settings": {"lr": 1e-3, "momentum": 0.9}}
+CHANNELS_LAST: dict[str, Any] = {"memory_format": torch.channels_last}
+IMAGENET: dict[str, Any] = {"image_size": 224, "num_classes": 1000}
+vit_b32 = partial(timm.create_model, "vit_base_patch32_224")
+vit_cifar = partial(VisionTransformer, img_size=32, patch_size=4, num_classes=10)
+vit_small = partial(vit_cifar, embed_dim=384, depth=12, num_heads=6)
+vit_tiny = partial(vit_cifar, embed_dim=96, depth=6, num_heads=3)
+resnet50 = partial(timm.create_model, "resnet50")
+resnet18_narrow = partial(ResNet, BasicBlock, (2, 2, 2, 2), channels=(16, 32, 64, 128))
+
+# What the batches fill the card with, mostly; the last of CUDA's are bound by the processor.
+CASES = {
+    "vit_b32_128": Case(vit_b32, 128, **ADAMW, **IMAGENET),
+    "vit_b32_512": Case(vit_b32, 512, **ADAMW, **IMAGENET),
+    "resnet50_128": Case(resnet50, 128, **MOMENTUM, **IMAGENET, **CHANNELS_LAST),
+    "vit_b16_256": Case(
+        partial(timm.create_model, "vit_base_patch16_224"), 256, **ADAMW, **IMAGENET
+    ),
+    "mixer_s16_256": Case(partial(timm.create_model, "mixer_s16_224"), 256, **ADAMW, **IMAGENET),
+    "resnet18_cifar_128": Case(partial(cifar, resnet18), 128, **MOMENTUM, **CHANNELS_LAST),
+    "vit_small_cifar_128": Case(vit_small, 128, **ADAMW),
+    "resnet18_narrow_cpu": Case(partial(cifar, resnet18_narrow), 32, **MOMENTUM, device="cpu"),
+    "vit_tiny_cpu": Case(vit_tiny, 32, **ADAMW, device="cpu"),
+}
+
+
+class Workload:
+    """A case's model and batch, which all of its variants share.
+
+    Attributes:
+        network: What runs: the model, or what it was compiled to.
+    """
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        self.case = case
+        self.model = case.build_model().to(case.device, memory_format=case.memory_format)
+        self.network: nn.Module = self.model
+        shape = (case.batch_size, 3, case.image_size, case.image_size)
+        images = torch.randn(shape, device=case.device).to(memory_format=case.memory_format)
+        labels = torch.randint(case.num_classes, (case.batch_size,), device=case.device)
+        self.batch = (images, labels)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """The size of one copy of the parameters."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    def optimizer(self, **settings: bool) -> Optimizer:
+        """A new one, with no state yet."""
+        return self.case.optimizer(self.model.parameters(), **self.case.settings, **settings)
+
+    def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The forward pass: in bfloat16 on CUDA, in float32 on a CPU."""
+        device = self.case.device
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            return nn.functional.cross_entropy(self.network(images), labels)
+
+    def loss(self) -> Tensor:
+        """Of the batch."""
+        return self.loss_of(*self.batch)
+
+    def forward_backward(self) -> Tensor:
+        """Adds the gradient of the loss to `.grad`."""
+        loss = self.loss()
+        loss.backward()
+        return loss.detach()
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all that it was given."""
+        if self.case.device == "cuda":
+            torch.cuda.synchronize()
