@@ -320,3 +320,30 @@ def test_perturb_is_asked_at_each_step() -> None:
     model[1].requires_grad_(False)
     with pytest.raises(ValueError, match="perturb must select a trainable parameter"):
         objective.backward(zoo.closure_of(model, data))
+
+
+@every_two_pass
+def test_memory_must_be_known(name: str) -> None:
+    with pytest.raises(ValueError, match=r'memory must be "exact" or "low", got \'none\'\. Leave'):
+        OBJECTIVES[name].make(zoo.mlp(), memory="none")
+
+
+@every_two_pass
+def test_low_memory_is_refused_in_half_precision(name: str) -> None:
+    message = 'memory must be "exact" for parameters in half precision, got "low"'
+    with pytest.raises(ValueError, match=message):
+        OBJECTIVES[name].make(zoo.mlp().bfloat16(), memory="low")
+    model = zoo.mlp()
+    objective = OBJECTIVES[name].make(model, memory="low")
+    with pytest.raises(ValueError, match=message):  # also if it is cast later
+        objective.backward(zoo.closure_of(model.bfloat16(), zoo.batch()))
+
+
+@every_two_pass
+def test_low_memory_changes_no_more_than_rounding(name: str, device: torch.device) -> None:
+    model, data = zoo.mlp().to(device), zoo.batch(device=device)
+    exact, low = (
+        zoo.direction(partial(OBJECTIVES[name].make, memory=memory), model, data)
+        for memory in ("exact", "low")
+    )
+    assert zoo.relative_error(low, exact) < 1e-4
