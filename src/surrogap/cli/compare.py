@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,11 +119,12 @@ def _gap_rho(chosen: Compare) -> float:
 
 
 def _show(results: "list[Result]", runs: Sequence[Planned], folder: Path, rho: float) -> None:
-    from surrogap.experiments.comparison import differences, draw, numbers, table
+    from surrogap.experiments.comparison import differences, draw, legend, numbers, table
 
     config = runs[0].config
     title = f"{config.model.name} on {config.data.name}"
-    table(results, rho, title).print()
+    table(results, title).print()
+    print(textwrap.fill(legend(results, rho), width=100))
     print(*differences(results), sep="\n")
     found: dict[str, Any] = numbers(results, rho)
     found["configurations"] = {run.method: run.config.to_dict() for run in runs}

@@ -14,15 +14,19 @@ from surrogap.experiments.tables import Table
 from surrogap.training.records import read_records
 
 MEASURED = "measured.json"
+NUM_ASCENT_STEPS = 5
 
-# Attributes of a result, each with its heading, a factor and its decimals.
-_COLUMNS = {
+# Attributes of a result, each with what it is called, a factor and its decimals.
+_LINES = {
     "test_accuracy": ("test accuracy %", 100.0, 2),
     "test_loss": ("test loss", 1.0, 4),
     "test_calibration_error": ("calibration error %", 100.0, 2),
     "gap": ("gap h", 1.0, 4),
     "sharpness": ("2h/rho^2", 1.0, 2),
+    "worst_gap": ("worst h", 1.0, 4),
+    "worst_sharpness": ("worst 2h/rho^2", 1.0, 2),
 }
+_MEASURED = ("gap", "sharpness", "worst_gap", "worst_sharpness")
 
 
 @final
@@ -40,6 +44,8 @@ class Result:
         test_calibration_error: Likewise.
         gap: `h` over the training images at the last weights, for the comparison's one radius.
         sharpness: `2h / rho^2` of that.
+        worst_gap: The largest `h` found in the ball, by a few steps of ascent.
+        worst_sharpness: `2h / rho^2` of that.
         seconds: The time of all training steps.
         epochs: The records of its epochs.
     """
@@ -53,6 +59,8 @@ class Result:
     test_calibration_error: float
     gap: float
     sharpness: float
+    worst_gap: float
+    worst_sharpness: float
     seconds: float
     epochs: list[dict[str, Any]]
 
@@ -70,8 +78,7 @@ def read_result(planned: Planned) -> Result:
         test_accuracy=last["test_accuracy"],
         test_loss=last["test_loss"],
         test_calibration_error=last["test_calibration_error"],
-        gap=measured["gap"],
-        sharpness=measured["sharpness"],
+        **{name: measured[name] for name in _MEASURED},
         seconds=last["seconds"],
         epochs=epochs,
     )
@@ -85,34 +92,34 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
     return methods
 
 
-def table(results: Sequence[Result], rho: float, title: str) -> Table:
-    """A line for each method: mean and deviation over seeds.
+def table(results: Sequence[Result], title: str) -> Table:
+    """A column for each method: mean and deviation over seeds.
 
     Args:
         results: Of all runs.
-        rho: The radius at which the gap was measured.
         title: What was compared.
     """
     methods = by_method(results)
-    headings = [heading for heading, _, _ in _COLUMNS.values()]
-    rows = [
-        (
-            method,
-            str(runs[0].num_epochs),
-            *(
-                spread([factor * getattr(run, name) for run in runs], decimals)
-                for name, (_, factor, decimals) in _COLUMNS.items()
-            ),
-            _relative_time(runs, methods),
-        )
-        for method, runs in methods.items()
-    ]
+    lines = {"epochs": [str(runs[0].num_epochs) for runs in methods.values()]}
+    for name, (label, factor, decimals) in _LINES.items():
+        lines[label] = [
+            spread([factor * getattr(run, name) for run in runs], decimals)
+            for runs in methods.values()
+        ]
+    lines["time"] = [_relative_time(runs, methods) for runs in methods.values()]
+    return Table(("", *methods), [(label, *cells) for label, cells in lines.items()], title)
+
+
+def legend(results: Sequence[Result], rho: float) -> str:
+    """What the lines of the table are."""
+    methods = by_method(results)
     num_seeds = len(next(iter(methods.values())))
-    seeds = f"mean ± deviation over {num_seeds} seeds" if num_seeds > 1 else "one seed"
-    return Table(
-        ("objective", "epochs", *headings, "time"),
-        rows,
-        f"{title}; {seeds}; h over the training images at the last weights, rho = {rho:g}",
+    seeds = f"Mean ± deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
+    time = "relative to vanilla's" if "vanilla" in methods else "of all steps"
+    return (
+        f"{seeds}, after the last epoch. h: over all training images at the last weights, "
+        f"rho = {rho:g} for all, after one step of ascent; worst: after {NUM_ASCENT_STEPS} more, "
+        f"anywhere in the ball. Time: {time}."
     )
 
 
@@ -157,7 +164,7 @@ def numbers(results: Sequence[Result], rho: float) -> dict[str, Any]:
     return {"rho": rho, "summary": summary, "runs": [asdict(result) for result in results]}
 
 
-_SUMMARISED = (*_COLUMNS, "seconds")
+_SUMMARISED = (*_LINES, "seconds")
 
 
 def _moments(values: Sequence[float]) -> dict[str, float | None]:
@@ -187,10 +194,10 @@ def draw(results: Sequence[Result], path: Path, title: str) -> None:
     if any(value > 0 for run in results for _, value in _curve(run, "loss")):
         axes[2].set_yscale("log")
     for number, (method, runs) in enumerate(methods.items()):
-        values = [run.sharpness for run in runs]
+        values = [run.worst_sharpness for run in runs]
         axes[3].bar(method, statistics.fmean(values), color=f"C{number}", alpha=0.5)
         axes[3].plot([method] * len(values), values, "o", color=f"C{number}")
-    axes[3].set(ylabel="2h/rho^2 at the end")
+    axes[3].set(ylabel="worst 2h/rho^2 at the end")
     axes[0].legend()
     figure.savefig(path)
 

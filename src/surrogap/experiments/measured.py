@@ -11,13 +11,17 @@ from torch import Tensor, nn
 from surrogap.analysis.gap import surrogate_gaps
 from surrogap.analysis.surface import Surface
 from surrogap.data import loader
-from surrogap.experiments.comparison import MEASURED
+from surrogap.experiments.comparison import MEASURED, NUM_ASCENT_STEPS
 from surrogap.experiments.runs import Run
 from surrogap.training.losses import loss_of
 
 
 def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
-    """The gap `h` at a radius and `2h / rho^2`, with one perturbation for all training images.
+    """The gap `h` at a radius, with one perturbation for all training images, and `2h / rho^2`.
+
+    Beside the paper's `h`, of one step of ascent, is that of the worst place that a few more steps
+    find in the ball. A network that has learned its images by heart has hardly a gradient left, and
+    its `h` of one step says little.
 
     The images are as they are, without augmentation, and the network is in evaluation mode.
 
@@ -46,8 +50,15 @@ def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
         return loss(model(batch[0]), batch[1])
 
     surface = Surface(run.network(splits, device), images, loss_fn, is_checked=False)
-    (found,) = surrogate_gaps(surface, [rho]).gaps
-    return {"rho": rho, "loss": found.loss, "gap": found.gap, "sharpness": found.sharpness}
+    (found,) = surrogate_gaps(surface, [rho], num_ascent_steps=NUM_ASCENT_STEPS).gaps
+    return {
+        "rho": rho,
+        "loss": found.loss,
+        "gap": found.gap,
+        "sharpness": found.sharpness,
+        "worst_gap": found.worst_gap,
+        "worst_sharpness": found.worst_sharpness,
+    }
 
 
 def measure(folder: Path, rho: float, device: torch.device) -> None:

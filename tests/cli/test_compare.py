@@ -1,0 +1,210 @@
+"""`surrogap compare`."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from surrogap.cli import comparing, main
+from surrogap.experiments.runs import Run
+from surrogap.training.records import read_records
+from tests.training.made_up import archive
+
+METHODS = ("vanilla", "vanilla-2x", "sam", "asam")
+
+
+def arguments(folder: Path, *more: object, seeds: int = 2) -> list[str]:
+    """Epochs of 4 steps on grey noise."""
+    data = folder / "images.npz"
+    if not data.exists():
+        archive(data)
+    words = ("--data", data, "--batch-size", 8, "--epochs", 2, "--augmentation", "none")
+    words += ("--device", "cpu", "--seeds", seeds, "--out", folder / "out", "--no-tensorboard")
+    return ["compare", *map(str, (*words, "--objectives", *METHODS, *more))]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared")
+    assert main(arguments(folder)) == 0
+    return folder / "out"
+
+
+def last_epoch(folder: Path) -> dict[str, Any]:
+    return [record for record in read_records(folder) if record["kind"] == "epoch"][-1]
+
+
+def test_numbers_are_those_of_the_records(compared: Path) -> None:
+    found = json.loads((compared / "comparison.json").read_text())
+    assert [(run["method"], run["seed"]) for run in found["runs"]] == [
+        (method, seed) for seed in (0, 1) for method in METHODS
+    ]
+    for run in found["runs"]:
+        last = last_epoch(compared / f"{run['method']}-{run['seed']}")
+        for name in ("test_accuracy", "test_loss", "test_calibration_error", "seconds"):
+            assert run[name] == last[name]
+        assert run["num_epochs"] == last["epoch"] == (4 if run["method"] == "vanilla-2x" else 2)
+    losses = [run["test_loss"] for run in found["runs"] if run["method"] == "sam"]
+    summary = found["summary"]["sam"]["test_loss"]
+    assert summary["mean"] == pytest.approx(sum(losses) / 2)
+    assert summary["deviation"] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
+    assert (compared / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_objective_has_its_own_radius(compared: Path) -> None:
+    radius = {method: Run.read(compared / f"{method}-0").config.objective for method in METHODS}
+    recipe = "fashion-mnist"
+    from surrogap.experiments.recipes import RECIPES
+
+    assert radius["sam"].rho == RECIPES[f"{recipe}-sam"]().objective.rho
+    assert (radius["asam"].rho, radius["asam"].rho_min) == (None, None)  # its default
+
+
+def test_the_gap_is_that_of_all_training_images_at_the_last_weights(compared: Path) -> None:
+    found = json.loads((compared / "comparison.json").read_text())
+    run = Run.read(compared / "sam-1")
+    splits = run.splits()
+    model: nn.Module = run.network(splits).double()
+    (mean,), (std,) = splits.mean, splits.std
+    images = (splits.train.images.double() / 255 - mean) / std  # type: ignore[union-attr]
+    labels = torch.as_tensor(splits.train.labels)
+    loss = cross_entropy(model(images), labels)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    norm = torch.cat([g.flatten() for g in gradients]).norm()
+    with torch.no_grad():
+        for p, g in zip(model.parameters(), gradients, strict=True):
+            p += found["rho"] * g / norm
+        gap = float(cross_entropy(model(images), labels) - loss)
+    (told,) = (r for r in found["runs"] if (r["method"], r["seed"]) == ("sam", 1))
+    assert told["gap"] == pytest.approx(gap, rel=1e-3)
+    assert told["sharpness"] == pytest.approx(2 * told["gap"] / found["rho"] ** 2)
+    assert told["worst_gap"] >= told["gap"]
+
+
+def test_table_and_differences(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(compared.parent)) == 0
+    out = capsys.readouterr().out
+    found = json.loads((compared / "comparison.json").read_text())
+    runs = {(run["method"], run["seed"]): run for run in found["runs"]}
+    lines = out.splitlines()
+    assert lines[0] == "8 runs are finished already."
+    assert lines[1].startswith("small_mlp on ")
+    assert lines[2].split() == list(METHODS)
+    rows = {line[:20].strip(): re.split("  +", line[20:].strip()) for line in lines[3:12]}
+    assert "Mean ± deviation over 2 seeds" in out
+    assert rows["epochs"] == ["2", "4", "2", "2"]
+    for label, name, factor in (("test accuracy %", "test_accuracy", 50), ("gap h", "gap", 0.5)):
+        for cell, method in zip(rows[label], METHODS, strict=True):
+            mean = factor * sum(runs[method, seed][name] for seed in (0, 1))
+            assert float(cell.split(" ± ")[0]) == pytest.approx(mean, abs=0.006)
+    seconds = {m: sum(runs[m, seed]["seconds"] for seed in (0, 1)) for m in METHODS}
+    assert rows["time"] == [f"{seconds[m] / seconds['vanilla']:.2f}" for m in METHODS]
+    points = [
+        100 * (runs["sam", seed]["test_accuracy"] - runs["vanilla", seed]["test_accuracy"])
+        for seed in (0, 1)
+    ]
+    assert f"sam minus vanilla, seed by seed: {sum(points) / 2:+.2f} ± " in out
+
+
+def test_finished_runs_are_not_trained_again(
+    compared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(comparing, "train", fail)
+    monkeypatch.setattr(comparing, "measure", fail)
+    assert main(arguments(compared.parent)) == 0
+
+
+def test_changed_settings_are_refused_before_anything_is_trained(
+    compared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in compared.rglob("*")}
+    assert main(arguments(compared.parent, "--lr", 0.01, seeds=3)) == 2
+    error = capsys.readouterr().err
+    assert f"got {compared / 'vanilla-0'}, whose run has lr=0.1 and not 0.01" in error
+    assert {path: path.stat().st_mtime_ns for path in compared.rglob("*")} == before
+
+
+def test_interrupted_it_goes_on_and_ends_alike(
+    compared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(self: object, step: int) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing.Overall, "step", interrupt)
+        assert main(arguments(tmp_path)) == 128 + signal.SIGTERM
+    assert "SIGTERM stopped the comparison" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "comparison.json").exists()
+    assert main(arguments(tmp_path)) == 0
+    for name in ("vanilla-0", "asam-1"):
+        here, there = (last_epoch(folder / name) for folder in (tmp_path / "out", compared))
+        assert here["test_loss"] == there["test_loss"]
+
+
+def test_one_seed_and_no_vanilla(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = arguments(tmp_path, seeds=1)
+    words = [*words[: words.index("--objectives")], "--objectives", "gsam", "--gap-rho", "0.3"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "One seed" in out
+    assert "rho = 0.3" in out
+    assert "±" not in out
+    seconds = last_epoch(tmp_path / "out" / "gsam-0")["seconds"]
+    assert f"  {seconds:.1f} s\n" in out
+    # Another radius is measured anew, without training.
+    assert main([*words[:-1], "0.1"]) == 0
+    assert "rho = 0.1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--objectives", "vanila"), "The closest is 'vanilla'"),
+        (
+            ("--objectives", "sam", "sam"),
+            "objectives must be different ones, at least one, got sam",
+        ),
+        (("--objective", "sam"), "objective must be left to --objectives, got 'sam'"),
+        (("--seeds", 0), "seeds must be at least 1, got 0"),
+        (("--gap-rho", 0), "gap_rho must be above 0 and finite, got 0.0"),
+        (("--recipe", "fashion-mnist"), "recipe must be one of"),
+        (("--recipe",), "options must be those of surrogap compare, got"),
+        (("--data", "none.npz"), "name_or_path must be one of"),
+    ],
+)
+def test_refusals(
+    more: tuple[object, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "--out", str(tmp_path / "out"), *map(str, more)]
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_runs_folder_is_none_for_many(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = arguments(compared.parent)
+    words[words.index("--out") + 1] = str(compared / "sam-0")
+    assert main(words) == 2
+    assert "out must be a folder for several runs, got" in capsys.readouterr().err
+
+
+def test_torchrun_is_for_single_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert main(arguments(tmp_path)) == 2
+    assert "surrogap compare must run in one process, got torchrun" in capsys.readouterr().err

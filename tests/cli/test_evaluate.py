@@ -1,0 +1,247 @@
+"""`surrogap evaluate`: on images in memory, and on ImageNet's sets as they are published."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from surrogap.cli import main
+from surrogap.cli.evaluate import Evaluate, places
+from surrogap.data import FileSet, TensorSet
+from surrogap.evaluation import CORRUPTIONS, IMAGENET_C, corrupted, evaluate
+from surrogap.experiments.runs import Run
+from surrogap.experiments.trials import Places, loading_of
+from surrogap.training.records import read_records
+from surrogap.training.run import train
+from tests.training.made_up import config
+
+# Two of ImageNet-R's classes around one that it has not.
+SYNSETS = ("n01443537", "n01440764", "n01484850")
+CLASSES = tuple(sorted(SYNSETS))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small MLP on grey noise."""
+    return train(config(tmp_path_factory.mktemp("grey"), epochs=1)).folder
+
+
+def result_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "evaluation.json").read_text())
+    return found
+
+
+def test_the_clean_test_set_has_the_scores_of_the_last_record(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(run), "--no-corruptions"]) == 0
+    last = [record for record in read_records(run) if record["kind"] == "epoch"][-1]
+    found = result_of(run)
+    assert set(found) == {"sets"}
+    for name in ("accuracy", "top5", "loss", "calibration_error"):
+        assert found["sets"]["test"][name] == pytest.approx(last[f"test_{name}"], rel=1e-6)
+    out = capsys.readouterr().out
+    assert f"{100 * last['test_accuracy']:.2f}" in out
+    assert out.splitlines()[1].split("  ")[0] == "set"
+
+
+def test_corruptions_are_those_of_the_room_and_their_mean(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(run), "--batch-size", "7"]) == 0
+    found = result_of(run)["corruptions"]
+    by_severity = found["by_severity"]
+    assert list(by_severity) == [name for name in CORRUPTIONS if name != "saturate"]  # it is grey
+    assert "mean of 11 corruptions" in capsys.readouterr().out
+
+    trained = Run.read(run)
+    splits = trained.splits()
+    assert isinstance(splits.test, TensorSet)
+    images = corrupted(splits.test.images, "contrast", 5).float()
+    normal = (images / 255 - splits.mean[0]) / splits.std[0]
+    scores = evaluate(trained.network(splits), [(normal, splits.test.labels)])
+    for name in ("accuracy", "loss", "calibration_error"):
+        told = by_severity["contrast"]["5"][name]
+        assert told == pytest.approx(getattr(scores, name), rel=1e-5)
+    for measure in ("accuracy", "top5", "loss", "calibration_error"):
+        values = [s[measure] for severities in by_severity.values() for s in severities.values()]
+        assert len(values) == 55
+        assert found["mean"][measure] == pytest.approx(np.mean(values))
+        fog = np.mean([s[measure] for s in by_severity["fog"].values()])
+        assert found["by_corruption"]["fog"][measure] == pytest.approx(fog)
+
+
+def test_people_who_all_vote_for_the_label_give_the_labels_scores(
+    run: Path, tmp_path: Path
+) -> None:
+    labels = np.asarray(Run.read(run).splits().test.labels)
+    votes = 7 * np.eye(4, dtype=np.uint8)[labels]
+    np.save(tmp_path / "votes.npy", votes)
+    np.savez(tmp_path / "votes.npz", counts=votes)
+    for name in ("votes.npy", "votes.npz"):
+        words = ["evaluate", str(run), "--no-corruptions", "--votes", str(tmp_path / name)]
+        assert main(words) == 0
+        sets = result_of(run)["sets"]
+        assert sets["votes"] == pytest.approx(sets["test"])
+
+
+def test_votes_in_the_runs_own_archive_are_found(tmp_path: Path) -> None:
+    settings = config(tmp_path, epochs=1)
+    data = tmp_path / "images.npz"
+    with np.load(data) as archive:
+        arrays = dict(archive)
+    votes = np.ones((16, 4), np.uint8)
+    np.savez(data, **arrays, test_human_counts=votes)
+    run = train(settings).folder
+    assert main(["evaluate", str(run), "--no-corruptions"]) == 0
+    found = result_of(run)["sets"]["votes"]
+    assert found["accuracy"] == 1.0  # all classes have the most votes
+    assert found["num_samples"] == 16
+
+
+@pytest.mark.parametrize(
+    ("votes", "message"),
+    [
+        (np.ones((16, 3)), "votes must have a row for each test image and a column for each class"),
+        (None, "votes must be an .npy file of counts, or an .npz archive with test_human_counts"),
+    ],
+)
+def test_other_votes_are_refused(
+    votes: Any, message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if votes is not None:
+        np.save(tmp_path / "votes.npy", votes)
+    before = [path for path in run.iterdir() if path.name == "evaluation.json"]
+    assert main(["evaluate", str(run), "--votes", str(tmp_path / "votes.npy")]) == 2
+    assert message in capsys.readouterr().err
+    assert [path for path in run.iterdir() if path.name == "evaluation.json"] == before
+
+
+def write_images(folder: Path, names: tuple[str, ...], *, seed: int, number: int = 2) -> None:
+    """Noise, a folder for each class; the same seed gives the same images."""
+    rng = np.random.default_rng(seed)
+    for place, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for i in range(number):
+            pixels = rng.integers(256, size=(16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{place}_{i}.png")
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on three of ImageNet's classes, beside their shifted sets."""
+    root = tmp_path_factory.mktemp("imagenet")
+    write_images(root / "images" / "train", CLASSES, seed=0, number=4)
+    write_images(root / "images" / "val", CLASSES, seed=1)
+    write_images(root / "v2", ("0", "1", "2"), seed=1)  # the same images as in val
+    write_images(root / "r", tuple(c for c in CLASSES if c != "n01440764"), seed=2)
+    for name in IMAGENET_C:
+        for severity in range(1, 6):
+            write_images(root / "c" / name / str(severity), CLASSES, seed=1)
+    real = [[0], [], [1], [1, 2], [2], [0, 1, 2]]  # in the order of the files' names
+    (root / "real.json").write_text(json.dumps(real))
+    settings = {"data": str(root / "images"), "image_size": 8, "num_workers": 0, "batch_size": 4}
+    run = train(config(root, epochs=1, **settings)).folder
+    assert run == root / "run"
+    return root
+
+
+def evaluated(root: Path, *sets: str) -> dict[str, Any]:
+    words = ["evaluate", str(root / "run"), "--num-workers", "0", "--batch-size", "5"]
+    for name in sets:
+        words += [f"--{name}", str(root / ("real.json" if name == "real" else name))]
+    assert main(words) == 0
+    return result_of(root / "run")
+
+
+def test_imagenets_shifted_sets(imagenet: Path) -> None:
+    found = evaluated(imagenet, "real", "v2", "r", "c")
+    sets = found["sets"]
+    assert list(sets) == ["test", "ImageNet-ReaL", "ImageNet-V2", "ImageNet-R"]
+    assert sets["ImageNet-V2"] == sets["test"]  # the same images
+    assert sets["test"]["num_samples"] == 6
+    assert sets["ImageNet-ReaL"]["num_samples"] == 5  # one has no label
+    assert sets["ImageNet-R"]["num_samples"] == 4
+    assert list(found["corruptions"]["by_severity"]) == list(IMAGENET_C)
+    mean = found["corruptions"]["mean"]
+    assert mean == pytest.approx({name: sets["test"][name] for name in mean})
+
+
+def test_real_counts_every_right_label(imagenet: Path) -> None:
+    sets = evaluated(imagenet, "real")["sets"]
+    run = Run.read(imagenet / "run")
+    splits = run.splits()
+    files = sorted((imagenet / "images" / "val").rglob("*.png"), key=lambda path: path.name)
+    batches = loading_of(6, torch.device("cpu"), size=8, num_workers=0)(splits)
+    ((images, _),) = list(batches)
+    by_name = dict(zip(splits.test.paths, images, strict=True))  # type: ignore[union-attr]
+    with torch.no_grad():
+        best = run.network(splits)(torch.stack([by_name[str(f)] for f in files])).argmax(1)
+    real = json.loads((imagenet / "real.json").read_text())
+    right = [int(k) in labels for k, labels in zip(best, real, strict=True) if labels]
+    assert sets["ImageNet-ReaL"]["accuracy"] == pytest.approx(np.mean(right))
+
+
+def test_imagenet_r_is_scored_among_its_own_classes(imagenet: Path) -> None:
+    found = evaluated(imagenet, "r")["sets"]["ImageNet-R"]
+    run = Run.read(imagenet / "run")
+    splits = run.splits()
+    assert splits.classes == CLASSES
+    kept = [1, 2]  # n01440764, the first, is none of its classes
+    paths = [path for k in kept for path in sorted((imagenet / "r" / CLASSES[k]).iterdir())]
+    part = FileSet([str(path) for path in paths], [1, 1, 2, 2])
+    loading = loading_of(4, torch.device("cpu"), size=8, num_workers=0)
+    ((images, labels),) = list(loading(replace(splits, test=part)))
+    with torch.no_grad():
+        logits = run.network(splits)(images)[:, kept]
+    loss = torch.nn.functional.cross_entropy(logits, labels - 1)
+    assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_sets_are_found_where_they_usually_are(run: Path, tmp_path: Path) -> None:
+    for name in ("cifar10h-counts.npy", "real.json", "imagenet-r", "imagenet-c"):
+        (tmp_path / name).mkdir()
+    chosen = Evaluate(run, data_root=str(tmp_path), c=Path("mine"))
+    settings = Run.read(run).config
+
+    def found(data: str) -> Places:
+        return places(chosen, Run(run, settings.override(data=data)))
+
+    assert found("cifar10") == Places(votes=tmp_path / "cifar10h-counts.npy", c=Path("mine"))
+    real, r = tmp_path / "real.json", tmp_path / "imagenet-r"
+    assert found("imagenet") == Places(real=real, r=r, c=Path("mine"))
+    assert found("cifar100") == Places(c=Path("mine"))
+
+
+def test_imagenets_sets_are_refused_for_other_runs(
+    run: Path, imagenet: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(run), "--v2", str(imagenet / "v2")]) == 2
+    assert "ImageNet's shifted sets must go with a run on ImageNet" in capsys.readouterr().err
+    words = ["evaluate", str(imagenet / "run"), "--v2", str(imagenet / "r")]
+    assert main(words) == 2
+    assert "root must hold the 3 folders 0, 1, 2 and no others" in capsys.readouterr().err
+
+
+def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "run must be a folder with a readable config.json" in capsys.readouterr().err
+
+    (tmp_path / "config.json").write_text((run / "config.json").read_text())
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "weights must be a run's folder with a checkpoint" in capsys.readouterr().err
+
+    assert main(["evaluate", str(run), "--batch-size", "0"]) == 2
+    assert "batch_size must be at least 1, got 0" in capsys.readouterr().err
+
+    gone = json.loads((run / "config.json").read_text())
+    gone["data"]["name"] = str(tmp_path / "gone.npz")
+    (tmp_path / "config.json").write_text(json.dumps(gone))
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "name_or_path must be one of" in capsys.readouterr().err
+    assert not (tmp_path / "evaluation.json").exists()

@@ -1,0 +1,90 @@
+"""`surrogap export`: weights that plain timm loads."""
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from surrogap.cli import main
+from surrogap.data import load
+from surrogap.experiments.runs import Run
+from surrogap.training.run import train
+from tests.training.made_up import archive, config
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small ViT after a step on grey images of 14 pixels."""
+    folder = tmp_path_factory.mktemp("vit")
+    data = archive(folder / "vit.npz", size=14)
+    settings = config(folder, data=str(data), model="small_vit_narrow", steps=1)
+    return train(settings).folder
+
+
+def test_timm_loads_it_and_says_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run)]) == 0
+    out = capsys.readouterr().out
+    folder = run / "export"
+    assert f'timm.create_model("local-dir:{folder}", pretrained=True)' in out
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    trained = Run.read(run)
+    splits = trained.splits()
+    images = torch.randn(3, 1, 14, 14)
+    with torch.no_grad():
+        assert torch.equal(model(images), trained.network(splits)(images))
+    assert model.pretrained_cfg["label_names"] == list(splits.classes)
+    assert list(model.pretrained_cfg["mean"]) == list(splits.mean)
+
+
+def test_checkpoint_path_works_too(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "weights"
+    assert main(["export", str(run), "--out", str(out)]) == 0
+    told = json.loads((out / "config.json").read_text())
+    path = out / "model.safetensors"
+    model = timm.create_model(told["architecture"], checkpoint_path=path, **told["model_args"])
+    for name, tensor in load_file(path).items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    assert told["surrogap"]["run"] == Run.read(run).config.to_dict()
+
+
+def test_what_timm_has_not_comes_with_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(config(tmp_path, steps=1)).folder
+    assert main(["export", str(run)]) == 0
+    out = capsys.readouterr().out
+    code = "\n".join(line[2:] for line in out.splitlines() if line.startswith("  "))
+    namespace: dict[str, torch.nn.Module] = {}
+    exec(code, namespace)
+    images = torch.randn(3, 1, 8, 8)
+    splits = load(tmp_path / "images.npz")
+    with torch.no_grad():
+        assert torch.equal(namespace["model"](images), Run.read(run).network(splits)(images))
+
+
+def test_refusals_write_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    assert main(["export", str(run), "--out", str(there)]) == 2
+    assert f"out must be a new folder, got {there}, which is there" in capsys.readouterr().err
+    assert not list(there.iterdir())
+
+    assert main(["export", str(tmp_path)]) == 2
+    assert "run must be a folder with a readable config.json" in capsys.readouterr().err
+
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text((run / "config.json").read_text())
+    assert main(["export", str(bare)]) == 2
+    assert "weights must be a run's folder with a checkpoint" in capsys.readouterr().err
+    assert not (bare / "export").exists()
+
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["export", str(run), "--out", str(file / "below")]) == 2
+    assert "out must be a folder that can be written" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""`surrogap show`."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from surrogap.cli import main
+from surrogap.training.records import read_records
+from surrogap.training.run import train
+from tests.training.made_up import config
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = config(tmp_path_factory.mktemp("gsam"), rho=0.2, rho_min=0.1, alpha=0.3)
+    return train(settings).folder
+
+
+def test_summary_is_that_of_the_last_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(run)]) == 0
+    out = capsys.readouterr().out
+    last = [record for record in read_records(run) if record["kind"] == "epoch"][-1]
+    lines = {
+        line.split("  ")[0].strip(): line.split("  ", 1)[-1].strip() for line in out.split("\n")
+    }
+    assert lines["network"] == "small_mlp"
+    assert lines["objective"] == "gsam (rho 0.2, rho_min 0.1, alpha 0.3)"
+    assert lines["steps"] == "12"
+    assert lines["epochs"] == "3"
+    assert lines["test accuracy"] == f"{100 * last['test_accuracy']:.2f} %"
+    assert lines["test loss"] == f"{last['test_loss']:.4f}"
+    assert "skipped steps" not in lines
+    for label in ("training loss", "test loss", "gap h", "cosine of g and g_p", "radius rho"):
+        assert label in out
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert f"Curves: {run / 'curves.png'}" in out
+
+
+def test_without_unicode_it_uses_words(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", plain)
+    png = tmp_path / "other.png"
+    assert main(["show", str(run), "--png", str(png)]) == 0
+    plain.seek(0)
+    losses = [record["loss"] for record in read_records(run) if record["kind"] == "epoch"]
+    assert f"training loss: from {losses[0]:.4g} to {losses[-1]:.4g}\n" in plain.read()
+    assert png.exists()
+
+
+def test_before_the_end_of_an_epoch_it_draws_steps(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "versions.json"):
+        (tmp_path / name).write_text((run / name).read_text())
+    steps = [record for record in read_records(run) if record["kind"] == "step"][:1]
+    skip = {"kind": "skip", "step": 3, "in_a_row": 1}
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*steps, skip]))
+    assert main(["show", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "1, since their loss was not finite" in out
+    assert "training loss" in out
+    assert "test accuracy" not in out
+
+
+def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(tmp_path / "none")]) == 2
+    assert "run must be a folder with a readable config.json" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text((run / "config.json").read_text())
+    assert main(["show", str(tmp_path)]) == 2
+    assert f"run must have records, got none yet in {tmp_path}" in capsys.readouterr().err
+    assert main(["show", str(run), "--png", str(tmp_path / "no" / "such.png")]) == 2
+    assert "png must be a file that can be written" in capsys.readouterr().err
