@@ -3,8 +3,9 @@ PYTHON := .venv/bin/python
 
 .PHONY: demo test test-gpu format
 
+# A second thread gains little on images this small, and beside other work it loses much.
 demo: .venv/installed
-	$(PYTHON) examples/quickstart.py
+	OMP_NUM_THREADS=1 .venv/bin/surrogap compare --out runs/demo
 
 test: .venv/installed
 	$(PYTHON) -m ruff format --check .

@@ -71,10 +71,12 @@ def main(arguments: Sequence[str]) -> int:
 def _write(folder: Path, weights: "dict[str, Tensor]", config: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
     try:
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        unfinished.mkdir(parents=True, exist_ok=True)
+        (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_file(weights, unfinished / WEIGHTS, metadata={"format": "pt"})
+        unfinished.rename(folder)  # whole, or not there
     except OSError as error:
         raise ValueError(
             f"out must be a folder that can be written, got {folder} ({error.strerror}). "

@@ -93,15 +93,11 @@ def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) 
         rows.append(("time", f"{epochs[-1]['seconds']:.1f} s of training"))
         rows.append(("throughput", f"{epochs[-1]['images_per_second']:,.0f} images/s"))
     if scored:
-        end, best = scored[-1], max(scored, key=lambda record: float(record["test_accuracy"]))
+        end = scored[-1]
         rows += [
             ("test accuracy", f"{100 * end['test_accuracy']:.2f} %"),
             ("test loss", f"{end['test_loss']:.4f}"),
             ("calibration error", f"{100 * end['test_calibration_error']:.2f} %"),
-            (
-                "best epoch",
-                f"{best['epoch']}, by its test accuracy of {100 * best['test_accuracy']:.2f} %",
-            ),
         ]
     skipped = sum(record["kind"] == "skip" for record in records)
     if skipped:
