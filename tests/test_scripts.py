@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ def test_step_cost_prints_a_table_and_writes_json(tmp_path: Path) -> None:
             ("benchmarks/step_cost.py", "--device", "cpu", "--sections", "captured"),
             "--sections must name some of eager, got captured",
         ),
+        (("benchmarks/step_profile.py", "--out", "x"), "a CUDA GPU must be present, got none"),
         (("examples/quickstart.py", "--seeds", 0), "--seeds and --epochs must be at least 1"),
     ],
 )
@@ -148,3 +150,53 @@ def test_m_sharpness_refuses_in_a_sentence(
         runpy.run_path(str(ROOT / "benchmarks" / "m_sharpness.py"), run_name="__main__")
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+KERNELS = [
+    *("convolution", "gemm", "save_kernel", "copy_kernel", "climb_kernel"),
+    *("convolution", "gemm", "products_kernel", "combine_kernel", "restore_kernel", "sgd"),
+]
+
+
+@pytest.fixture
+def step_profile(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return runpy.run_path(str(ROOT / "benchmarks" / "step_profile.py"))
+
+
+def trace(names: list[str]) -> dict[str, Any]:
+    """As the profiler writes it: microseconds, in no order, beside other events."""
+    events = [
+        {"cat": "kernel", "name": name, "ts": 100.0 * index, "dur": 60.0}
+        for index, name in enumerate(names)
+    ]
+    return {"traceEvents": [{"cat": "cpu_op", "name": "aten::mm"}, {"name": "x"}, *events[::-1]]}
+
+
+def test_step_profile_tells_what_a_kernel_works_for(step_profile: dict[str, Any]) -> None:
+    kernels = step_profile["timeline"](trace(KERNELS))
+    expected = ["first pass"] * 2 + ["statistics"] + ["climb"] * 2 + ["second pass"] * 2
+    expected += ["combination"] * 2 + ["statistics", "update"]
+    assert [phase for _, _, phase in kernels] == expected
+    assert kernels[1][:2] == (pytest.approx(0.1), pytest.approx(0.06))
+    with pytest.raises(ValueError, match="trace must hold a two-pass step"):
+        step_profile["timeline"](trace(["gemm"]))
+
+
+def test_step_profile_draws_from_a_record(step_profile: dict[str, Any], tmp_path: Path) -> None:
+    kernels = step_profile["timeline"](trace(KERNELS))
+    cost = {"over_floor": 1.02, "parameter_bytes": 4e6}
+    growth = {name: {"16": cost, "64": cost} for name in ("eager", "captured")}
+    record = {
+        "case": "resnet18_cifar_128",
+        "hardware": {"gpu": "a GPU"},
+        "timelines": {"eager": kernels, "captured": kernels},
+        "widths": growth,
+        "batches": growth,
+    }
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    arguments = ("--draw", tmp_path / "record.json", "--out", tmp_path / "new")
+    result = run("benchmarks/step_profile.py", *arguments)
+    assert result.returncode == 0, result.stderr
+    for name in ("step-timeline.png", "step-growth.png"):
+        assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")

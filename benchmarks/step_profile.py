@@ -1,0 +1,225 @@
+"""Where the milliseconds of a GSAM step go: a timeline from the profiler, and how cost grows.
+
+Draws one step on the GPU's clock, as Python launches it and as a CUDA graph, every kernel in the
+colour of what it works for; and the cost over two passes as parameters and batch grow. It needs a
+GPU; with --draw it needs none, and draws the figures again from a record.
+
+    python benchmarks/step_profile.py --json results/step_profile.json --out docs/explanation
+"""
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from rich.console import Console
+from rich.progress import track
+from step_cost import Section, captured, captured_plain, hardware, measure, ours, plain, versions
+from torch.profiler import ProfilerActivity, profile
+from workloads import ADAMW, CASES, Case, Workload, vit_cifar
+
+from surrogap import GSAM
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+
+CASE = "resnet18_cifar_128"
+GSAM_EAGER, GSAM_CAPTURED = (way(GSAM, rho=0.05, alpha=0.4) for way in (ours, captured))
+COLOURS = {
+    "first pass": "#9ecae1",
+    "climb": "#e6550d",
+    "second pass": "#3182bd",
+    "combination": "#a63603",
+    "statistics": "#74c476",
+    "update": "#636363",
+}
+# Sections without peers: what GSAM takes over two passes, launched by Python and recorded.
+SECTIONS = {
+    "eager": Section(
+        {"vanilla": plain, "floor": partial(plain, num_passes=2), "GSAM": GSAM_EAGER}, "floor"
+    ),
+    "captured": Section(
+        {"vanilla": plain, "captured vanilla": captured_plain, "GSAM": GSAM_CAPTURED},
+        "captured vanilla",
+        num_references=2,
+    ),
+}
+WIDTHS, BATCHES = (96, 192, 384, 768, 1152), (16, 32, 64, 128, 256, 512)
+
+
+def vit(width: int = 384, batch_size: int = 128) -> Case:
+    network = partial(vit_cifar, embed_dim=width, depth=12, num_heads=width // 64 or 1)
+    return Case(network, batch_size, **ADAMW)
+
+
+def phases(names: Iterable[str]) -> list[str]:
+    """What each kernel of a step works for, told by those of the arithmetic, in their order."""
+    result, phase = [], "first pass"
+    for name in names:
+        if name.startswith(("save_kernel", "restore_kernel")):
+            result.append("statistics")
+            continue
+        if name.startswith(("copy_kernel", "climb_kernel")):
+            phase = "climb"
+        elif name.startswith(("products_kernel", "combine_kernel")):
+            phase = "combination"
+        elif phase in ("climb", "combination"):
+            phase = {"climb": "second pass", "combination": "update"}[phase]
+        result.append(phase)
+    return result
+
+
+def timeline(trace: dict[str, Any]) -> list[tuple[float, float, str]]:
+    """What the GPU did in a step: start and length in milliseconds, and for what.
+
+    Raises:
+        ValueError: It is no step of a two-pass objective.
+    """
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    events = [event for event in trace["traceEvents"] if event.get("cat") in kinds]
+    events.sort(key=lambda event: event["ts"])
+    names = phases(event["name"] for event in events)
+    if "combination" not in names:
+        raise ValueError("trace must hold a two-pass step, got one without the fused kernels.")
+    zero = events[0]["ts"]
+    return [
+        ((event["ts"] - zero) / 1e3, event["dur"] / 1e3, phase)
+        for event, phase in zip(events, names, strict=True)
+    ]
+
+
+def profiled(work: Workload, step: Any) -> list[tuple[float, float, str]]:
+    """The timeline of one step, the second that the profiler sees: its first is slow."""
+    for _ in range(5):
+        step()
+    for _ in range(2):
+        work.synchronize()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            step()
+            work.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return timeline(json.loads(path.read_text()))
+
+
+def timelines() -> dict[str, list[tuple[float, float, str]]]:
+    work = Workload(CASES[CASE])
+    ways = {"eager": GSAM_EAGER, "captured": GSAM_CAPTURED}
+    return {name: profiled(work, make(work)) for name, make in ways.items()}
+
+
+def growth(cases: dict[int, Case], seconds: float) -> dict[str, dict[int, Any]]:
+    """What GSAM takes over two passes in each case, eager and captured."""
+    result: dict[str, dict[int, Any]] = {name: {} for name in SECTIONS}
+    for key, case in track(cases.items(), console=Console(stderr=True)):
+        for name, section in SECTIONS.items():
+            work = Workload(case)
+            record = measure(work, section, seconds, turn_ms=40, advance=lambda: None)
+            kept = ("median_ms", "over_floor", "over_floor_95", "over_vanilla")
+            values = {k: record["GSAM"][k] for k in kept}
+            result[name][key] = values | {"parameter_bytes": work.parameter_bytes}
+            del work
+            gc.collect()
+            torch.cuda.empty_cache()
+    return result
+
+
+def draw_timelines(record: dict[str, Any], path: Path) -> None:
+    figure, axes = plt.subplots(2, 1, figsize=(10, 3.6), sharex=True, layout="constrained")
+    for axis, (name, kernels) in zip(axes, record["timelines"].items(), strict=True):
+        end = max(start + length for start, length, _ in kernels)
+        busy = sum(length for _, length, _ in kernels)
+        for phase, colour in COLOURS.items():
+            spans = [(start, length) for start, length, other in kernels if other == phase]
+            total = sum(length for _, length in spans)
+            axis.broken_barh(spans, (0, 1), color=colour, label=f"{phase} {total:.2f} ms")
+        axis.set(yticks=[], title=f"{name}: {end:.1f} ms, the GPU busy for {busy:.1f} ms")
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small", frameon=False)
+    axes[-1].set_xlabel(f"milliseconds of one GSAM step, {record['case']}, {_gpu(record)}")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_growth(record: dict[str, Any], path: Path) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
+    labels = {"widths": "parameters, millions (batch 128)", "batches": "batch (21 million)"}
+    for axis, (key, label) in zip(axes, labels.items(), strict=True):
+        for name, costs in record[key].items():
+            xs = [
+                cost["parameter_bytes"] / 4e6 if key == "widths" else float(size)
+                for size, cost in costs.items()
+            ]
+            axis.plot(xs, [cost["over_floor"] for cost in costs.values()], "o-", label=name)
+        axis.axhline(1.0, color="grey", linewidth=0.8)
+        axis.set(xscale="log", xlabel=label)
+    axes[0].set_ylabel("GSAM over two passes")
+    axes[0].legend(frameon=False)
+    figure.suptitle(
+        f"A ViT of depth 12 for 32 px, bf16 autocast, {_gpu(record)}", fontsize="medium"
+    )
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _gpu(record: dict[str, Any]) -> str:
+    return str(record["hardware"]["gpu"])
+
+
+def draw(record: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    draw_timelines(record, folder / "step-timeline.png")
+    draw_growth(record, folder / "step-growth.png")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line, checked; a mistake exits with status 2."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
+    parser.add_argument("--out", type=Path, required=True, help="the folder for the figures")
+    parser.add_argument("--draw", type=Path, metavar="PATH", help="a record to draw from")
+    parser.add_argument("--seconds", type=float, default=3, help="timing of each point")
+    args = parser.parse_args()
+    if args.draw is None and not torch.cuda.is_available():
+        parser.error("a CUDA GPU must be present, got none. To draw from a record pass --draw.")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    if args.draw is not None:
+        draw(json.loads(args.draw.read_text()), args.out)
+        return
+    torch.backends.cudnn.benchmark = True
+    record = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware("cuda"),
+        "versions": versions(),
+        "case": CASE,
+        "timelines": timelines(),
+        "widths": growth({width: vit(width) for width in WIDTHS}, args.seconds),
+        "batches": growth({size: vit(batch_size=size) for size in BATCHES}, args.seconds),
+    }
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record) + "\n")
+    draw(record, args.out)
+    for name, kernels in record["timelines"].items():
+        for phase in COLOURS:
+            total = sum(length for _, length, other in kernels if other == phase)
+            print(f"{name:9} {phase:12} {total:7.3f} ms")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (RuntimeError, ValueError) as error:
+        sys.exit(f"error: {error}")
