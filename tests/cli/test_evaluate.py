@@ -245,3 +245,17 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["evaluate", str(tmp_path)]) == 2
     assert "name_or_path must be one of" in capsys.readouterr().err
     assert not (tmp_path / "evaluation.json").exists()
+
+
+def test_images_of_other_classes_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(config(tmp_path, epochs=1)).folder
+    with np.load(tmp_path / "images.npz") as archive:
+        arrays = dict(archive)
+    arrays["classes"] = np.array([*arrays["classes"], "eel"])
+    np.savez(tmp_path / "images.npz", **arrays)
+    assert main(["evaluate", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert "run must have weights of its network for its images, got" in error
+    assert "size mismatch for 5.bias" in error

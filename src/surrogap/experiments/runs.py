@@ -59,7 +59,14 @@ class Run:
         weights = read_weights(self.folder)
         # What it started from may be gone, and does not matter any more.
         model = network_of(replace(self.config.model, weights=None), splits)
-        model.load_state_dict(weights)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ValueError(
+                f"run must have weights of its network for its images, got {self.folder}, whose "
+                f"checkpoint differs ({str(error).splitlines()[-1].strip()}) Have its images "
+                "changed?"
+            ) from error
         return model.to(device).eval()
 
     def records(self) -> list[dict[str, Any]]:
