@@ -200,3 +200,16 @@ def test_step_profile_draws_from_a_record(step_profile: dict[str, Any], tmp_path
     assert result.returncode == 0, result.stderr
     for name in ("step-timeline.png", "step-growth.png"):
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_low_memory_compares_the_two_modes(tmp_path: Path) -> None:
+    arguments = ("--device", "cpu", "--model", "small_mlp", "--epochs", 1, "--seeds", 1)
+    path = tmp_path / "new" / "low.json"
+    result = run("benchmarks/low_memory.py", *arguments, "--json", path)
+    assert result.returncode == 0, result.stderr
+    record = json.loads(path.read_text())
+    assert {"hardware", "versions", "arguments", "date"} <= set(record)
+    # On a CPU both are the exact mode, so that even trainings are the same.
+    assert [entry["error"] for entry in record["errors"]] == [0.0] * 4
+    assert record["accuracies"]["low"] == record["accuracies"]["exact"]
+    assert record["accuracies"]["low"][0] > 0.5
