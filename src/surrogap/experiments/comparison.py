@@ -142,7 +142,7 @@ def _relative_time(runs: Sequence[Result], methods: Mapping[str, Sequence[Result
 
 def _time(runs: Sequence[Result]) -> float:
     """Epochs times the median time for an image, which does not mind a busy moment."""
-    times = [1 / record["images_per_second"] for run in runs for record in run.epochs]
+    times = [1 / float(record["images_per_second"]) for run in runs for record in run.epochs]
     return runs[0].num_epochs * statistics.median(times)
 
 
