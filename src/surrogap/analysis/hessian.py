@@ -17,15 +17,17 @@ by torch's plain implementation there, whose rules are complete.
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch.autograd import Function
+from torch.func import functional_call, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surrogap.analysis.surface import Surface
@@ -154,10 +156,6 @@ class Hessian:
 
 Products = list[Tensor | None]
 
-# Torch declares no types for them.
-_make_dual: Callable[[Tensor, Tensor], Tensor] = forward_ad.make_dual
-_unpack_dual: Callable[[Tensor], Any] = forward_ad.unpack_dual
-
 
 class _Loss(nn.Module):
     """The loss of a batch as a module, so that torch can run it with other parameters."""
@@ -176,20 +174,27 @@ def _forward_over_reverse(
 ) -> tuple[Tensor, Products]:
     """A batch's loss, and its `H v` for each parameter; None where that is zero."""
     _load_rules()
-    parameters = surface.weights.parameters
     module = _Loss(surface)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    with forward_ad.dual_level():
-        duals = {
-            names[id(parameter)]: _make_dual(parameter, tangent)
-            for parameter, tangent in zip(parameters, tangents, strict=True)
-        }
-        loss = torch.func.functional_call(module, duals, (batch,))
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        products = [
-            None if gradient is None else _unpack_dual(gradient).tangent for gradient in gradients
-        ]
-        return _unpack_dual(loss).primal.detach(), products
+    keys = [names[id(parameter)] for parameter in surface.weights.parameters]
+    primals = dict(zip(keys, (p.detach() for p in surface.weights.parameters), strict=True))
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        # BatchNorm writes its statistics, which within a derivative only new tensors take.
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        result: Tensor = functional_call(module, parameters | buffers, (batch,))
+        return result
+
+    def gradient(parameters: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        value, pullback, *_ = vjp(loss, parameters)
+        # Not torch.func.grad, which keeps the graph of the backward pass, for nobody here.
+        (result,) = pullback(torch.ones_like(value), retain_graph=False, create_graph=False)
+        return result, value
+
+    (_, value), (products, _), *_ = jvp(
+        gradient, (primals,), (dict(zip(keys, tangents, strict=True)),)
+    )
+    return value, [products[key] for key in keys]
 
 
 def _double_backward(
@@ -239,7 +244,11 @@ _COMPLAINTS = (
     r"derivative for '?(?:aten::)?(\w+)'? is not implemented",
     r"not implemented for (\S+)",
 )
-_COMPLAINTS_OF_FUNCTIONS = ("implement the jvp function", "once_differentiable")
+_COMPLAINTS_OF_FUNCTIONS = (
+    "implement the jvp function",
+    "override the setup_context staticmethod",
+    "once_differentiable",
+)
 
 
 def _without_rule(error: Exception) -> str | None:
@@ -254,10 +263,18 @@ def _without_rule(error: Exception) -> str | None:
 
 
 def _custom_function(traceback: TracebackType | None) -> str:
-    """The `torch.autograd.Function` whose missing rule an error tells of, if it can be seen."""
+    """The `torch.autograd.Function` whose missing rule an error tells of, as far as can be seen."""
+    place = ""
     while traceback is not None:
-        function = getattr(traceback.tb_frame.f_locals.get("self"), "_forward_cls", None)
-        if function is not None:
-            return str(function.__name__)
+        frame, line = traceback.tb_frame, traceback.tb_lineno
+        for value in frame.f_locals.values():
+            if isinstance(value, type) and issubclass(value, Function) and not _is_torchs(value):
+                return value.__name__
+        if frame.f_code.co_filename != __file__:
+            place = f" in {Path(frame.f_code.co_filename).name}, line {line}"
         traceback = traceback.tb_next
-    return "a custom autograd function"
+    return f"a custom autograd function{place}"
+
+
+def _is_torchs(function: type) -> bool:
+    return function.__module__.split(".")[0] == "torch"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.analysis.space import Space
@@ -172,17 +173,14 @@ class Surface:
         """The body sees the weights at `w + delta`; afterwards they are `w`, bit for bit."""
         self.weights.look()
         tensors = self.weights.tensors
-        layout = Layout(tensors)
-        before = layout.read(tensors)
-        there = [
-            (tensor.detach().to(wide(tensor.dtype)) + piece.to(tensor.device)).to(tensor.dtype)
-            for tensor, piece in zip(tensors, self.space.pieces(delta), strict=True)
-        ]
-        after = layout.read(there)
-        del there
+        before = Layout(tensors).read(tensors)
         try:
             with torch.no_grad():
-                after.write_to_(tensors)
+                for tensor, piece in zip(tensors, self.space.pieces(delta), strict=True):
+                    there = tensor.to(wide(tensor.dtype)) + piece.to(tensor.device)
+                    # Graphs that were built before stay good: the weights come back.
+                    with _unsafe_preserve_version_counter((tensor,)):
+                        tensor.copy_(there)
             yield
         finally:
             with torch.no_grad():
