@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from surrogap.training.parts import parts_of
+from surrogap.training.processes import joined
 from surrogap.training.records import Records, read_records
 from surrogap.training.run import train
 from surrogap.training.step import EagerStep
@@ -88,6 +90,20 @@ def test_the_number_of_processes_may_change(parallel: str, tmp_path: Path, two: 
     assert two.run(run, tmp_path / "more", changes, 9) == [(9, "SIGTERM")] * 2
     assert run(tmp_path / "more", changes) == (12, None)
     assert_close_runs(tmp_path / "one" / "run", tmp_path / "more" / "run")
+
+
+def drawn(folder: Path) -> tuple[Tensor, Tensor]:
+    """Some first weights, and what the process draws after."""
+    with joined("cpu") as world:
+        parts = parts_of(made_up.config(folder), world)
+        return next(parts.model.parameters()).detach().clone(), torch.rand(4)
+
+
+def test_first_weights_are_the_same_and_dropout_is_not(tmp_path: Path, two: Processes) -> None:
+    made_up.config(tmp_path)
+    (weights, numbers), (same_weights, other_numbers) = two.run(drawn, tmp_path)
+    assert torch.equal(weights, same_weights)
+    assert not torch.equal(numbers, other_numbers)
 
 
 def diverging(folder: Path, parallel: str) -> int:

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from surrogap.evaluation import Scores
 from surrogap.training import progress
 from surrogap.training.failure import RunFailedError
 from surrogap.training.processes import World
@@ -41,6 +43,19 @@ def test_lines_of_a_run(tmp_path: Path) -> None:
             (a[quantity] + b[quantity]) / 2 for a, b in zip(steps[::2], steps[1::2], strict=True)
         ]
         assert [epoch[quantity] for epoch in epochs] == pytest.approx(means, rel=1e-4)
+
+
+def test_evaluation_is_no_time_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object, **__: object) -> Scores:
+        time.sleep(0.5)
+        return Scores(0.5, 0.5, 1.0, 0.1, 16)
+
+    monkeypatch.setattr("surrogap.training.run.evaluate", slow)
+    config = made_up.config(tmp_path)
+    train(config)
+    last = read_records(config.folder)[-1]
+    assert last["seconds"] < 1.4  # three evaluations take longer
+    assert 32 / last["images_per_second"] < 0.5
 
 
 def test_what_is_not_measured_is_null(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ class _Run:
             state: State = {
                 "step": self.step,
                 "num_skipped": self.num_skipped,
-                **weights_and_moments(self.parts.model, self.parts.optimizer, self.world),
+                **weights_and_moments(self.parts.model, self.parts.optimizer),
                 "scaler": self._scaler_state(),
                 "objective": counting_state(self.parts.objective),
                 "images": self.parts.images.state_dict(),

@@ -18,15 +18,12 @@ from torch.optim import Optimizer
 from surrogap.training.processes import World
 
 
-def weights_and_moments(
-    model: nn.Module, optimizer: Optimizer, world: World
-) -> dict[str, dict[str, Any]]:
+def weights_and_moments(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
     """The state of the network and of its optimizer, by the weights' names, on the CPU.
 
     It knows neither DDP nor FSDP2 nor the number of processes. The first process has it, and the
-    others get empty dictionaries.
+    others get empty dictionaries. Of statistics that differ between processes it holds the first's.
     """
-    share_buffers(model, world)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights, moments = get_state_dict(model, optimizer, options=options)
     return {"model": dict(weights), "optimizer": dict(moments)}
