@@ -267,7 +267,8 @@ def main() -> None:
     try:
         x, y, num_classes = images(args.data, args.root, args.images)
     except ValueError as error:
-        sys.exit(f"--data: {error}")
+        print(f"--data: {error}", file=sys.stderr)
+        sys.exit(2)
     model = network(args.smoke, num_classes).to(args.device)
     parts = zip(
         x.to(args.device).split(args.batch), y.to(args.device).split(args.batch), strict=True
