@@ -1,5 +1,6 @@
 """The recipes against the paper's tables, copied from its LaTeX source as they stand there."""
 
+import json
 import re
 from pathlib import Path
 
@@ -132,3 +133,19 @@ def test_a_recipe_for_many_devices_says_so_in_its_command() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "recipes.md").read_text() == page()
+
+
+def test_what_a_laptop_may_expect_is_what_was_recorded() -> None:
+    record = json.loads((ROOT / "results" / "compare_fashion_mnist.json").read_text())
+    for objective in OBJECTIVES:
+        recipe = RECIPES[f"fashion-mnist-{objective}"]
+        summary = record["summary"][objective]
+        accuracy = {name: 100 * value for name, value in summary["test_accuracy"].items()}
+        assert (
+            f"{accuracy['mean']:.2f} ± {accuracy['deviation']:.2f} %, test loss "
+            f"{summary['test_loss']['mean']:.4f}, calibration error "
+            f"{100 * summary['test_calibration_error']['mean']:.2f} %"
+        ) in recipe.expected
+        told, own = record["configurations"][objective], recipe.config.to_dict()
+        for group in ("model", "data", "objective", "optimizer", "schedule"):
+            assert told[group] == own[group]
