@@ -27,6 +27,14 @@ _LINES = {
     "worst_sharpness": ("worst 2h/rho^2", 1.0, 2),
 }
 _MEASURED = ("gap", "sharpness", "worst_gap", "worst_sharpness")
+_SUMMARISED = (*_LINES, "seconds")
+
+# What is drawn of the epochs' records.
+_PANELS = {
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "loss": "training loss",
+}
 
 
 @final
@@ -141,9 +149,9 @@ def _relative_time(runs: Sequence[Result], methods: Mapping[str, Sequence[Result
 
 
 def _time(runs: Sequence[Result]) -> float:
-    """Epochs times the median time for an image, which does not mind a busy moment."""
-    times = [1 / float(record["images_per_second"]) for run in runs for record in run.epochs]
-    return runs[0].num_epochs * statistics.median(times)
+    """Epochs by the median pace, which does not mind a busy moment."""
+    paces = [float(record["images_per_second"]) for run in runs for record in run.epochs]
+    return runs[0].num_epochs / statistics.median(paces)
 
 
 def differences(results: Sequence[Result]) -> list[str]:
@@ -169,19 +177,9 @@ def numbers(results: Sequence[Result], rho: float) -> dict[str, Any]:
     return {"rho": rho, "summary": summary, "runs": [asdict(result) for result in results]}
 
 
-_SUMMARISED = (*_LINES, "seconds")
-
-
 def _moments(values: Sequence[float]) -> dict[str, float | None]:
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "deviation": deviation}
-
-
-_PANELS = {
-    "test_accuracy": "test accuracy",
-    "test_loss": "test loss",
-    "loss": "training loss",
-}
 
 
 def draw(results: Sequence[Result], path: Path, title: str) -> None:
