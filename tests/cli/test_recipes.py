@@ -1,5 +1,6 @@
 """`surrogap recipes`."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,10 +43,20 @@ def test_markdown_is_the_page_in_the_docs(capsys: pytest.CaptureFixture[str]) ->
 def test_an_unknown_recipe_has_a_closest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "vit-b23-gsam"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("surrogap: recipe must be one of ")
+    # All ninety would hide the one that was meant.
+    assert error.startswith(f"surrogap: recipe must be one of {len(RECIPES)} names, got")
     assert error.endswith(
         "got 'vit-b23-gsam'. The closest is 'vit-b32-gsam'. surrogap recipes lists them.\n"
     )
+
+
+def test_a_reader_may_stop_reading() -> None:
+    command = f"{sys.executable} -m surrogap.cli recipes"
+    reading = ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"]
+    result = subprocess.run(reading, capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+    assert result.stdout.startswith("recipe ")
+    assert result.returncode in (0, 128 + signal.SIGPIPE)  # 0 where it had written all before
 
 
 def test_as_a_program() -> None:

@@ -9,7 +9,9 @@ Exit status: 0; 1 if a run failed; 2 for a mistake in what was asked for, told i
 128 + n after signal n.
 """
 
+import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -58,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         return _run(words[0], words[1:])
+    except BrokenPipeError:  # who reads the output has seen enough, as `head` does
+        # What is still to be written at the end has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except RunFailedError as failure:
         print(f"surrogap: {failure}", file=sys.stderr)
         return 1

@@ -5,12 +5,16 @@ from collections.abc import Iterable
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+# Names in a sentence.
+_READABLE = 20
+
 
 def one_of(name: str, value: object, known: Iterable[str], *, remedy: str = "") -> str:
     """`value`, if it is one of the known names.
 
     Raises:
-        ValueError: It is none; the message has the known ones and the closest.
+        ValueError: It is none; the message has the known ones, or how many if they are too many to
+            read, and the closest.
 
     >>> one_of("decay", "cosine", ["linear", "cosine"])
     'cosine'
@@ -20,8 +24,9 @@ def one_of(name: str, value: object, known: Iterable[str], *, remedy: str = "") 
         return value
     guess = closest(str(value), names)
     ending = f" {remedy}" if remedy else ""
+    listed = ", ".join(names) if len(names) <= _READABLE else f"{len(names)} names"
     raise ValueError(
-        f"{name} must be one of {', '.join(names)}, got {value!r}. "
+        f"{name} must be one of {listed}, got {value!r}. "
         f"{f'The closest is {guess!r}.' if guess else 'Pass one of them.'}{ending}"
     )
 
