@@ -9,7 +9,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from surrogap import SAM
 from surrogap.analysis import Surface
-from surrogap.analysis.find_rho import Radius, Sweep, cost_of_find_rho, find_rho
+from surrogap.analysis.find_rho import (
+    COSINE_FROM,
+    COSINE_TO,
+    Radius,
+    Sweep,
+    cost_of_find_rho,
+    find_rho,
+)
 from tests import zoo
 from tests.analysis.reference import SIZES, batches, network, quadratic
 
@@ -52,7 +59,7 @@ def test_the_suggestion_is_where_the_cosine_falls() -> None:
     rhos = [1e-3 * 1.05**i for i in range(200)]
     sweep = find_rho(surface, rhos)
     assert sweep.low is not None
-    for rho, cosine in ((sweep.low, 0.98), (sweep.high, 0.5)):
+    for rho, cosine in ((sweep.low, COSINE_FROM), (sweep.high, COSINE_TO)):
         before, after = find_rho(surface, [0.95 * rho, 1.05 * rho]).radii
         assert before.cosine > cosine > after.cosine
     assert sweep.center == pytest.approx(math.sqrt(sweep.low * sweep.high))

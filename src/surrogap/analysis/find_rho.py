@@ -16,9 +16,10 @@ from surrogap.core.arguments import number
 # Three radii in each factor of ten.
 USUAL_RHOS = tuple(round(10 ** (exponent / 3), 6) for exponent in range(-9, 4))
 
-# Where the suggestion begins and ends.
-COSINE_FROM = 0.98
-COSINE_TO = 0.5
+# Where the suggestion begins and ends: the gradient has turned by 6 and by 32 degrees. In between
+# lies about a factor of ten in radius.
+COSINE_FROM = 0.995
+COSINE_TO = 0.85
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,8 @@ def find_rho(
 ) -> Sweep:
     """Which radii make sense for a model on its batches.
 
-    The suggestion begins where the mean cosine of `g` and `g_p` falls to 0.98, and ends where it
-    falls to 0.5 or the perturbed loss reaches `ceiling`. It is a range to search, not the best
+    The suggestion begins where the mean cosine of `g` and `g_p` falls to 0.995, and ends where it
+    falls to 0.85 or the perturbed loss reaches `ceiling`. It is a range to search, not the best
     radius: that depends on the whole run. Measure a model that has been trained for a while, in
     training mode, with batches of the size that shares a perturbation; at the start of training the
     surface is another one. Build the surface with `is_checked=False` to measure with
