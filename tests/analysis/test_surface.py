@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from surrogap.analysis import Surface, cross_entropy
+from surrogap.analysis import Hessian, Surface, cross_entropy
 from tests import zoo
 from tests.analysis.reference import SIZES, batches, network
 
@@ -177,3 +177,12 @@ def test_a_perfect_loss_is_the_same_twice() -> None:
     surface = Surface(model, [torch.ones(3, 2)], lambda m, x: 0.0 * m(x).sum())
     assert not surface.loss()
     assert not math.isnan(float(surface.gradient()[1].norm()))
+
+
+def test_of_a_compiled_model_the_one_inside_runs() -> None:
+    model = network("mlp")
+    compiled = torch.compile(model, backend=lambda graph, inputs: pytest.fail("compiled"))
+    surfaces = [Surface(m, batches()) for m in (model, compiled)]
+    v = surfaces[0].space.random(0)
+    one, other = (Hessian(surface) @ v for surface in surfaces)
+    assert torch.equal(one, other)

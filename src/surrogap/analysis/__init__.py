@@ -3,6 +3,7 @@
 Everything is measured on a `Surface`: a model's loss over a set of batches.
 """
 
+from surrogap.analysis.batches import cross_entropy
 from surrogap.analysis.bounds import RiskBound, Solution, gaussian_divergence, risk_bound
 from surrogap.analysis.eigen import Eigenpairs, dominant_eigenvalue, eigenvalues
 from surrogap.analysis.find_rho import Sweep, find_rho
@@ -19,7 +20,7 @@ from surrogap.analysis.landscape import (
 )
 from surrogap.analysis.sharpness import Plan, Sharpness, sharpness
 from surrogap.analysis.spectrum import Density, Trace, density, trace
-from surrogap.analysis.surface import Surface, cross_entropy
+from surrogap.analysis.surface import Surface
 
 __all__ = [
     "Density",

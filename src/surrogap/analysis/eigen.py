@@ -157,7 +157,10 @@ def eigenvalues(
         if has_converged or lanczos.num_products >= max_products:
             break
     vectors = [lanczos.basis.combination(ritz.coefficients[:, index]) for index in wanted.tolist()]
-    values, residuals = (x[wanted].to(vectors[0]) for x in (ritz.values, ritz.residuals))
+    # The process may tell of residuals below what a product is rounded to.
+    least = torch.finfo(space.dtype).eps * ritz.values.abs().max()
+    values = ritz.values[wanted].to(vectors[0])
+    residuals = ritz.residuals[wanted].clamp(min=least).to(vectors[0])
     return Eigenpairs(values, torch.stack(vectors), residuals, lanczos.num_products, has_converged)
 
 

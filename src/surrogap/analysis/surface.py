@@ -4,7 +4,7 @@ All that is measured in this room is measured on such a surface: losses and grad
 `w`, or at `w + delta` nearby.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parallel import DistributedDataParallel
 
+from surrogap.analysis.batches import LossFn, cross_entropy, num_samples_of
 from surrogap.analysis.space import Space
 from surrogap.core.passes import Buffers, RandomState
 from surrogap.core.replicas import Replicas
@@ -22,50 +23,11 @@ from surrogap.core.shards import fsdp_modules
 from surrogap.core.vectors import Layout, wide
 from surrogap.core.weights import Weights
 
-LossFn = Callable[[nn.Module, Any], Tensor]
 # From a batch, its number of samples n and a vector: adds n times the batch's to it, and returns
 # the batch's mean loss.
 Add = Callable[[Any, int, Tensor], Tensor]
 # Called with how much is done, and how much there is to do at most.
 Progress = Callable[[int, int], object]
-
-
-def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The mean cross-entropy of a batch of images and labels, moved to where the model is.
-
-    >>> cross_entropy(nn.Linear(2, 4), (torch.zeros(3, 2), torch.tensor([0, 1, 2]))).shape
-    torch.Size([])
-    """
-    device = next(model.parameters()).device
-    images, labels = (part.to(device, non_blocking=True) for part in batch)
-    return nn.functional.cross_entropy(model(images), labels)
-
-
-def num_samples_of(batch: Any) -> int:
-    """How many samples a batch has: the length of the first tensor in it.
-
-    Raises:
-        TypeError: There is none.
-
-    >>> num_samples_of({"images": torch.zeros(5, 3), "labels": torch.zeros(5)})
-    5
-    """
-    first = _first_tensor(batch)
-    if first is None or first.ndim == 0:
-        raise TypeError(
-            f"batch must hold a tensor with a row for each sample, got {type(batch).__name__} "
-            "without. Pass num_samples_of=, a function from a batch to its number of samples."
-        )
-    return len(first)
-
-
-def _first_tensor(batch: Any) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    if not isinstance(parts, Iterable) or isinstance(parts, str):
-        return None
-    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
 
 
 class Surface:
@@ -87,7 +49,7 @@ class Surface:
     Args:
         model: The model; its trainable parameters are the weights.
         batches: What can be iterated over many times: a list, or a DataLoader without random
-            augmentation. Shuffling does no harm.
+            augmentation. Shuffling does no harm, unless BatchNorm is in training mode.
         loss_fn: The mean loss of a batch, from the model that is passed to it and the batch.
         num_samples_of: How many samples a batch has.
         is_checked: Whether to look at first if model and batches give the same loss twice, at the
