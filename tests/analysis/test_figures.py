@@ -14,6 +14,7 @@ from surrogap.analysis.find_rho import Radius, Sweep
 from surrogap.analysis.gap import Gap, Gaps
 from surrogap.analysis.landscape import Line, Plane
 from surrogap.analysis.spectrum import Density
+from tests.architecture.test_imports import loaded_after
 
 LINES = [Line((0.0, 1.0), (2.0, 3.0), "one"), Line((0.0, 2.0), (2.0, 5.0), "other")]
 PLANE = Plane((-1.0, 0.0, 1.0), (0.0, 2.0), ((1.0, 0.0, 1.0), (3.0, 2.0, 4.0)), ("x", "y"))
@@ -81,3 +82,7 @@ def test_without_matplotlib_they_say_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"figures must have matplotlib, got .*surrogap\[train\]"):
         figures.curves(LINES)
+
+
+def test_measuring_does_not_load_matplotlib() -> None:
+    assert "matplotlib" not in loaded_after("import surrogap.analysis")
