@@ -735,8 +735,8 @@ def test_messages_are_those_of_two_passes_and_four_numbers(warm: int, two: Proce
     assert two.run(num_messages, "GSAM", warm)[0] == expected
 
 
-def fused(parameters: Any, kinds: Any, ascent: Any, shardings: Any, last: Any) -> Arithmetic:
-    return Fused(parameters, kinds, ascent, shardings)
+def fused(*arguments: Any, last: Any) -> Arithmetic:
+    return Fused(*arguments)
 
 
 def fused_and_flat(name: str, mesh: Callable[[], DeviceMesh]) -> tuple[float, float]:
