@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from surrogap.cli import evaluate as evaluate_command
 from surrogap.cli import main
 from surrogap.cli.evaluate import Evaluate, places
 from surrogap.data import FileSet, TensorSet
@@ -74,6 +75,16 @@ def test_corruptions_are_those_of_the_room_and_their_mean(
         assert found["mean"][measure] == pytest.approx(np.mean(values))
         fog = np.mean([s[measure] for s in by_severity["fog"].values()])
         assert found["by_corruption"]["fog"][measure] == pytest.approx(fog)
+
+
+def test_where_there_is_no_terminal_lines_tell_where_it_is(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluate_command, "LINE_INTERVAL", 0.0)
+    assert main(["evaluate", str(run)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["test (1 of 56)", "gaussian_noise 1 (2 of 56)"]
+    assert len(lines) == 56
 
 
 def test_people_who_all_vote_for_the_label_give_the_labels_scores(

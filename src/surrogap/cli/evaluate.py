@@ -8,6 +8,7 @@ surrogap evaluate runs/c --real data/real.json --v2 data/imagenetv2-matched-freq
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from surrogap.experiments.trials import Places, Trial
 
 RESULT = "evaluation.json"
+LINE_INTERVAL = 30.0  # seconds
 
 # Where sets are looked for in the folder of the named sets, by the names that they come with.
 _USUAL = {
@@ -221,18 +223,24 @@ def _write(path: Path, found: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Any]:
-    """A bar on standard error, if that is a terminal. Yields what to call as each set begins."""
+    """A bar on standard error, or a line now and then where that is no terminal.
+
+    Yields what to call as each set begins.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(file=sys.stderr)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=total)
-        begun = -1
+        begun, spoke = -1, time.monotonic()
 
         def tell(name: str) -> None:
-            nonlocal begun
+            nonlocal begun, spoke
             begun += 1
             bar.update(task, description=name, completed=begun)
+            if not console.is_terminal and time.monotonic() - spoke >= LINE_INTERVAL:
+                spoke = time.monotonic()
+                print(f"{name} ({begun + 1} of {total})", file=sys.stderr, flush=True)
 
         yield tell
