@@ -270,3 +270,13 @@ def test_images_of_other_classes_are_refused(
     error = capsys.readouterr().err
     assert "run must have weights of its network for its images, got" in error
     assert "size mismatch for 5.bias" in error
+
+
+def test_a_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(config(tmp_path, epochs=1)).folder
+    (run / ".evaluation.json").mkdir()  # where the file would go before it has its name
+    assert main(["evaluate", str(run), "--no-corruptions"]) == 2
+    error = capsys.readouterr().err
+    assert f"run must be a folder that can be written, got {run} (Is a directory)" in error
