@@ -11,6 +11,7 @@ from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.recipes.imagenet import OBJECTIVES
 from surrogap.experiments.recipes.page import page
 from surrogap.models import names
+from surrogap.training.config import Config
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -146,6 +147,7 @@ def test_what_a_laptop_may_expect_is_what_was_recorded() -> None:
             f"{summary['test_loss']['mean']:.4f}, calibration error "
             f"{100 * summary['test_calibration_error']['mean']:.2f} %"
         ) in recipe.expected
-        told, own = record["configurations"][objective], recipe.config.to_dict()
+        told = Config.from_dict(record["configurations"][objective]).to_dict()
+        own = recipe.config.to_dict()
         for group in ("model", "data", "objective", "optimizer", "schedule"):
             assert told[group] == own[group]

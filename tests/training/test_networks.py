@@ -54,6 +54,26 @@ def test_dropout_where_there_is_none(splits: Splits) -> None:
         network_of(ModelConfig(name="small_mlp", drop=0.1), splits)
 
 
+@pytest.mark.parametrize("name", ["small_mlp", "small_vit_narrow", "small_resnet18_narrow"])
+def test_the_biases_of_a_head(name: str, splits: Splits) -> None:
+    model = network_of(ModelConfig(name=name, head_bias=-10.0), splits)
+    biases = [parameter for parameter in model.parameters() if parameter.shape == (4,)]
+    assert torch.equal(biases[-1], torch.full((4,), -10.0))
+    with torch.no_grad():  # so that only the head's biases are left
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.zero_()
+    assert torch.equal(model.eval()(torch.zeros(2, 1, 8, 8)), torch.full((2, 4), -10.0))
+
+
+def test_a_head_without_biases(splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 4, bias=False))
+    monkeypatch.setattr("surrogap.training.networks.create", lambda *_, **settings: bare)
+    message = "head_bias must be left out for small_mlp, whose head is no linear layer with a bias"
+    with pytest.raises(ValueError, match=message):
+        network_of(ModelConfig(name="small_mlp", head_bias=0.0), splits)
+
+
 def test_weights_of_a_run_and_a_new_head(tmp_path: Path) -> None:
     config = made_up.config(tmp_path, steps=1)
     train(config)

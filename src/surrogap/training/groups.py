@@ -1,5 +1,6 @@
 """The groups of a configuration, each for one part of the system. None needs torch."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, final, get_type_hints
 
@@ -42,6 +43,10 @@ class ModelConfig(Group):
     drop: float = 0.0
     """The probability of dropout, in all of the network's dropout layers but attention's."""
 
+    head_bias: float | None = None
+    """What the biases of a new head start from; by default what the network starts them from. With
+    --loss sigmoid, -10 has all classes start improbable, as the authors do."""
+
     weights: str | None = None
     """Whose weights to start from, for transfer: a run's folder, or a .safetensors file. A head
     for another number of classes stays new."""
@@ -50,6 +55,7 @@ class ModelConfig(Group):
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1, remedy="Pass a number of pixels, as 32.")
         self._number("drop", below=1.0, remedy="Pass a probability, such as 0.1.")
+        self._number("head_bias", above=-math.inf, remedy="Pass one such as -10, or none.")
 
 
 @final

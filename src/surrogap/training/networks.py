@@ -20,8 +20,8 @@ def network_of(config: ModelConfig, splits: Splits) -> nn.Module:
 
     Raises:
         ImportError: timm is not installed.
-        ValueError: There is no such network, the images do not suit it, it has no dropout, or the
-            weights to start from are another network's.
+        ValueError: There is no such network, the images do not suit it, it has no dropout or no
+            bias in its head, or the weights to start from are another network's.
 
     >>> from surrogap.data import load
     >>> network_of(ModelConfig(name="small_mlp"), load("embedded"))[1]
@@ -35,6 +35,8 @@ def network_of(config: ModelConfig, splits: Splits) -> nn.Module:
     )
     if config.drop:
         _set_dropout(model, config)
+    if config.head_bias is not None:
+        _set_head_bias(model, config, num_classes=len(splits.classes))
     if config.weights is not None:
         load_weights(model, Path(config.weights).expanduser(), num_classes=len(splits.classes))
     return model
@@ -63,6 +65,20 @@ def _set_dropout(model: nn.Module, config: ModelConfig) -> None:
             f"drop must be 0 for {config.name}, which has no dropout, got {config.drop}. "
             "Pass --drop 0, or a ViT."
         )
+
+
+def _set_head_bias(model: nn.Module, config: ModelConfig, *, num_classes: int) -> None:
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module.out_features == num_classes
+    ]
+    if not layers or layers[-1].bias is None:
+        raise ValueError(
+            f"head_bias must be left out for {config.name}, whose head is no linear layer with a "
+            f"bias, got {config.head_bias}. Pass --head-bias none."
+        )
+    nn.init.constant_(layers[-1].bias, config.head_bias or 0.0)
 
 
 def load_weights(model: nn.Module, source: Path, *, num_classes: int) -> None:

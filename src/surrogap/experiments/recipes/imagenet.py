@@ -3,7 +3,7 @@
 The table is the appendix's "Hyper-parameters to reproduce experimental results", the accuracies are
 those of its Table 1. What the paper leaves open is as in the one configuration that the authors
 published, `big_vision/configs/proj/gsam/vit_i1k_gsam_no_aug.py`: batches of 4,096, the sigmoid
-loss, and gradients clipped at norm 1. One thing of it is not here: their head's bias starts at -10.
+loss with a head whose bias starts at -10, and gradients clipped at norm 1.
 """
 
 from collections.abc import Iterator
@@ -122,9 +122,9 @@ _RESNET_PARTS = ExecutionConfig(
 
 _NOTES = (
     "Meant for 8 devices. Each computes its 512 images in 8 parts with a perturbation each, so "
-    "that 64 images share one, as on the paper's 64 workers. Loss, batch and clipping are those of "
-    "the ViT configuration that the authors published. Their head's bias starts at -10, and this "
-    "one at 0; they normalise pixels to -1 and 1, and this by ImageNet's mean and deviation."
+    "that 64 images share one, as on the paper's 64 workers. Loss, the head's first bias, batch and "
+    "clipping are those of the ViT configuration that the authors published. They normalise pixels "
+    "to -1 and 1, and this by ImageNet's mean and deviation."
 )
 _SAM = (
     " The paper's table does not tell SAM's radius: this is the table's rho_max, as a constant, "
@@ -172,7 +172,7 @@ def _recipe(model: str, objective: str) -> Recipe:
 def _config(model: str, objective: str) -> Config:
     is_resnet = model.startswith("resnet")
     return Config(
-        model=ModelConfig(name=model),
+        model=ModelConfig(name=model, head_bias=-10.0),
         data=DataConfig(name="imagenet", augmentation="light", batch_size=4096),
         objective=_objective(objective, ROWS[model]),
         optimizer=_SGD if is_resnet else _ADAMW,
