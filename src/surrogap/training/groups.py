@@ -154,6 +154,10 @@ class ObjectiveConfig(Group):
     scope: Literal["replica", "global"] | None = None
     """Under torchrun, whose gradients a climb follows. By default replica, its own, for ddp."""
 
+    memory: Literal["exact", "low"] = "exact"
+    """What a step holds besides, on a GPU: two copies of the weights, or one (low), from which the
+    first gradient is found again but for rounding."""
+
     @property
     def has_radius(self) -> bool:
         """Whether it makes a second pass at a distance rho."""

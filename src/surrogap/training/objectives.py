@@ -12,13 +12,15 @@ from surrogap.core.objectives import ASAM, GSAM, SAM, GapPenalty, Vanilla
 from surrogap.core.rho import InverseSqrt, ProportionalToLR, Schedule
 from surrogap.training.config import Config
 
+_COMMON = ("scope", "memory")
+
 # By name: the class, and which fields it takes beside the radius.
 _OBJECTIVES: dict[str, tuple[Callable[..., Objective], tuple[str, ...]]] = {
     "vanilla": (Vanilla, ()),
-    "sam": (SAM, ("scope",)),
-    "gsam": (GSAM, ("scope", "alpha", "minimize")),
-    "asam": (ASAM, ("scope", "alpha", "eta")),
-    "gap-penalty": (GapPenalty, ("scope", "lam")),
+    "sam": (SAM, _COMMON),
+    "gsam": (GSAM, (*_COMMON, "alpha", "minimize")),
+    "asam": (ASAM, (*_COMMON, "alpha", "eta")),
+    "gap-penalty": (GapPenalty, (*_COMMON, "lam")),
     "entropy-sgd": (
         EntropySGD,
         ("gamma", "inner_steps", "inner_lr", "noise", "averaging", "scoping"),
