@@ -78,7 +78,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_command_has_a_module() -> None:
     folder = Path(cli.__file__).parent
-    assert all((folder / f"{name}.py").exists() for name in cli.COMMANDS)
+    assert all((folder / f"{name.replace('-', '_')}.py").exists() for name in cli.COMMANDS)
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -1,9 +1,9 @@
 """The command line: `surrogap COMMAND`.
 
-A command is a module here of its name, with a function `main(arguments) -> int` that returns the
-exit status, and a line in `COMMANDS`. Its options are a dataclass, read by `surrogap.cli.options`.
-Modules of commands import torch and all that needs it inside of functions, for `--help` must not
-wait for it.
+A command is a module here of its name (find_rho for find-rho), with a function
+`main(arguments) -> int` that returns the exit status, and a line in `COMMANDS`. Its options are a
+dataclass, read by `surrogap.cli.options`. Modules of commands import torch and all that needs it
+inside of functions, for `--help` must not wait for it.
 
 Exit status: 0; 1 if a run failed; 2 for a mistake in what was asked for, told in one sentence;
 128 + n after signal n.
@@ -25,6 +25,10 @@ COMMANDS = {
     "compare": "Train several objectives alike, and show them side by side.",
     "evaluate": "Score a run on clean and shifted test sets.",
     "show": "Show a run, its summary and its curves.",
+    "sharpness": "Measure how sharp a run is, or any network.",
+    "landscape": "Draw the loss around a run, or between two.",
+    "find-rho": "Tell which radii make sense, for a recipe or a run.",
+    "reproduce": "Draw the paper's toy figures, and check its theory in numbers.",
     "export": "Write a run's weights for timm.",
     "recipes": "List the recipes, or show one.",
 }
@@ -94,7 +98,8 @@ def mistake(error: Exception) -> str | None:
 
 def _run(name: str, arguments: list[str]) -> int:
     one_of("command", name, COMMANDS, remedy="Run surrogap --help.")
-    status: int = import_module(f"surrogap.cli.{name}").main(arguments)
+    module = import_module(f"surrogap.cli.{name.replace('-', '_')}")
+    status: int = module.main(arguments)
     return status
 
 

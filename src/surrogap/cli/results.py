@@ -1,0 +1,148 @@
+"""What a command that measures leaves behind: a JSON file, and figures beside it."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+Tell = Callable[[float, float], None]
+Writer = Callable[[Path], object]
+
+LINE_INTERVAL = 30.0  # seconds
+
+
+@final
+class Results:
+    """The files of one measurement: `STEM.json`, and a PNG for each figure.
+
+    They replace those of the same command, and nothing else.
+
+    Args:
+        folder: Where to write; it is made if it is not there.
+        command: Whose results they are.
+        stem: What the JSON file is called.
+        figures: What the figures' files are called.
+
+    Raises:
+        ValueError: A file is there that the command did not write, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, command: str, stem: str, figures: Sequence[str]) -> None:
+        self.path = folder / f"{stem}.json"
+        self.figures = [folder / name for name in figures]
+        self._command = f"surrogap {command}"
+        own = self._own()
+        for path in (self.path, *self.figures):
+            if path.exists() and path.name not in own:
+                raise ValueError(
+                    f"out must be a folder where {self._command} may write {path.name}, got "
+                    f"{folder}, which has a file of that name that it did not write. Pass "
+                    "another --out."
+                )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _not_writable(folder, error) from error
+
+    def _own(self) -> set[str]:
+        """The files that an earlier call of the same command wrote."""
+        try:
+            before = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return set()
+        if not isinstance(before, dict) or before.get("command") != self._command:
+            return set()
+        return {self.path.name, *before.get("figures", [])}
+
+    def write(self, found: Mapping[str, Any], writers: Mapping[str, Writer]) -> None:
+        """Writes all files.
+
+        Args:
+            found: What was measured.
+            writers: By the name of a figure's file, what writes it to a path.
+
+        Raises:
+            ValueError: The folder cannot be written.
+        """
+        names = [path.name for path in self.figures]
+        whole = {"command": self._command, "figures": names, **found}
+        text = json.dumps(plain(whole), indent=2, allow_nan=False) + "\n"
+        try:
+            # First, for it says whose the figures are.
+            _replace(self.path, lambda path: path.write_text(text))
+            for path in self.figures:
+                _replace(path, writers[path.name])
+        except OSError as error:
+            raise _not_writable(self.path.parent, error) from error
+
+    @property
+    def told(self) -> str:
+        """Where they are, for people."""
+        return f"Numbers: {self.path}. Figures: {', '.join(map(str, self.figures))}."
+
+
+def _replace(path: Path, write: Writer) -> None:
+    temporary = path.with_name(f".{path.name}")
+    write(temporary)
+    os.replace(temporary, path)
+
+
+def _not_writable(folder: Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"out must be a folder that can be written, got {folder} ({error.strerror}). "
+        "Pass another one."
+    )
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: paths as text, and null for numbers that are not finite.
+
+    >>> plain({"gap": math.nan, "rhos": (0.1, 0.2)})
+    {'gap': None, 'rhos': [0.1, 0.2]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
+
+
+def tell_cost(cost: float, what: str) -> None:
+    """Says what a measurement will cost, before it starts.
+
+    >>> tell_cost(99.3, "over 1,000 images")
+    At most 100 gradient evaluations over 1,000 images.
+    """
+    print(f"At most {math.ceil(cost):,} gradient evaluations {what}.", flush=True)
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Tell]:
+    """A bar with the time left on standard error, or a line now and then if that is no terminal.
+
+    Yields:
+        What to call with how much is done, and how much there is.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(file=sys.stderr)
+    spoke = time.monotonic()
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(title, total=None)
+
+        def tell(done: float, total: float) -> None:
+            nonlocal spoke
+            progress.update(task, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() - spoke >= LINE_INTERVAL:
+                spoke = time.monotonic()
+                print(f"{title}: {done / total:.0%}", file=sys.stderr, flush=True)
+
+        yield tell

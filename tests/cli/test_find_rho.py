@@ -1,0 +1,148 @@
+"""`surrogap find-rho`: the library's sweep, on what training sees."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surrogap.analysis import Surface, find_rho
+from surrogap.cli import main
+from surrogap.data import loader
+from surrogap.experiments.runs import Run
+from surrogap.training.run import train
+from surrogap.training.step import EagerStep
+from tests.training.made_up import config
+
+RHOS = ["--rhos", "0.1", "0.4", "1.6"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(config(tmp_path_factory.mktemp("run"), objective="sam", rho=0.7)).folder
+
+
+def swept(*words: str | Path) -> int:
+    return main(["find-rho", *map(str, words), "--device", "cpu"])
+
+
+def flags(folder: Path, **changes: Any) -> list[str]:
+    """What to type for a small configuration."""
+    settings = config(folder, **changes).flat()
+    names = ("model", "data", "augmentation", "batch_size", "out", *changes)
+    return [
+        word
+        for name in dict.fromkeys(names)
+        for word in (f"--{name.replace('_', '-')}", str(settings[name]))
+    ]
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "find-rho.json").read_text())
+    return found
+
+
+def test_the_sweep_of_a_run_is_the_librarys(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert swept(run, *RHOS, "--batches", "2") == 0
+    trained = Run.read(run)
+    splits = trained.splits()
+    batches = list(loader(splits, batch_size=8, seed=0))[:2]
+    expected = find_rho(Surface(trained.network(splits).train(), batches), [0.1, 0.4, 1.6])
+    found, out = result_of(run), capsys.readouterr().out
+    for mine, radius in zip(found["radii"], expected.radii, strict=True):
+        assert mine == pytest.approx(asdict(radius) | {"gap": radius.gap}, rel=1e-4)
+    assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), rel=1e-3)
+    assert found["words"] == expected.explain(0.7)
+    assert found["words"] in out
+    assert out.startswith("At most 8 gradient evaluations of 8 images each.\n")
+    assert (run / "find-rho.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_run_it_trains_plainly_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On batches of all images, training and then measuring the run is the same."""
+    words = flags(tmp_path, batch_size=32, objective="gsam", rho=0.2, warmup_steps=4)
+    assert swept(*words, *RHOS, "--batches", "1", "--train-steps", "12") == 0
+    assert (
+        "At most 16 gradient evaluations of 32 images each, 12 of them" in capsys.readouterr().out
+    )
+    plain = {"objective": "vanilla", "steps": 12, "decay": "constant", "warmup_steps": 3}
+    other = train(config(tmp_path / "other", batch_size=32, **plain)).folder
+    assert swept(other, *RHOS, "--batches", "1", "--out", tmp_path / "swept") == 0
+    mine, theirs = result_of(tmp_path / "run"), result_of(tmp_path / "swept")
+    for one, two in zip(mine["radii"], theirs["radii"], strict=True):
+        assert one == pytest.approx(two, rel=1e-3)
+    assert (mine["train_steps"], theirs["train_steps"]) == (12, None)
+    assert "0.2 is" in mine["words"]
+    assert " is " not in theirs["words"]  # plain training has no radius to judge
+
+
+def test_micro_batches_with_a_perturbation_each_are_measured_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = flags(tmp_path, micro_batches=2, perturbation="each", objective="asam")
+    assert swept(*words, *RHOS, "--train-steps", "1") == 0
+    assert "gradient evaluations of 4 images each" in capsys.readouterr().out
+    assert " is " not in result_of(tmp_path / "run")["words"]  # ASAM's radius is another measure
+
+
+def test_a_recipe_gives_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--recipe", "fashion-mnist-sam", "--train-steps", "1", "--batches", "1", *RHOS]
+    assert swept(*words) == 0
+    found = result_of(tmp_path / "runs" / "find-rho-fashion-mnist-sam")
+    assert found["configuration"]["model"]["name"] == "small_mlp"
+    assert len(found["radii"]) == 3
+    # After one step it still guesses, more or less. Only the cosine makes a radius too large.
+    assert found["radii"][0]["perturbed_loss"] > math.log(10)
+    assert 0.1 < found["high"] < 0.4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("{tmp}", "run must be a folder with a readable config.json, got"),
+        ("--batches 3 {run}", "run must come before all options, got"),
+        ("{run} --recipe fashion-mnist-sam", "recipe must be left out where a run is measured"),
+        (
+            "{run} --model small_vit",
+            "model must be left out where a run is measured, got small_vit",
+        ),
+        ("{run} --data embedded", "data must be left out where a run is measured, got embedded"),
+        ("--recipe nonsense", "recipe must be "),
+        ("--recipe", "options must be those of surrogap find-rho, got: Missing value"),
+        ("{run} --batches 0", "batches must be at least 1, got 0"),
+        ("--train-steps 0", "train_steps must be at least 1, got 0"),
+        ("{run} --rhos -0.1", "rhos must be above 0 and finite, got -0.1"),
+        ("{run} --rho -1", "rho must be at least 0 and finite, got -1.0"),
+    ],
+)
+def test_mistakes(
+    words: str, message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = words.format(run=run, tmp=tmp_path).split()
+    assert main(["find-rho", *arguments]) == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.count("\n") == 1
+    assert not output.out
+
+
+def test_a_loss_that_is_not_finite_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(self: EagerStep, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        weight = next(p for p in self.model.parameters() if isinstance(p, nn.Parameter))
+        return weight.sum() * torch.nan, y.float().mean()
+
+    monkeypatch.setattr(EagerStep, "_loss_and_accuracy", lost)
+    assert swept(*flags(tmp_path), *RHOS, "--train-steps", "3") == 1
+    error = capsys.readouterr().err
+    assert "loss must be finite, got one that is not in step 1 of plain training" in error
