@@ -13,6 +13,7 @@ from torch.distributed import is_torchelastic_launched
 
 from surrogap.experiments.measured import is_measured, measure
 from surrogap.experiments.methods import Planned
+from surrogap.experiments.probes import sharpness_probe
 from surrogap.training.folder import CONFIG, check_folder
 from surrogap.training.processes import device_of
 from surrogap.training.progress import Progress, essentials
@@ -44,7 +45,7 @@ def train_all(runs: Sequence[Planned], folder: Path, rho: float) -> int:
     with overall:
         for run in left:
             overall.begin(f"{run.method}, seed {run.config.execution.seed}")
-            outcome = train(run.config, resume=True, progress=overall)
+            outcome = train(run.config, resume=True, progress=overall, probe=sharpness_probe)
             if outcome.signal is not None:
                 print(
                     f"surrogap: {outcome.signal.name} stopped the comparison, and what there is of "

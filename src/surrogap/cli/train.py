@@ -52,10 +52,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _train(config: Config, resume: bool) -> int:
+    from surrogap.experiments.probes import sharpness_probe
     from surrogap.training.progress import progress_for_stdout
     from surrogap.training.run import train
 
-    outcome = train(config, resume=resume, progress=progress_for_stdout())
+    progress = progress_for_stdout()
+    outcome = train(config, resume=resume, progress=progress, probe=sharpness_probe)
     place = f"step {outcome.step} of {outcome.num_steps}"
     if outcome.signal is not None and outcome.is_first:
         print(

@@ -325,8 +325,18 @@ class OutputConfig(Group):
     tensorboard: bool = True
     """Whether to write the records for TensorBoard too."""
 
+    sharpness_every: int | None = None
+    """Every how many steps the dominant eigenvalue of the Hessian and the surrogate gap are
+    measured and recorded. By default never."""
+
+    sharpness_images: int = 1000
+    """On how many training images, drawn at random and kept in memory."""
+
     def _check(self) -> None:
         at_least("record_every", self.record_every, 1, remedy="Pass a number of steps, as 50.")
         at_least("eval_every", self.eval_every, 1, remedy="Pass a number of epochs, as 1.")
         if self.checkpoint_every is not None:
             at_least("checkpoint_every", self.checkpoint_every, 1, remedy="Pass a number, as 1000.")
+        if self.sharpness_every is not None:
+            at_least("sharpness_every", self.sharpness_every, 1, remedy="Pass a number, as 1000.")
+        at_least("sharpness_images", self.sharpness_images, 1, remedy="Pass a number, as 1000.")

@@ -130,6 +130,7 @@ def essentials(record: Mapping[str, Any]) -> list[str]:
         "epoch": "epoch {:.0f}",
         "loss": "loss {:.4f}",
         "gap": "gap {:.4f}",
+        "eigenvalue": "eigenvalue {:.4g}",
         "accuracy": "accuracy {:.4f}",
         "test_loss": "test loss {:.4f}",
         "test_accuracy": "test accuracy {:.4f}",

@@ -20,6 +20,7 @@ from surrogap.training.failure import RunFailedError
 from surrogap.training.folder import CHECKPOINTS, check_folder, prepare_folder
 from surrogap.training.objectives import counting_state, load_counting_state
 from surrogap.training.parts import parts_of
+from surrogap.training.probe import MakeProbe, probe_of
 from surrogap.training.processes import World, joined
 from surrogap.training.progress import Progress, Silence
 from surrogap.training.records import Meter, Record, Records, read_records
@@ -59,7 +60,13 @@ class Outcome:
     is_first: bool
 
 
-def train(config: Config, *, resume: bool = False, progress: Progress | None = None) -> Outcome:
+def train(
+    config: Config,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    probe: MakeProbe | None = None,
+) -> Outcome:
     """Trains a network as a configuration says, and keeps everything about it in its folder.
 
     Args:
@@ -67,6 +74,7 @@ def train(config: Config, *, resume: bool = False, progress: Progress | None = N
         resume: Whether to go on from the newest checkpoint in the folder; if there is none, the run
             starts. On the CPU it goes on bit by bit.
         progress: How to tell where it is; by default it is silent.
+        probe: What measures the network every `sharpness_every` steps, where that is set.
 
     Raises:
         ImportError: A package is not installed.
@@ -78,7 +86,7 @@ def train(config: Config, *, resume: bool = False, progress: Progress | None = N
     with joined(config.execution.device) as world:
         world.from_first(lambda: check_folder(config, resume=resume))
         told = progress if progress is not None and world.is_first else Silence()
-        run = _Run(config, world, told)
+        run = _Run(config, world, told, probe)
         try:
             with requests_heard() as requests:
                 return run.train(requests)
@@ -89,11 +97,14 @@ def train(config: Config, *, resume: bool = False, progress: Progress | None = N
 class _Run:
     """A run, between its configuration and its outcome."""
 
-    def __init__(self, config: Config, world: World, progress: Progress) -> None:
+    def __init__(
+        self, config: Config, world: World, progress: Progress, probe: MakeProbe | None
+    ) -> None:
         self.config = config
         self.world = world
         self.progress = progress
         self.parts = parts_of(config, world)
+        self.probe = probe_of(probe, config, self.parts, world)
         world.from_first(lambda: prepare_folder(config, world))
         self.checkpoints = Checkpoints(config.folder / CHECKPOINTS)
         self.step = 0
@@ -129,6 +140,8 @@ class _Run:
                 ends_epoch = parts.images.position == len(parts.images) or is_last
                 if self.step % output.record_every == 0:
                     self._record("step", self.interval)
+                if output.sharpness_every and self.step % output.sharpness_every == 0:
+                    self._measure()
                 if ends_epoch:
                     self._end_epoch(is_last)
                 stopped_by = self.world.largest(requests.signal)
@@ -208,6 +221,12 @@ class _Run:
             with self._pause():
                 scores = self._scores()
         self._record("epoch", self.epoch, epoch=number, **scores)
+
+    def _measure(self) -> None:
+        assert self.probe is not None
+        with self._pause():
+            measures = self.probe()
+        self._write({"kind": "sharpness", "step": self.step, **measures})
 
     def _scores(self) -> dict[str, float]:
         share_buffers(self.parts.model, self.world)

@@ -1,0 +1,47 @@
+"""A probe in two processes measures what it does in one, and changes as little."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surrogap.experiments import probes
+from surrogap.experiments.probes import sharpness_probe
+from surrogap.training.run import train
+from tests.distributed.processes import Processes
+from tests.training import made_up
+
+SETTINGS: dict[str, Any] = {"objective": "gsam", "rho": 0.1, "scope": "global", "steps": 4}
+PROBED = {"sharpness_every": 2, "sharpness_images": 13, "eval_batch_size": 4}
+
+
+def run(folder: Path, changes: dict[str, Any]) -> int:
+    return train(made_up.config(folder, **(SETTINGS | changes)), probe=sharpness_probe).step
+
+
+def sharpness_of(folder: Path) -> list[dict[str, Any]]:
+    records = made_up.timeless_records(folder / "run")
+    return [r for r in records if r.pop("kind") == "sharpness"]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_two_processes(
+    parallel: str, tmp_path: Path, two: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two", "plain"):
+        made_up.config(tmp_path / name)  # the images, before both ask for them
+    changes = {"parallel": parallel, **PROBED}
+    if parallel == "fsdp2":  # sharded weights have no other method; in one process it is chosen
+        monkeypatch.setattr(probes, "METHODS", ("finite-differences",))
+    run(tmp_path / "one", changes | {"sharpness_images": 12})
+    assert two.run(run, tmp_path / "two", changes) == [4, 4]  # 12 of 13, so that all have as many
+    assert two.run(run, tmp_path / "plain", {"parallel": parallel, "eval_batch_size": 4}) == [4, 4]
+    mine, theirs = sharpness_of(tmp_path / "one"), sharpness_of(tmp_path / "two")
+    assert len(mine) == 2
+    for a, b in zip(mine, theirs, strict=True):
+        a.pop("residual"), b.pop("residual")
+        assert a == pytest.approx(b, rel=2e-2, abs=1e-4)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+    made_up.assert_same(
+        made_up.state(tmp_path / "two" / "run"), made_up.state(tmp_path / "plain" / "run")
+    )
