@@ -84,7 +84,7 @@ def test_the_gradient_and_an_eigenvector(
     norm = float(surface.space.norm(surface.gradient()[1]))
     assert (rows[1][2] - rows[1][0]) / (2 * step) == pytest.approx(norm, rel=1e-2)
     top = eigenvalues(Hessian(surface))
-    assert found["labels"][1] == f"eigenvector of {float(top.values[0]):.4g}, distance"
+    assert found["labels"][1] == f"eigenvector ({float(top.values[0]):.4g})"
     for sign, row in ((-1, rows[0]), (1, rows[2])):
         with surface.moved(sign * step * top.vectors[0]):
             assert row[1] == pytest.approx(float(surface.loss()), rel=1e-5)
@@ -105,7 +105,7 @@ def test_the_same_kind_twice_gives_two_directions(runs: tuple[Path, Path], tmp_p
         assert found["losses"][2][1] == pytest.approx(float(surface.loss()), rel=1e-4)
     assert drawn(runs[0], *words, "eigenvector", "eigenvector") == 0
     first, second = (
-        float(label.split()[2].rstrip(","))
+        float(label.split("(")[1].rstrip(")"))
         for label in result_of(tmp_path, "eigenvector-eigenvector")["labels"]
     )
     assert first > second > 0

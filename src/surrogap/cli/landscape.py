@@ -172,13 +172,13 @@ def _vectors(
         place = directions[:index].count(direction)
         if direction == "random":
             vectors.append(random_direction(surface, seed + place))
-            labels.append(f"random direction {seed + place}, filter-normalised")
+            labels.append(f"random {seed + place} (filters)")
         elif direction == "gradient":
             vectors.append(gradient_direction(surface))
-            labels.append("gradient, distance")
+            labels.append("gradient")
         else:
             vectors.append(pairs.vectors[place])
-            labels.append(f"eigenvector of {float(pairs.values[place]):.4g}, distance")
+            labels.append(f"eigenvector ({float(pairs.values[place]):.4g})")
     return vectors, labels
 
 
