@@ -122,9 +122,9 @@ _RESNET_PARTS = ExecutionConfig(
 
 _NOTES = (
     "Meant for 8 devices. Each computes its 512 images in 8 parts with a perturbation each, so "
-    "that 64 images share one, as on the paper's 64 workers. Loss, the head's first bias, batch and "
-    "clipping are those of the ViT configuration that the authors published. They normalise pixels "
-    "to -1 and 1, and this by ImageNet's mean and deviation."
+    "that 64 images share one, as on the paper's 64 workers. Loss, the head's first bias, batch "
+    "and clipping are those of the ViT configuration that the authors published. They normalise "
+    "pixels to -1 and 1, and this by ImageNet's mean and deviation."
 )
 _SAM = (
     " The paper's table does not tell SAM's radius: this is the table's rho_max, as a constant, "
