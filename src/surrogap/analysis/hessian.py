@@ -236,7 +236,7 @@ def _refuse_once_differentiable(outputs: Sequence[Tensor]) -> None:
 def _load_rules() -> None:
     """Torch writes some forward rules in a language that it deprecates, and warns of it."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")
         import_module("torch._decomp.decompositions_for_jvp")
 
 
