@@ -73,9 +73,8 @@ def reported_by_gloo(variant: Variant) -> Counter[tuple[str, int]]:
     step, _ = communication.trainer(variant, "tiny")
     for _ in range(communication.NUM_WARM_UP):
         step()
-    for _ in range(2):  # in torch 2.11, the first of a process misses what gloo's threads do
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-            step()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        step()
     events = [event for event in profiler.events() if event.name.startswith("gloo:")]
     return Counter((event.name, math.prod(event.input_shapes[0])) for event in events)
 
