@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surrogap.cli import main
+from surrogap.cli import main, show
 from surrogap.training.records import read_records
 from surrogap.training.run import train
 from tests.training.made_up import config
@@ -37,6 +37,22 @@ def test_summary_is_that_of_the_last_record(run: Path, capsys: pytest.CaptureFix
         assert label in out
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert f"Curves: {run / 'curves.png'}" in out
+
+
+def test_what_a_probe_measured_is_drawn_over_the_same_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, sharpness_every=6)
+    values = iter([3.0, 2.0])
+    probe = {"eigenvalue": 1.0, "worst_sharpness": 1.0}
+    folder = train(settings, probe=lambda *_: lambda: probe | {"eigenvalue": next(values)}).folder
+    curves: dict[str, object] = {}
+    monkeypatch.setattr(show, "_draw", lambda path, drawn, *_: curves.update(drawn))
+    assert main(["show", str(folder)]) == 0
+    # Twelve steps are three epochs.
+    assert curves["dominant eigenvalue"] == [(1.5, 3.0), (3.0, 2.0)]
+    assert [epoch for epoch, _ in curves["training loss"]] == [1.0, 2.0, 3.0]
+    assert "worst 2h/rho^2" in capsys.readouterr().out
 
 
 def test_without_unicode_it_uses_words(

@@ -30,6 +30,8 @@ _CURVES = {
     "lr": "learning rate",
     "rho": "radius rho",
 }
+# And of what --sharpness-every measured.
+_SHARPNESS = {"eigenvalue": "dominant eigenvalue", "worst_sharpness": "worst 2h/rho^2"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,14 @@ def main(arguments: Sequence[str]) -> int:
             f"run must have records, got none yet in {run.folder}. Train it for an epoch."
         )
     summary(run.folder, run.config, records).print()
-    curves = {label: curve for name, label in _CURVES.items() if (curve := _curve(points, name))}
+    measured = [record for record in records if record["kind"] == "sharpness"]
+    steps = epochs[0]["step"] / epochs[0]["epoch"] if epochs else 1.0
+    curves = {
+        label: curve
+        for kind, names in ((points, _CURVES), (measured, _SHARPNESS))
+        for name, label in names.items()
+        if (curve := _curve(kind, name, steps))
+    }
     if _can_draw():
         charts = [chart(label, curve, width=26, height=5) for label, curve in curves.items()]
         print("", *side_by_side(charts), sep="\n")
@@ -105,9 +114,10 @@ def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) 
     return Table(("", str(folder)), rows)
 
 
-def _curve(records: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
+def _curve(records: Sequence[Mapping[str, Any]], name: str, steps: float) -> list[Point]:
+    """A quantity over epochs, or over steps if an epoch counts as one step."""
     return [
-        (float(record.get("epoch", record["step"])), float(record[name]))
+        (float(record.get("epoch", record["step"] / steps)), float(record[name]))
         for record in records
         if record.get(name) is not None
     ]
