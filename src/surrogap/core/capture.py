@@ -6,8 +6,7 @@ whatever changes from step to step must lie there: the batch, and the settings, 
 learning rates and what an objective's `_numbers` gives.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import torch
@@ -19,9 +18,10 @@ from torch.utils._pytree import tree_map_only
 from surrogap.core.arguments import number
 from surrogap.core.arithmetic import Number
 from surrogap.core.objective import Objective
-from surrogap.core.passes import Buffers, Closure, Passes, RandomState, Replayable
+from surrogap.core.passes import Closure, Passes, RandomState, Replayable
+from surrogap.core.recording import Twins, gradients_kept, settings_replaced, undone
 from surrogap.core.report import Report
-from surrogap.core.weights import Weights, are_same, contents
+from surrogap.core.weights import are_same, contents
 
 LossFn = Callable[..., Tensor | tuple[Tensor, Any]]
 _RandomStates = Callable[[Iterable[torch.device]], Replayable]
@@ -125,9 +125,10 @@ class CapturedStep:
         self._written = values
         self._values: Tensor
         self._aux: Any
+        self._device = device
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
-            self._random_state = _Twins(self._graph)
+            self._random_state = Twins(self._graph)
             self._warm_up()
             self._record()
         self._circumstances = self._look_around()
@@ -140,11 +141,13 @@ class CapturedStep:
             RuntimeError: Something has changed that the graph cannot follow.
         """
         self._check(batch)
-        for static, tensor in zip(self._batch, batch, strict=True):
-            static.copy_(tensor, non_blocking=True)
-        self._write_settings()
-        self._random_state.align()
-        self._graph.replay()
+        # A graph runs in the stream of the current device, which need not be the model's.
+        with torch.cuda.device(self._device):
+            for static, tensor in zip(self._batch, batch, strict=True):
+                static.copy_(tensor, non_blocking=True)
+            self._write_settings()
+            self._random_state.align()
+            self._graph.replay()
         self._objective._advance()
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
         loss, perturbed_loss, rho, *_ = values = self._values.clone().unbind()
@@ -168,7 +171,7 @@ class CapturedStep:
         stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream), _undone(self._weights, self._optimizer):
+        with torch.cuda.stream(stream), undone(self._weights, self._optimizer):
             buffers = contents(self._weights.buffers)
             for _ in range(_NUM_WARM_UPS):
                 self._run(RandomState)
@@ -182,7 +185,7 @@ class CapturedStep:
     def _record(self) -> None:
         try:
             with (
-                _gradients_kept(self._weights, self._optimizer),
+                gradients_kept(self._weights, self._optimizer),
                 self._recorded._recording(self._num_calls),
                 # So that other threads, which load data perhaps, may go on.
                 torch.cuda.graph(self._graph, capture_error_mode="thread_local"),
@@ -203,7 +206,7 @@ class CapturedStep:
     def _run(self, random_state: _RandomStates) -> list[Report]:
         numbers, lrs = self._scalars()
         self._objective.model.zero_grad()
-        with _settings_replaced(self._optimizer, lrs):
+        with settings_replaced(self._optimizer, lrs):
             self._optimizer.zero_grad()
             reports = [
                 self._recorded._add_direction(
@@ -279,98 +282,6 @@ class CapturedStep:
             *((f"the optimizer's {name}", value) for name, value in settings),
             ("the optimizer's state", _addresses(states)),
         ]
-
-
-class _Twins:
-    """The random numbers of a recorded step, which the second pass draws again.
-
-    In a graph, a generator's state is no number that could be read and set: it counts on from where
-    the generator is when the graph is replayed. So the second pass draws from a twin of the state,
-    which is kept where the generator is before each replay.
-    """
-
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        self._generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        self._first = self._generator.graphsafe_get_state()
-        self._second = self._generator.clone_state()
-        self._before = self._generator.clone_state()
-        graph.register_generator_state(self._second)
-
-    def __call__(self, devices: Iterable[torch.device]) -> "_Twins":
-        return self
-
-    @contextmanager
-    def replayed(self) -> Iterator[None]:
-        """See `Replayable`."""
-        self._generator.graphsafe_set_state(self._second)
-        try:
-            yield
-        finally:
-            self._generator.graphsafe_set_state(self._first)
-
-    def align(self) -> None:
-        """Has the second pass of the next replay draw what the first draws."""
-        self._second.set_state(self._generator.get_state())
-
-    def reset(self) -> None:
-        """After a recording that failed, which leaves the state unusable."""
-        self._generator.graphsafe_set_state(self._before)
-
-
-@contextmanager
-def _undone(weights: Weights, optimizer: Optimizer) -> Iterator[None]:
-    """Whatever the body trains is undone after it; state that the optimizer lacked is zero then."""
-    parameters = _parameters(weights, optimizer)
-    copies = [parameter.detach().clone() for parameter in parameters]
-    states = {
-        parameter: {k: v.clone() for k, v in state.items() if isinstance(v, Tensor)}
-        for parameter, state in optimizer.state.items()
-    }
-    with (
-        torch.random.fork_rng([torch.cuda.current_device()]),
-        Buffers().kept(weights.buffers),
-        _gradients_kept(weights, optimizer),
-    ):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, copies)
-                for parameter, state in optimizer.state.items():
-                    before = states.get(parameter, {})
-                    for name, value in state.items():
-                        if isinstance(value, Tensor):
-                            value.copy_(before[name]) if name in before else value.zero_()
-
-
-@contextmanager
-def _gradients_kept(weights: Weights, optimizer: Optimizer) -> Iterator[None]:
-    before = [(parameter, parameter.grad) for parameter in _parameters(weights, optimizer)]
-    try:
-        yield
-    finally:
-        for parameter, gradient in before:
-            parameter.grad = gradient
-
-
-@contextmanager
-def _settings_replaced(optimizer: Optimizer, lrs: Sequence[Tensor]) -> Iterator[None]:
-    """The optimizer reads its learning rates on the device, as a graph must."""
-    before = [dict(group) for group in optimizer.param_groups]
-    for group, lr in zip(optimizer.param_groups, lrs, strict=True):
-        group["lr"] = lr
-        if "capturable" in group:
-            group["capturable"] = True
-    try:
-        yield
-    finally:
-        for group, settings in zip(optimizer.param_groups, before, strict=True):
-            group.update(settings)
-
-
-def _parameters(weights: Weights, optimizer: Optimizer) -> list[Tensor]:
-    mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return list({id(parameter): parameter for parameter in (*weights.parameters, *mine)}.values())
 
 
 def _addresses(tensors: Iterable[object]) -> list[int | None]:

@@ -5,11 +5,9 @@ and a step of `Flat` needs about a hundred, views included: several percent of a
 """
 
 import warnings
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Any
 
@@ -30,14 +28,12 @@ from surrogap.core.kernels import (
     save_kernel,
 )
 from surrogap.core.shards import WHOLE, Sharding, totals
+from surrogap.core.tables import BLOCK, Tables, plan, table
 from surrogap.core.vectors import Gradients, are_all, present_of
 
-# Sixteen elements for each of a program's threads; with 64 they spill from its registers.
-_BLOCK = 4096
 _WARPS = 8
 _PROGRAMS_PER_PROCESSOR = 4
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_NUM_ROWS = 5
 _dtype = attrgetter("dtype")
 
 
@@ -85,9 +81,9 @@ class _Group:
         self._first = mine[0]
         self._device = mine[0].device
         my_kinds = tuple([kinds[index] for index in members])
-        self.plan = _plan(tuple(map(Tensor.numel, mine)), my_kinds, self._device)
+        self.plan = plan(tuple(map(Tensor.numel, mine)), my_kinds, self._device)
         self.num_blocks = self.plan.shape[1]
-        self.w_table = _table(self._addresses(parameters), self._device)
+        self.w_table = table(self._addresses(parameters), self._device)
         num_programs = _num_programs(self._device)
         self.copy = _Kernel(copy_kernel, num_programs)
         self.climb = _Kernel(climb_kernel, num_programs)
@@ -95,7 +91,7 @@ class _Group:
         self.products = _Kernel(products_kernel, num_programs)
         self.combine = _Kernel(combine_kernel, num_programs)
 
-    def table(self, tensors: Gradients, tables: "_Tables | None") -> Tensor:
+    def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
         """The addresses of this group's tensors among all `tensors`; 0 for None.
 
         Args:
@@ -103,7 +99,7 @@ class _Group:
             tables: Where to put it, if it is for a graph.
         """
         addresses = self._addresses(tensors)
-        return _table(addresses, self._device) if tables is None else tables.add(addresses)
+        return table(addresses, self._device) if tables is None else tables.add(addresses)
 
     def _addresses(self, tensors: Gradients | Sequence[Tensor]) -> tuple[int, ...]:
         mine = tensors if self._has_all else [tensors[index] for index in self._members]
@@ -122,55 +118,6 @@ class _Group:
         del self.w_copy, self.g_copy
 
 
-class _Tables:
-    """The tables of a CUDA graph.
-
-    Addresses are known while it is recorded, but nothing is copied then. So the tables are filled
-    afterwards, and have a place from before: in memory that the graph allocates, something else of
-    its own might lie at an earlier time of every replay.
-    """
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._memory = torch.empty(size, dtype=torch.int64, device=device)
-        self._content: list[int] = []
-
-    def add(self, addresses: tuple[int, ...]) -> Tensor:
-        """Room for a table, which will hold these when it is filled."""
-        start = len(self._content)
-        # An even number: kernels rely on the alignment to 16 bytes that all tables have.
-        self._content += (*addresses, *[0] * (len(addresses) % 2))
-        return self._memory[start : start + len(addresses)]
-
-    def fill(self) -> None:
-        """After the recording."""
-        self._memory[: len(self._content)].copy_(torch.tensor(self._content))
-
-
-@lru_cache(maxsize=16)
-def _plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Tensor:
-    """The work on tensors of these sizes and kinds, as `kernels` describes it."""
-    firsts = accumulate(sizes, initial=0)
-    blocks = [
-        (index, start, size - start, first + start, int(kind))
-        for index, (size, kind, first) in enumerate(zip(sizes, kinds, firsts, strict=False))
-        for start in range(0, size, _BLOCK)
-    ]
-    if not blocks:
-        return torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device)
-    return _on_device(chain(*zip(*blocks, strict=True)), device).view(_NUM_ROWS, len(blocks))
-
-
-# The allocator mostly hands out the same addresses step after step.
-@lru_cache(maxsize=64)
-def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    return _on_device(addresses, device)
-
-
-def _on_device(numbers: Iterable[int], device: torch.device) -> Tensor:
-    # From ordinary memory: for so few bytes the driver takes its copy at once, so nothing waits.
-    return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, non_blocking=True)
-
-
 @lru_cache
 def _num_programs(device: torch.device) -> int:
     if device.type != "cuda":
@@ -182,7 +129,7 @@ class Fused(Arithmetic):
     """With Triton's kernels, for dense tensors on one CUDA device."""
 
     _has_copy = False
-    _tables: _Tables | None = None
+    _tables: Tables | None = None
 
     def __init__(
         self,
@@ -243,7 +190,7 @@ class Fused(Arithmetic):
         """See `Arithmetic`."""
         num_tables = 2 * len(self._groups) * num_steps
         room = 2 * len(self._parameters) * num_steps + num_tables
-        self._tables = tables = _Tables(room, self._device)
+        self._tables = tables = Tables(room, self._device)
         try:
             yield
         finally:
@@ -256,7 +203,7 @@ class Fused(Arithmetic):
         self._is_reached = [piece is not None for piece in g]
         self._sums = torch.empty(4, self._num_sums, dtype=torch.float32, device=self._device)
         self._ball = (_scalar(rho), self._eps, self._one if scale is None else scale, self._eta)
-        self._constants = (_BLOCK, self._padded, isinstance(rho, Tensor))
+        self._constants = (BLOCK, self._padded, isinstance(rho, Tensor))
         g = self._in_order(g)
         tables = [group.table(g, self._tables) for group in self._groups]
         self._copy(tables)
@@ -270,7 +217,7 @@ class Fused(Arithmetic):
                 group.copy(
                     g_table, group.w_table, group.plan, group.num_blocks,
                     group.g_copy, group.w_copy, self._sums, self._num_sums,
-                    index * self._programs, self._eta, group.dtype, _BLOCK, self._is_low,
+                    index * self._programs, self._eta, group.dtype, BLOCK, self._is_low,
                 )  # fmt: skip
         self._add_up(self._sums[0::3])
 
@@ -290,7 +237,7 @@ class Fused(Arithmetic):
             for group in self._groups:
                 group.restore(
                     group.w_table, group.plan, group.num_blocks, group.w_copy,
-                    group.dtype, _BLOCK, self._is_low,
+                    group.dtype, BLOCK, self._is_low,
                 )  # fmt: skip
         self._drop_copies()
 
@@ -364,10 +311,10 @@ class FusedCopies(Copies):
         self._tensors = tensors  # whose addresses the table holds
         self._device = device = tensors[0].device
         sizes = tuple(map(Tensor.numel, tensors))
-        plan = _plan(sizes, (Kind.STILL,) * len(tensors), device)
-        table = _table(tuple(map(Tensor.data_ptr, tensors)), device)
+        blocks = plan(sizes, (Kind.STILL,) * len(tensors), device)
+        addresses = table(tuple(map(Tensor.data_ptr, tensors)), device)
         copy = tensors[0].new_empty(sum(sizes))
-        self._arguments = (table, plan, plan.shape[1], copy, tl.int32, _BLOCK)
+        self._arguments = (addresses, blocks, blocks.shape[1], copy, tl.int32, BLOCK)
         self._save = _Kernel(save_kernel, _num_programs(device))
         self._restore = _Kernel(restore_kernel, _num_programs(device))
 
@@ -416,8 +363,8 @@ def _can_launch(device: torch.device) -> bool:
         one = torch.ones(1, device=device)
         with _on(device):
             restore_kernel[(1,)](
-                _table((one.data_ptr(),), device), _plan((1,), (Kind.PLAIN,), device), 1,
-                one.clone(), tl.float32, _BLOCK, False,
+                table((one.data_ptr(),), device), plan((1,), (Kind.PLAIN,), device), 1,
+                one.clone(), tl.float32, BLOCK, False,
             )  # fmt: skip
     except Exception as error:
         warnings.warn(

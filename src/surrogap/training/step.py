@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import final
 
 import torch
@@ -85,23 +86,12 @@ class Step(ABC):
 
 @final
 class EagerStep(Step):
-    """A step that is launched kernel by kernel.
+    """A step that is launched kernel by kernel."""
 
-    Attributes:
-        scaler: Scales the loss for fp16, and does nothing otherwise.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        model: nn.Module,
-        objective: Objective,
-        optimizer: Optimizer,
-        loss: Loss,
-        world: World,
-    ) -> None:
-        super().__init__(config, model, objective, optimizer, loss, world)
-        self.scaler = GradScaler(world.device.type, enabled=self._dtype == torch.float16)
+    @cached_property
+    def scaler(self) -> GradScaler:
+        """Scales the loss for fp16, and does nothing otherwise."""
+        return GradScaler(self.world.device.type, enabled=self._dtype == torch.float16)
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
         """See `Step`."""

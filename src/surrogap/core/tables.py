@@ -1,0 +1,65 @@
+"""What kernels read to find their tensors and their work: tables of addresses, and plans."""
+
+from array import array
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import accumulate, chain
+
+import torch
+from torch import Tensor
+
+from surrogap.core.ascent import Kind
+
+# Sixteen elements for each of a program's threads; with 64 they spill from its registers.
+BLOCK = 4096
+_NUM_ROWS = 5
+
+
+@lru_cache(maxsize=16)
+def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Tensor:
+    """The work on tensors of these sizes and kinds, as `kernels` describes it."""
+    firsts = accumulate(sizes, initial=0)
+    blocks = [
+        (index, start, size - start, first + start, int(kind))
+        for index, (size, kind, first) in enumerate(zip(sizes, kinds, firsts, strict=False))
+        for start in range(0, size, BLOCK)
+    ]
+    if not blocks:
+        return torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device)
+    return _on_device(chain(*zip(*blocks, strict=True)), device).view(_NUM_ROWS, len(blocks))
+
+
+# The allocator mostly hands out the same addresses step after step.
+@lru_cache(maxsize=64)
+def table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+    """A table of these addresses."""
+    return _on_device(addresses, device)
+
+
+def _on_device(numbers: Iterable[int], device: torch.device) -> Tensor:
+    # From ordinary memory: for so few bytes the driver takes its copy at once, so nothing waits.
+    return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, non_blocking=True)
+
+
+class Tables:
+    """The tables of a CUDA graph.
+
+    Addresses are known while it is recorded, but nothing is copied then. So the tables are filled
+    afterwards, and have a place from before: in memory that the graph allocates, something else of
+    its own might lie at an earlier time of every replay.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._memory = torch.empty(size, dtype=torch.int64, device=device)
+        self._content: list[int] = []
+
+    def add(self, addresses: tuple[int, ...]) -> Tensor:
+        """Room for a table, which will hold these when it is filled."""
+        start = len(self._content)
+        # An even number: kernels rely on the alignment to 16 bytes that all tables have.
+        self._content += (*addresses, *[0] * (len(addresses) % 2))
+        return self._memory[start : start + len(addresses)]
+
+    def fill(self) -> None:
+        """After the recording."""
+        self._memory[: len(self._content)].copy_(torch.tensor(self._content))
