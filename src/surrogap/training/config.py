@@ -87,7 +87,18 @@ class Config:
                 f"lr_min must not exceed lr, got lr_min={lr_min} and lr={lr}. "
                 "The learning rate decays from lr to lr_min."
             )
+        self._check_walks()
         self._check_radius()
+
+    def _check_walks(self) -> None:
+        """A recorded step divides losses, and EntropySGD's direction does not follow them."""
+        execution = self.execution
+        has_walks = self.objective.name == "entropy-sgd" and execution.perturbation == "each"
+        if has_walks and execution.capture and execution.micro_batches > 1:
+            raise ValueError(
+                "perturbation must be shared for entropy-sgd where a step is captured, got each. "
+                "Pass --perturbation shared, or --no-capture."
+            )
 
     def _check_radius(self) -> None:
         lr, lr_min = self.optimizer.lr, self.schedule.lr_min
