@@ -53,7 +53,8 @@ def test_names_are_those_of_the_rooms_that_know_them() -> None:
         ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing must be 0 for the sigmoid"),
         ({"rho": 0.2, "rho_min": 0.1, "rho_inverse_sqrt": True}, "rho_min must be left out where"),
         (
-            {"objective": "entropy-sgd", "capture": True, "micro_batches": 2, "perturbation": "each"},
+            {"objective": "entropy-sgd", "capture": True}
+            | {"micro_batches": 2, "perturbation": "each"},
             "perturbation must be shared for entropy-sgd where a step is captured, got each",
         ),
         ({"rho_min": 0.1}, "rho_min must come with a rho that is no smaller, got rho_min=0.1"),
