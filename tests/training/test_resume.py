@@ -117,6 +117,6 @@ def test_records_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     with records.open("a") as file:
         file.write('{"kind": "step", "step": 4, "loss": 9.9}\n{"kind": "st')
     train(config, resume=True)
-    steps = [r["step"] for r in made_up.timeless_records(config.folder) if r["kind"] == "step"]
-    assert steps == list(range(1, 13))
-    assert "9.9" not in records.read_text()
+    steps = [r for r in made_up.timeless_records(config.folder) if r["kind"] == "step"]
+    assert [record["step"] for record in steps] == list(range(1, 13))
+    assert steps[3]["loss"] != 9.9
