@@ -1,0 +1,247 @@
+"""Whether find-rho suggests radii that are worth training with.
+
+For each set-up, `surrogap find-rho` is asked as a user would ask it, and then SAM is trained with
+each radius of a full sweep and several seeds. The suggestion is right if it contains a radius whose
+test accuracy is within noise of the best radius's.
+
+The set-ups train on the images inside the package. The networks are small enough for a processor;
+`--networks resnet18 vit mixer` are those of the recipes, for a GPU. Runs that are finished are not
+trained again, so several processes may share the work: give each other networks and the same
+`--out`, and collect at the end.
+
+    python benchmarks/find_rho.py --json results/find_rho.json --figure results/find_rho.png
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import track
+from step_cost import hardware, versions
+from torch import nn
+
+from surrogap.cli.find_rho import main as find_rho
+from surrogap.experiments.comparison import spread
+from surrogap.experiments.recipes import RECIPES
+from surrogap.experiments.tables import Table
+from surrogap.models import networks
+from surrogap.training.config import Config
+from surrogap.training.progress import Silence
+from surrogap.training.run import train
+
+RHOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+# Sixteen patches of 7 pixels a side.
+_TINY = {
+    "tiny_vit": partial(networks.vit, width=64, depth=4, num_heads=2),
+    "tiny_mixer": partial(networks.mixer, width=64, depth=4),
+}
+
+
+def register(name: str) -> None:
+    """Gives timm, and so surrogap, a network by its name."""
+
+    def build(num_classes: int, in_chans: int, **_: object) -> nn.Module:
+        return _TINY[name](
+            num_classes=num_classes, in_channels=in_chans, image_size=28, patch_size=7
+        )
+
+    build.__name__ = name
+    build.__module__ = "__main__"
+    timm.models.register_model(build)
+
+
+def on_processor(recipe: str, **changes: object) -> Config:
+    """A recipe for a GPU, as a processor can train it."""
+    plain = {"capture": False, "precision": "fp32", "channels_last": False, "device": "cpu"}
+    return RECIPES[recipe]().override(**plain, **changes, tensorboard=False, checkpoint_every=10**6)
+
+
+def set_up(network: str) -> Config:
+    """What is trained, but for radius and seed."""
+    if network == "tiny-resnet":
+        # On 14 pixels a side, which are a quarter of the work.
+        changes = {"model": "small_resnet18_narrow", "image_size": 14, "epochs": 15}
+        return on_processor("fashion-mnist-resnet18-sam", **changes)
+    if network in ("tiny-vit", "tiny-mixer"):
+        changes = {"model": network.replace("-", "_"), "epochs": 30, "warmup_epochs": 2.0}
+        return on_processor(f"fashion-mnist-{network.removeprefix('tiny-')}-sam", **changes)
+    if network == "mlp":
+        return RECIPES["fashion-mnist-sam"]()
+    return RECIPES[f"fashion-mnist-{network}-sam"]()
+
+
+NETWORKS = ("mlp", "tiny-resnet", "tiny-vit", "tiny-mixer", "resnet18", "vit", "mixer")
+
+
+def suggestion(config: Config, folder: Path) -> dict[str, Any]:
+    """What find-rho says of a set-up, before any training with a radius."""
+    path = folder / "find-rho.json"
+    if not path.exists():
+        flat, usual = config.flat(), Config().flat()
+        fields = {name: value for name, value in flat.items() if value != usual[name]}
+        with contextlib.redirect_stdout(io.StringIO()):
+            find_rho([*_options(fields | {"out": str(folder)})])
+    return json.loads(path.read_text())
+
+
+def _options(fields: dict[str, object]) -> Iterator[str]:
+    """Fields of a configuration, as a command line has them."""
+    for name, value in fields.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{option}" if value else f"--no-{option}"
+        else:
+            yield from (f"--{option}", str(value))
+
+
+def accuracy(config: Config, rho: float, seed: int, folder: Path) -> float:
+    """The test accuracy after training with a radius; 0 is plain training."""
+    changes = {"rho": rho} if rho else {"objective": "vanilla", "rho": None}
+    run = config.override(**changes, seed=seed, out=str(folder / f"{rho:g}-{seed}"))
+    outcome = train(run, resume=True, progress=Silence())
+    assert outcome.record is not None
+    return float(outcome.record["test_accuracy"])
+
+
+def measured(args: argparse.Namespace, network: str) -> dict[str, Any]:
+    """The suggestion, the sweep, and how they compare."""
+    config, folder = set_up(network), args.out / network
+    suggested = suggestion(config, folder / "suggestion")
+    pairs = [(rho, seed) for seed in range(args.seeds) for rho in (0.0, *args.rhos)]
+    found: dict[float, list[float]] = {rho: [] for rho in (0.0, *args.rhos)}
+    for rho, seed in track(pairs, description=network, console=Console(stderr=True)):
+        found[rho].append(accuracy(config, rho, seed, folder))
+    return {
+        "suggestion": {name: suggested[name] for name in ("low", "high", "center", "words")},
+        "accuracies": {f"{rho:g}": values for rho, values in found.items()},
+        **judged(suggested, found),
+        "configuration": config.to_dict(),
+    }
+
+
+def judged(suggested: dict[str, Any], found: dict[float, list[float]]) -> dict[str, Any]:
+    """The best radius of all against the best of the suggestion, seed by seed."""
+    means = {rho: statistics.fmean(values) for rho, values in found.items()}
+    low, high = suggested["low"] or float("inf"), suggested["high"] or float("inf")
+    best = max((rho for rho in means if rho), key=means.__getitem__)
+    within = [rho for rho in means if rho and low <= rho <= high]
+    if not within:
+        return {"best": best, "best_within": None, "lost": None, "noise": None, "is_right": False}
+    best_within = max(within, key=means.__getitem__)
+    lost = [a - b for a, b in zip(found[best], found[best_within], strict=True)]
+    noise = pooled_deviation(list(found.values())) * (2 / len(lost)) ** 0.5
+    return {
+        "best": best,
+        "best_within": best_within,
+        "lost": statistics.fmean(lost),
+        "noise": noise,
+        "is_right": statistics.fmean(lost) <= noise,
+    }
+
+
+def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
+    """The deviation between seeds, from all radii together.
+
+    >>> pooled_deviation([[1.0, 3.0], [5.0, 7.0]])
+    1.414...
+    """
+    return statistics.fmean(statistics.variance(group) for group in groups) ** 0.5
+
+
+def table(results: dict[str, dict[str, Any]]) -> Table:
+    """A column for each set-up; what the suggestion contains has a star."""
+    rhos = [rho for rho in next(iter(results.values()))["accuracies"] if rho != "0"]
+    rows = []
+    for rho in ("0", *rhos):
+        cells = []
+        for result in results.values():
+            values = [100 * value for value in result["accuracies"][rho]]
+            low, high = (result["suggestion"][end] for end in ("low", "high"))
+            is_within = low is not None and low <= float(rho) <= (high or float("inf"))
+            cells.append(spread(values, decimals=2) + " *" * is_within)
+        rows.append((rho if rho != "0" else "0 (vanilla)", *cells))
+    for label, text in {
+        "suggested": lambda r: "{low:.2g} to {high:.2g}".format(**r["suggestion"]),
+        "first to try": lambda r: f"{r['suggestion']['center']:.2g}",
+        "lost by it, points": lambda r: f"{100 * r['lost']:.2f} (noise {100 * r['noise']:.2f})",
+        "right": lambda r: "yes" if r["is_right"] else "no",
+    }.items():
+        rows.append((label, *(text(result) for result in results.values())))
+    return Table(("rho", *results), rows, "test accuracy % of SAM; * suggested by find-rho")
+
+
+def figure(results: dict[str, dict[str, Any]]) -> Figure:
+    """Test accuracy against the radius, with the suggestion shaded."""
+    drawn = Figure(figsize=(4.2 * len(results), 3.6), dpi=150, layout="constrained")
+    panels = drawn.subplots(1, len(results), squeeze=False)[0]
+    for axes, (network, result) in zip(panels, results.items(), strict=True):
+        found = {float(rho): values for rho, values in result["accuracies"].items()}
+        vanilla = found.pop(0.0)
+        axes.axhline(100 * statistics.fmean(vanilla), color="grey", linestyle="--", label="vanilla")
+        points = [(rho, 100 * value) for rho, values in found.items() for value in values]
+        axes.semilogx(*zip(*points, strict=True), "o", color="C0", alpha=0.5)
+        means = [100 * statistics.fmean(values) for values in found.values()]
+        axes.semilogx(list(found), means, color="C0", label="SAM")
+        low, high = (result["suggestion"][end] for end in ("low", "high"))
+        if low is not None:
+            axes.axvspan(low, high or max(found), color="C2", alpha=0.15, label="suggested")
+        axes.set(title=network, xlabel="rho")
+    panels[0].set(ylabel="test accuracy, %")
+    panels[0].legend(frameon=False)
+    return drawn
+
+
+def arguments() -> argparse.Namespace:
+    """The command line, checked; a mistake exits with status 2."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS[:4])
+    parser.add_argument("--rhos", nargs="+", type=float, default=RHOS)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each radius")
+    parser.add_argument("--out", type=Path, default=Path("runs/find_rho"), help="the runs' folder")
+    parser.add_argument("--json", type=Path, help="where to write the record")
+    parser.add_argument("--figure", type=Path, help="where to draw it, as .png")
+    args = parser.parse_args()
+    if args.seeds < 2:
+        parser.error(f"--seeds must be at least 2, got {args.seeds}: noise shows between seeds")
+    if not min(args.rhos) > 0:
+        parser.error(f"--rhos must be positive, got {min(args.rhos):g}: vanilla is added by itself")
+    return args
+
+
+def main() -> None:
+    """Sweeps, prints and writes."""
+    args = arguments()
+    for name in _TINY:
+        register(name)
+    results = {network: measured(args, network) for network in args.networks}
+    table(results).print()
+    if args.json:
+        record = {
+            "command": " ".join(["python", *sys.argv]),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "hardware": hardware("cuda" if torch.cuda.is_available() else "cpu"),
+            "versions": versions(),
+            "set_ups": results,
+        }
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=2) + "\n")
+    if args.figure:
+        args.figure.parent.mkdir(parents=True, exist_ok=True)
+        figure(results).savefig(args.figure)
+
+
+if __name__ == "__main__":
+    main()
