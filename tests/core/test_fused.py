@@ -155,6 +155,27 @@ def test_missing_gradients_are_zero(device: torch.device) -> None:
     torch.testing.assert_close(products, expected_products, rtol=2e-6, atol=1e-3)
 
 
+@pytest.mark.parametrize("offsets", [(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 2, 3)])
+def test_tensors_need_not_be_aligned(offsets: tuple[int, ...], device: torch.device) -> None:
+    """A view may begin anywhere in its memory; whole blocks of aligned ones move faster."""
+    plain = [[torch.randn(2 * fused.BLOCK + 3, device=device)] for _ in range(3)]
+    moved = [
+        [torch.cat([t.new_zeros(offset), t])[offset:] for t in some]
+        for some, offset in zip(plain, offsets, strict=True)
+    ]
+    coefficients = COEFFICIENTS["GSAM"]
+    w, g, g_p = moved
+    weights = [t.clone() for t in w]
+    arithmetic = Fused(w, [Kind.PLAIN], Ascent(), [WHOLE])
+    arithmetic.climb(list(g), 0.3, None)
+    point = [t.clone() for t in w]
+    direction, _ = arithmetic.combination(list(g_p), coefficients)
+    assert zoo.same_bits(w, weights)
+    expected_point, expected, _ = step(Fused, *plain, [Kind.PLAIN], coefficients)
+    assert_close(point, expected_point, torch.float32)
+    assert_close(direction, expected, torch.float32)
+
+
 BOTH = pytest.mark.parametrize("cls", [Flat, Fused])
 
 

@@ -54,7 +54,9 @@ class _Kernel:
         if self._launch is not None:
             self._launch(*arguments)
             return
-        built = self._kernel[(self._num_programs,)](*arguments, num_warps=_WARPS)
+        built = self._kernel[(self._num_programs,)](
+            *arguments, num_warps=_WARPS, enable_fp_fusion=True
+        )
         if built is not None:  # Triton's interpreter builds none
             self._launch = built[(self._num_programs, 1, 1)]
 
@@ -77,11 +79,10 @@ class _Group:
         self.sharding = sharding
         self._members = members
         self._has_all = len(members) == len(parameters)
-        self._size = sum(map(Tensor.numel, mine))
         self._first = mine[0]
         self._device = mine[0].device
         my_kinds = tuple([kinds[index] for index in members])
-        self.plan = plan(tuple(map(Tensor.numel, mine)), my_kinds, self._device)
+        self.plan, self._room = plan(tuple(map(Tensor.numel, mine)), my_kinds, self._device)
         self.num_blocks = self.plan.shape[1]
         self.w_table = table(self._addresses(parameters), self._device)
         num_programs = _num_programs(self._device)
@@ -110,8 +111,8 @@ class _Group:
 
     def make_room(self, *, is_low: bool) -> None:
         """For the copies."""
-        self.w_copy = self._first.new_empty(self._size)
-        self.g_copy = self.w_copy if is_low else self._first.new_empty(self._size)
+        self.w_copy = self._first.new_empty(self._room)
+        self.g_copy = self.w_copy if is_low else self._first.new_empty(self._room)
 
     def give_room_back(self) -> None:
         """For other steps' use."""
@@ -311,9 +312,9 @@ class FusedCopies(Copies):
         self._tensors = tensors  # whose addresses the table holds
         self._device = device = tensors[0].device
         sizes = tuple(map(Tensor.numel, tensors))
-        blocks = plan(sizes, (Kind.STILL,) * len(tensors), device)
+        blocks, room = plan(sizes, (Kind.STILL,) * len(tensors), device)
         addresses = table(tuple(map(Tensor.data_ptr, tensors)), device)
-        copy = tensors[0].new_empty(sum(sizes))
+        copy = tensors[0].new_empty(room)
         self._arguments = (addresses, blocks, blocks.shape[1], copy, tl.int32, BLOCK)
         self._save = _Kernel(save_kernel, _num_programs(device))
         self._restore = _Kernel(restore_kernel, _num_programs(device))
@@ -363,8 +364,8 @@ def _can_launch(device: torch.device) -> bool:
         one = torch.ones(1, device=device)
         with _on(device):
             restore_kernel[(1,)](
-                table((one.data_ptr(),), device), plan((1,), (Kind.PLAIN,), device), 1,
-                one.clone(), tl.float32, BLOCK, False,
+                table((one.data_ptr(),), device), plan((1,), (Kind.PLAIN,), device).blocks, 1,
+                one.clone(), tl.float32, BLOCK, False, enable_fp_fusion=True,
             )  # fmt: skip
     except Exception as error:
         warnings.warn(

@@ -5,6 +5,7 @@ a column for each block of elements, whose rows are the block's tensor, its star
 of elements from there on, its start in a flat copy of all tensors, and the kind of its tensor. The
 scalars between kernels stay on the device: each kernel adds up the partial sums of the one before
 by itself. Blocks are dealt out to a fixed number of programs, so sums come out the same every time.
+A kernel that reads what the one before has read begins at the end, which a cache may still hold.
 
 The rows of `sums` are `<g, g>`, `<g, g_p>`, `<g_p, g_p>` and `||T g||^2`.
 
@@ -17,21 +18,44 @@ import triton.language as tl
 
 
 @triton.jit
-def _in_tensors(table, plan, block, num_blocks, dtype: tl.constexpr, size: tl.constexpr):
-    """Pointers to a block in its tensor, and a mask, which is empty if that has no address."""
+def _in_tensors(table, plan, block, num_blocks, dtype: tl.constexpr):
+    """Where a block begins in its tensor, and how many elements there are from there on."""
     address = tl.load(table + tl.load(plan + block))
-    offsets = tl.arange(0, size)
-    start = tl.load(plan + num_blocks + block)
     left = tl.where(address == 0, 0, tl.load(plan + 2 * num_blocks + block))
-    return address.to(tl.pointer_type(dtype)) + start + offsets, offsets < left
+    return address.to(tl.pointer_type(dtype)) + tl.load(plan + num_blocks + block), left
 
 
 @triton.jit
-def _in_copy(copy, plan, block, num_blocks, size: tl.constexpr):
-    """Pointers to a block in a flat copy of all tensors, and a mask."""
+def _in_copy(copy, plan, block, num_blocks):
+    """Where a block begins in a flat copy of all tensors, and as `_in_tensors`."""
+    start = copy + tl.load(plan + 3 * num_blocks + block)
+    return start, tl.load(plan + 2 * num_blocks + block)
+
+
+@triton.jit
+def _is_whole(start, left, size: tl.constexpr):
+    """Whether a block can be moved without a mask, and 16 bytes at a time."""
+    return (left >= size) & (start.to(tl.int64) % 16 == 0)
+
+
+@triton.jit
+def _load(start, left, size: tl.constexpr):
+    """A block; zeros beyond its end."""
     offsets = tl.arange(0, size)
-    start = tl.load(plan + 3 * num_blocks + block)
-    return copy + start + offsets, offsets < tl.load(plan + 2 * num_blocks + block)
+    if _is_whole(start, left, size):
+        block = tl.load(tl.multiple_of(start + offsets, 16))
+    else:
+        block = tl.load(start + offsets, mask=offsets < left, other=0)
+    return block
+
+
+@triton.jit
+def _store(start, block, left, size: tl.constexpr):
+    offsets = tl.arange(0, size)
+    if _is_whole(start, left, size):
+        tl.store(tl.multiple_of(start + offsets, 16), block)
+    else:
+        tl.store(start + offsets, block, mask=offsets < left)
 
 
 @triton.jit
@@ -83,17 +107,17 @@ def copy_kernel(
     tt = tl.zeros((size,), tl.float32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         kind = _kind(plan, block, num_blocks)
-        pointers, mask = _in_tensors(g_table, plan, block, num_blocks, dtype, size)
-        g = tl.load(pointers, mask=mask, other=0.0)
-        pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
-        w = tl.load(pointers, mask=mask, other=0.0)
-        copies, mask = _in_copy(w_copy, plan, block, num_blocks, size)
+        start, left = _in_tensors(g_table, plan, block, num_blocks, dtype)
+        g = _load(start, left, size)
+        start, left = _in_tensors(w_table, plan, block, num_blocks, dtype)
+        w = _load(start, left, size)
+        start, left = _in_copy(w_copy, plan, block, num_blocks)
         if is_low:
-            tl.store(copies, tl.where(kind == 0, g, w), mask=mask)
+            _store(start, tl.where(kind == 0, g, w), left, size)
         else:
-            tl.store(copies, w, mask=mask)
-            copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
-            tl.store(copies, g, mask=mask)
+            _store(start, w, left, size)
+            start, left = _in_copy(g_copy, plan, block, num_blocks)
+            _store(start, g, left, size)
         g = g.to(tl.float32)
         gg += g * g
         g *= _scaling(kind, w.to(tl.float32), eta)
@@ -111,25 +135,27 @@ def climb_kernel(
 ):  # fmt: skip
     """`w <- w + rho * T^2 g / (||T g|| + eps)`."""
     step = _step(sums, num_sums, rho, eps, scale, padded, is_there)
-    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        pointers, mask = _in_tensors(g_table, plan, block, num_blocks, dtype, size)
-        g = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
-        pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
-        w = tl.load(pointers, mask=mask).to(tl.float32)
+    for index in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        block = num_blocks - 1 - index
+        start, left = _in_tensors(g_table, plan, block, num_blocks, dtype)
+        g = _load(start, left, size).to(tl.float32)
+        start, left = _in_tensors(w_table, plan, block, num_blocks, dtype)
+        w = _load(start, left, size).to(tl.float32)
         kind = _kind(plan, block, num_blocks)
         scaling = _scaling(kind, w, eta)
         # A step of 0 along an infinite gradient would be NaN.
         moved = tl.where((step == 0.0) | (kind == 0), w, w + step * (scaling * scaling * g))
-        tl.store(pointers, moved.to(dtype), mask=mask)
+        _store(start, moved.to(dtype), left, size)
 
 
 @triton.jit
 def save_kernel(w_table, plan, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr):
     """`w_copy <- w`."""
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        pointers, mask = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
-        copies, _ = _in_copy(w_copy, plan, block, num_blocks, size)
-        tl.store(copies, tl.load(pointers, mask=mask), mask=mask)
+        start, left = _in_tensors(w_table, plan, block, num_blocks, dtype)
+        w = _load(start, left, size)
+        start, left = _in_copy(w_copy, plan, block, num_blocks)
+        _store(start, w, left, size)
 
 
 @triton.jit
@@ -137,12 +163,13 @@ def _restore(
     w_table, plan, block, num_blocks, w_copy,
     dtype: tl.constexpr, size: tl.constexpr, is_low: tl.constexpr,
 ):  # fmt: skip
-    copies, mask = _in_copy(w_copy, plan, block, num_blocks, size)
-    pointers, _ = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
+    start, left = _in_copy(w_copy, plan, block, num_blocks)
+    w = _load(start, left, size)
+    start, left = _in_tensors(w_table, plan, block, num_blocks, dtype)
     if is_low:
-        is_still = _kind(plan, block, num_blocks) == 0
-        mask = mask & (tl.arange(0, size) < tl.where(is_still, 0, size))
-    tl.store(pointers, tl.load(copies, mask=mask), mask=mask)
+        # What does not climb has not moved, and its place holds something else.
+        left = tl.where(_kind(plan, block, num_blocks) == 0, 0, left)
+    _store(start, w, left, size)
 
 
 @triton.jit
@@ -161,23 +188,23 @@ def _gradients(
     dtype: tl.constexpr, size: tl.constexpr, is_low: tl.constexpr,
 ):  # fmt: skip
     """`g`, from its copy or from the climb; `g_p`; and where to put the direction."""
-    pointers, p_mask = _in_tensors(p_table, plan, block, num_blocks, dtype, size)
-    p = tl.load(pointers, mask=p_mask, other=0.0).to(tl.float32)
+    place, p_left = _in_tensors(p_table, plan, block, num_blocks, dtype)
+    p = _load(place, p_left, size).to(tl.float32)
     if is_low:
         kind = _kind(plan, block, num_blocks)
-        copies, mask = _in_copy(w_copy, plan, block, num_blocks, size)
-        w = tl.load(copies, mask=mask, other=0.0).to(tl.float32)
-        moved, _ = _in_tensors(w_table, plan, block, num_blocks, dtype, size)
-        delta = tl.load(moved, mask=mask, other=0.0).to(tl.float32) - w
+        start, left = _in_copy(w_copy, plan, block, num_blocks)
+        w = _load(start, left, size).to(tl.float32)
+        start, left = _in_tensors(w_table, plan, block, num_blocks, dtype)
+        delta = _load(start, left, size).to(tl.float32) - w
         scaling = _scaling(kind, w, eta)
         slope = step * scaling * scaling
         # Without a climb, the second pass has run where the first did, and g_p is g.
         climbed = tl.where(slope == 0.0, p, tl.div_rn(delta, tl.where(slope == 0.0, 1.0, slope)))
         g = tl.where(kind == 0, w, climbed)
     else:
-        copies, mask = _in_copy(g_copy, plan, block, num_blocks, size)
-        g = tl.load(copies, mask=mask, other=0.0).to(tl.float32)
-    return g, p, pointers, p_mask
+        start, left = _in_copy(g_copy, plan, block, num_blocks)
+        g = _load(start, left, size).to(tl.float32)
+    return g, p, place, p_left
 
 
 @triton.jit
@@ -219,10 +246,11 @@ def combine_kernel(
     b = _number(b_0, is_there) + _number(b_1, is_there) * _ratio(
         gp, _total(sums, 2, num_sums, padded)
     )
-    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        g, p, pointers, mask = _gradients(
+    for index in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        block = num_blocks - 1 - index
+        g, p, start, left = _gradients(
             w_table, p_table, plan, block, num_blocks, g_copy, w_copy, step, eta,
             dtype, size, is_low,
         )  # fmt: skip
-        tl.store(pointers, (a * g + b * p).to(dtype), mask=mask)
+        _store(start, (a * g + b * p).to(dtype), left, size)
         _restore(w_table, plan, block, num_blocks, w_copy, dtype, size, is_low)

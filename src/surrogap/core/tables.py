@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,20 +14,35 @@ from surrogap.core.ascent import Kind
 # Sixteen elements for each of a program's threads; with 64 they spill from its registers.
 BLOCK = 4096
 _NUM_ROWS = 5
+# Elements: of any dtype at least the 16 bytes that a thread moves at once.
+_ALIGNMENT = 16
+
+
+class Plan(NamedTuple):
+    """The work on some tensors.
+
+    Attributes:
+        blocks: As `kernels` describes it.
+        room: How many elements a flat copy of the tensors has.
+    """
+
+    blocks: Tensor
+    room: int
 
 
 @lru_cache(maxsize=16)
-def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Tensor:
-    """The work on tensors of these sizes and kinds, as `kernels` describes it."""
-    firsts = accumulate(sizes, initial=0)
+def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Plan:
+    """The work on tensors of these sizes and kinds; in a flat copy, each begins aligned."""
+    *firsts, room = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
     blocks = [
         (index, start, size - start, first + start, int(kind))
-        for index, (size, kind, first) in enumerate(zip(sizes, kinds, firsts, strict=False))
+        for index, (size, kind, first) in enumerate(zip(sizes, kinds, firsts, strict=True))
         for start in range(0, size, BLOCK)
     ]
     if not blocks:
-        return torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device)
-    return _on_device(chain(*zip(*blocks, strict=True)), device).view(_NUM_ROWS, len(blocks))
+        return Plan(torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device), room)
+    rows = _on_device(chain(*zip(*blocks, strict=True)), device)
+    return Plan(rows.view(_NUM_ROWS, len(blocks)), room)
 
 
 # The allocator mostly hands out the same addresses step after step.
