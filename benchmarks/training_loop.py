@@ -6,7 +6,7 @@ minute. Both have the same network, objective, optimizer and precision.
 The first epoch, in which the step is captured, is left out; the others are timed by the clock on
 the wall. A bare turn precedes and follows the loop, so that the machine's drift shows.
 
-    python benchmarks/training_loop.py --json results/training_loop_h200.json
+    python benchmarks/training_loop.py --data cifar10.npz --json results/training_loop_h200.json
 """
 
 import argparse
@@ -45,13 +45,12 @@ class Clock(Progress):
             self.times.append(time.perf_counter())
 
 
-def archive(folder: Path, num_images: int, size: int) -> Path:
-    """Noise, as many images as CIFAR-10 has and as large."""
+def noise(folder: Path) -> Path:
+    """As many images as CIFAR-10 has, and as large."""
     generator = np.random.default_rng(0)
-    parts = {"train": num_images, "test": num_images // 5}
     arrays: dict[str, Any] = {"classes": np.array([str(i) for i in range(10)])}
-    for part, number in parts.items():
-        arrays[f"{part}_images"] = generator.integers(256, size=(number, size, size, 3), dtype="u1")
+    for part, number in {"train": 50_000, "test": 10_000}.items():
+        arrays[f"{part}_images"] = generator.integers(256, size=(number, 32, 32, 3), dtype="u1")
         arrays[f"{part}_labels"] = np.arange(number) % 10
     np.savez(folder / "images.npz", **arrays)
     return folder / "images.npz"
@@ -73,18 +72,18 @@ def bare(config: Config, num_steps: int) -> float:
     return num_steps * config.data.batch_size / (time.perf_counter() - start)
 
 
-def loop(config: Config, num_images: int) -> list[float]:
+def loop(config: Config) -> list[float]:
     """Images per second of each epoch but the first."""
     clock = Clock()
-    train(config, progress=clock)
-    images = num_images // config.data.batch_size * config.data.batch_size
+    outcome = train(config, progress=clock)
+    images = outcome.num_steps // config.schedule.epochs * config.data.batch_size
     return [images / (b - a) for a, b in zip(clock.times[:-1], clock.times[1:], strict=True)]
 
 
-def measured(config: Config, args: argparse.Namespace) -> dict[str, Any]:
-    before = bare(config, args.bare_steps)
-    epochs = loop(config, args.images)
-    after = bare(config, args.bare_steps)
+def measured(config: Config, num_bare_steps: int) -> dict[str, Any]:
+    before = bare(config, num_bare_steps)
+    epochs = loop(config)
+    after = bare(config, num_bare_steps)
     step, whole = (before + after) / 2, len(epochs) / sum(1 / epoch for epoch in epochs)
     return {
         "bare_images_per_second": [before, after],
@@ -98,7 +97,7 @@ parser.add_argument("--model", default="small_resnet18")
 parser.add_argument("--objective", default="gsam")
 parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 512])
 parser.add_argument("--epochs", type=int, default=6)
-parser.add_argument("--images", type=int, default=50_000)
+parser.add_argument("--data", help="images, as for surrogap train; by default noise like CIFAR-10")
 parser.add_argument("--bare-steps", type=int, default=300)
 parser.add_argument("--json", type=Path)
 if __name__ == "__main__":
@@ -110,7 +109,7 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as folder:
             config = Config().override(
                 model=args.model,
-                data=str(archive(Path(folder), args.images, 32)),
+                data=args.data or str(noise(Path(folder))),
                 objective=args.objective,
                 batch_size=batch_size,
                 lr=0.01,
@@ -122,7 +121,7 @@ if __name__ == "__main__":
                 tensorboard=False,
                 out=f"{folder}/run",
             )
-            row = rows[batch_size] = measured(config, args)
+            row = rows[batch_size] = measured(config, args.bare_steps)
         before, after = row["bare_images_per_second"]
         print(
             f"{args.model} {args.objective}, batch {batch_size}, bf16, captured, light augmentation"

@@ -105,7 +105,7 @@ def test_the_device_of_a_process() -> None:
 def test_the_benchmark_of_the_loop(tmp_path: Path) -> None:
     path = tmp_path / "new" / "loop.json"
     command = [sys.executable, "benchmarks/training_loop.py", "--model", "small_mlp"]
-    command += ["--images", "640", "--epochs", "3", "--bare-steps", "5", "--batch-sizes", "64"]
+    command += ["--data", "embedded", "--epochs", "3", "--bare-steps", "5", "--batch-sizes", "64"]
     subprocess.run([*command, "--json", str(path)], cwd=ROOT, check=True)
     row = json.loads(path.read_text())["batch_sizes"]["64"]
     assert len(row["epochs_images_per_second"]) == 2
