@@ -1,8 +1,8 @@
 """Where the milliseconds of a GSAM step go: a timeline from the profiler, and how cost grows.
 
-Draws one step on the GPU's clock, as Python launches it and as a CUDA graph, every kernel in the
-colour of what it works for; and the cost over two passes as parameters and batch grow. It needs a
-GPU; with --draw it needs none, and draws the figures again from a record.
+Draws one step on the GPU's clock, as Python launches it, as a CUDA graph, and as one of a compiled
+model, every kernel in the colour of what it works for; and the cost over two passes as parameters
+and batch grow. It needs a GPU; with --draw it needs none, and draws figures from a record.
 
     python benchmarks/step_profile.py --json results/step_profile.json --out docs/explanation
 """
@@ -22,7 +22,17 @@ import matplotlib as mpl
 import torch
 from rich.console import Console
 from rich.progress import track
-from step_cost import Section, captured, captured_plain, hardware, measure, ours, plain, versions
+from step_cost import (
+    Section,
+    Step,
+    captured,
+    captured_plain,
+    hardware,
+    measure,
+    ours,
+    plain,
+    versions,
+)
 from torch.profiler import ProfilerActivity, profile
 from workloads import ADAMW, CASES, Case, Workload, vit_cifar
 
@@ -77,15 +87,20 @@ def phases(names: Iterable[str]) -> list[str]:
     return result
 
 
+def on_the_gpu(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the GPU did, in its order."""
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    events = [event for event in trace["traceEvents"] if event.get("cat") in kinds]
+    return sorted(events, key=lambda event: event["ts"])
+
+
 def timeline(trace: dict[str, Any]) -> list[tuple[float, float, str]]:
     """What the GPU did in a step: start and length in milliseconds, and for what.
 
     Raises:
         ValueError: It is no step of a two-pass objective.
     """
-    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    events = [event for event in trace["traceEvents"] if event.get("cat") in kinds]
-    events.sort(key=lambda event: event["ts"])
+    events = on_the_gpu(trace)
     names = phases(event["name"] for event in events)
     if "combination" not in names:
         raise ValueError("trace must hold a two-pass step, got one without the fused kernels.")
@@ -96,8 +111,16 @@ def timeline(trace: dict[str, Any]) -> list[tuple[float, float, str]]:
     ]
 
 
-def profiled(work: Workload, step: Any) -> list[tuple[float, float, str]]:
-    """The timeline of one step, the second that the profiler sees: its first is slow."""
+def by_kernel(trace: dict[str, Any]) -> dict[str, float]:
+    """The milliseconds of each kernel, by its name."""
+    result: dict[str, float] = {}
+    for event in on_the_gpu(trace):
+        result[event["name"]] = result.get(event["name"], 0.0) + event["dur"] / 1e3
+    return result
+
+
+def profiled(work: Workload, step: Step) -> dict[str, Any]:
+    """The profiler's trace of one step, the second that it sees: its first is slow."""
     for _ in range(5):
         step()
     for _ in range(2):
@@ -108,13 +131,37 @@ def profiled(work: Workload, step: Any) -> list[tuple[float, float, str]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return timeline(json.loads(path.read_text()))
+        trace: dict[str, Any] = json.loads(path.read_text())
+        return trace
 
 
-def timelines() -> dict[str, list[tuple[float, float, str]]]:
+def timelines() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a GSAM step in three ways; and the kernels of that and of a vanilla step, by name."""
     work = Workload(CASES[CASE])
-    ways = {"eager": GSAM_EAGER, "captured": GSAM_CAPTURED}
-    return {name: profiled(work, make(work)) for name, make in ways.items()}
+    ways = {
+        "eager": (GSAM_EAGER, plain),
+        "captured": (GSAM_CAPTURED, captured_plain),
+        "compiled and captured": (GSAM_CAPTURED, captured_plain),
+    }
+    drawn, kernels = {}, {}
+    for name, (gsam, vanilla) in ways.items():
+        work.network = torch.compile(work.model) if "compiled" in name else work.model
+        trace = profiled(work, gsam(work))
+        drawn[name] = timeline(trace)
+        alone = by_kernel(profiled(work, vanilla(work)))
+        kernels[name] = {"GSAM": by_kernel(trace), "vanilla": alone}
+    return drawn, kernels
+
+
+def beyond_two_passes(kernels: dict[str, dict[str, float]], most: int = 12) -> list[str]:
+    """The kernels in which a GSAM step differs most from two vanilla ones."""
+    names = {name for way in kernels.values() for name in way}
+    more = {
+        name: kernels["GSAM"].get(name, 0.0) - 2 * kernels["vanilla"].get(name, 0.0)
+        for name in names
+    }
+    ordered = sorted(names, key=lambda name: (-abs(more[name]), name))
+    return [f"{more[name]:+8.3f} ms  {name[:90]}" for name in ordered[:most]]
 
 
 def growth(cases: dict[int, Case], seconds: float) -> dict[str, dict[int, Any]]:
@@ -134,8 +181,10 @@ def growth(cases: dict[int, Case], seconds: float) -> dict[str, dict[int, Any]]:
 
 
 def draw_timelines(record: dict[str, Any], path: Path) -> None:
-    figure, axes = plt.subplots(2, 1, figsize=(10, 3.6), sharex=True, layout="constrained")
-    for axis, (name, kernels) in zip(axes, record["timelines"].items(), strict=True):
+    lines = record["timelines"]
+    size = (10, 1.8 * len(lines))
+    figure, axes = plt.subplots(len(lines), 1, figsize=size, sharex=True, layout="constrained")
+    for axis, (name, kernels) in zip(axes, lines.items(), strict=True):
         end = max(start + length for start, length, _ in kernels)
         busy = sum(length for _, length, _ in kernels)
         for phase, colour in COLOURS.items():
@@ -199,12 +248,14 @@ def main() -> None:
         draw(json.loads(args.draw.read_text()), args.out)
         return
     torch.backends.cudnn.benchmark = True
+    drawn, kernels = timelines()
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware("cuda"),
         "versions": versions(),
         "case": CASE,
-        "timelines": timelines(),
+        "timelines": drawn,
+        "kernels": kernels,
         "widths": growth({width: vit(width) for width in WIDTHS}, args.seconds),
         "batches": growth({size: vit(batch_size=size) for size in BATCHES}, args.seconds),
     }
@@ -212,10 +263,12 @@ def main() -> None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(record) + "\n")
     draw(record, args.out)
-    for name, kernels in record["timelines"].items():
+    for name, spans in drawn.items():
+        print(f"{name}: two vanilla steps {2 * sum(kernels[name]['vanilla'].values()):.3f} ms")
         for phase in COLOURS:
-            total = sum(length for _, length, other in kernels if other == phase)
-            print(f"{name:9} {phase:12} {total:7.3f} ms")
+            total = sum(length for _, length, other in spans if other == phase)
+            print(f"{total:8.3f} ms  {phase}")
+        print("beyond two vanilla steps:", *beyond_two_passes(kernels[name]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -183,6 +183,16 @@ def test_step_profile_tells_what_a_kernel_works_for(step_profile: dict[str, Any]
         step_profile["timeline"](trace(["gemm"]))
 
 
+def test_step_profile_finds_what_is_beyond_two_passes(step_profile: dict[str, Any]) -> None:
+    ways = {"GSAM": trace(KERNELS), "vanilla": trace(["convolution", "gemm", "sgd"])}
+    kernels = {way: step_profile["by_kernel"](some) for way, some in ways.items()}
+    assert kernels["GSAM"]["gemm"] == pytest.approx(0.12)
+    more = {line.split()[2]: line.split()[0] for line in step_profile["beyond_two_passes"](kernels)}
+    assert more.pop("sgd") == "-0.060"  # one update instead of two
+    assert more.pop("gemm") == more.pop("convolution") == "+0.000"
+    assert set(more.values()) == {"+0.060"}
+
+
 def test_step_profile_draws_from_a_record(step_profile: dict[str, Any], tmp_path: Path) -> None:
     kernels = step_profile["timeline"](trace(KERNELS))
     cost = {"over_floor": 1.02, "parameter_bytes": 4e6}
