@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from surrogap.experiments.probes import sharpness_probe
 from surrogap.training.failure import RunFailedError
 from surrogap.training.processes import device_of
 from surrogap.training.records import read_records
@@ -44,6 +45,21 @@ def test_a_captured_run_is_the_eager_one(changes: dict[str, Any], tmp_path: Path
     for name, capture in (("eager", False), ("captured", True)):
         train(made_up.config(tmp_path / name, **(GPU | changes), capture=capture))
     assert_close_runs(tmp_path / "eager" / "run", tmp_path / "captured" / "run")
+
+
+def test_a_probe_leaves_a_captured_run_as_it_is(tmp_path: Path) -> None:
+    changes = GPU | {"capture": True}
+    train(made_up.config(tmp_path / "plain", **changes))
+    probed = made_up.config(tmp_path / "probed", **changes, sharpness_every=5, sharpness_images=8)
+    train(probed, probe=sharpness_probe)
+    found = [r for r in read_records(probed.folder) if r["kind"] == "sharpness"]
+    assert [record["step"] for record in found] == [5, 10]
+    assert all(record["eigenvalue"] > 0 for record in found)
+    mine, theirs = (
+        made_up.leaves(made_up.state(tmp_path / name / "run")["model"])
+        for name in ("plain", "probed")
+    )
+    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("capture", [False, True])
