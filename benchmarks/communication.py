@@ -38,11 +38,9 @@ out of all rows alike.
 import argparse
 import difflib
 import gc
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -50,7 +48,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +59,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import surrogap
 from surrogap import GSAM, SAM
 
 Record = dict[str, Any]
@@ -560,19 +556,6 @@ def draw_projected(axis: Any, name: str, rows: list[Record]) -> None:
     axis.legend(frameon=False, fontsize=8, loc="upper left", ncols=4)
 
 
-def cpu() -> Record:
-    cpuinfo = Path("/proc/cpuinfo")  # platform.processor() is empty on many Linux systems
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": (models or [platform.processor()])[0], "num_cpus": os.cpu_count()}
-
-
-def versions() -> dict[str, str | None]:
-    found = {name: importlib.metadata.version(name) for name in ("torch", "timm")}
-    python, cuda = platform.python_version(), torch.version.cuda
-    return {"surrogap": surrogap.__version__, "python": python, "cuda": cuda, **found}
-
-
 def arguments() -> argparse.Namespace:
     """The command line, checked; a mistake exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -654,12 +637,12 @@ def report(record: Record) -> None:
 
 
 def main() -> None:
+    from provenance import provenance, write
+
     args = arguments()
-    options = {name: value for name, value in vars(args).items() if name != "measured"}
-    record: Record = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
-    record |= {"arguments": options, "hardware": cpu(), "versions": versions()}
+    measured = args.__dict__.pop("measured")
+    record: Record = provenance(args, "cuda" if args.measure_compute else "cpu")
     if args.measure_compute:
-        record["hardware"] |= {"gpu": torch.cuda.get_device_name()}
         compute = measure_compute(vit_b16(), image_size=224, batch_size=128, device="cuda")
         origin = {key: record[key] for key in ("date", "hardware", "versions")}
         record["compute"] = compute | origin
@@ -668,12 +651,11 @@ def main() -> None:
                 print(f"{name:<20} {value:.2f}")
     else:
         record["counted"] = count_with_progress(args)
-        record["compute"] = args.measured
+        record["compute"] = measured
         record["links"] = {name: asdict(links) for name, links in LINKS.items()}
-        record["projected"] = project(args.measured) if args.measured else None
+        record["projected"] = project(measured) if measured else None
         report(record)
-    if args.json:
-        args.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
+    write(record, args.json)
     if args.figure:
         draw(record, args.figure)
 

@@ -15,9 +15,6 @@ hessian-eigenthings take part where they can be imported.
 
 import argparse
 import gc
-import importlib.metadata
-import json
-import platform
 import random
 import statistics
 import sys
@@ -25,12 +22,12 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance, write
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -38,7 +35,6 @@ from rich.table import Table
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-import surrogap
 from surrogap.analysis import Hessian, Surface, dominant_eigenvalue, eigenvalues
 from surrogap.data import load
 
@@ -216,26 +212,6 @@ def table(record: dict[str, Any], absent: list[str]) -> Table:
     return result
 
 
-def hardware(device: str) -> dict[str, Any]:
-    if device == "cuda":
-        return {"gpu": torch.cuda.get_device_name()}
-    return {"cpu": platform.processor(), "num_threads": torch.get_num_threads()}
-
-
-def versions() -> dict[str, str | None]:
-    packages = ["torch", "torchvision"]
-    for name, (module, _) in PEERS.items():
-        packages += [name] * (module is not None)
-    found = {}
-    for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # on the path, but not installed
-            found[name] = "unknown"
-    python, cuda = platform.python_version(), torch.version.cuda
-    return {"surrogap": surrogap.__version__, "python": python, "cuda": cuda, **found}
-
-
 def arguments() -> argparse.Namespace:
     """The command line, checked; a mistake exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -281,18 +257,9 @@ def main() -> None:
     console = Console(width=120)
     console.print(table(record, absent))
     console.print(f"{len(x)} images of {args.data}, batches of {args.batch}, {accuracy:.1%} right.")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        settings = {k: v for k, v in vars(args).items() if k != "json"}
-        about = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "hardware": hardware(args.device),
-            "versions": versions(),
-            "arguments": settings,
-            "num_weights": sum(p.numel() for p in model.parameters()),
-            "accuracy": accuracy,
-        }
-        args.json.write_text(json.dumps(about | record, indent=1) + "\n")
+    size = sum(p.numel() for p in model.parameters())
+    about = provenance(args, args.device, list(present)) | {"num_weights": size}
+    write(about | {"accuracy": accuracy} | record, args.json)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ import contextlib
 import io
 import json
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,9 @@ from typing import Any
 import timm
 import torch
 from matplotlib.figure import Figure
+from provenance import provenance, write
 from rich.console import Console
 from rich.progress import track
-from step_cost import hardware, versions
 from torch import nn
 
 from surrogap.cli.find_rho import main as find_rho
@@ -228,16 +226,8 @@ def main() -> None:
         register(name)
     results = {network: measured(args, network) for network in args.networks}
     table(results).print()
-    if args.json:
-        record = {
-            "command": " ".join(["python", *sys.argv]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "hardware": hardware("cuda" if torch.cuda.is_available() else "cpu"),
-            "versions": versions(),
-            "set_ups": results,
-        }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=2) + "\n")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    write(provenance(args, device) | {"set_ups": results}, args.json)
     if args.figure:
         args.figure.parent.mkdir(parents=True, exist_ok=True)
         figure(results).savefig(args.figure)

@@ -8,18 +8,16 @@ from the same seeds, and scores them on the test images.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance, write
 from rich.console import Console
 from rich.progress import track
-from step_cost import hardware, versions
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -132,17 +130,9 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    record = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "arguments": vars(args),
-        "hardware": hardware(args.device),
-        "versions": versions(),
-        "errors": errors(args),
-        "accuracies": accuracies(args),
-    }
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
+    record = provenance(args, args.device)
+    record |= {"errors": errors(args), "accuracies": accuracies(args)}
+    write(record, args.json)
     for name in ("error", "noise"):
         values = [entry[name] for entry in record["errors"]]
         print(f"relative {name}: median {statistics.median(values):.2e}, most {max(values):.2e}")

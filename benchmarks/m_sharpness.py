@@ -20,17 +20,13 @@ train_labels and test_labels (integers from 0).
 # ruff: noqa: B023 (backward calls its closure at once, before the loop moves on)
 
 import argparse
-import importlib.metadata
-import json
 import math
-import platform
 import statistics
 import sys
 import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from provenance import provenance, write
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -45,7 +42,6 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import surrogap
 from surrogap import GSAM, SAM, Vanilla
 
 RHOS = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -321,18 +317,6 @@ def figure(summary: list[dict[str, Any]], title: str) -> Figure:
     return result
 
 
-def hardware() -> dict[str, Any]:
-    cpuinfo = Path("/proc/cpuinfo")  # platform.processor() is empty on many Linux systems
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": (models or [platform.processor()])[0], "num_threads": torch.get_num_threads()}
-
-
-def versions() -> dict[str, str]:
-    found = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "matplotlib")}
-    return {"surrogap": surrogap.__version__, "python": platform.python_version(), **found}
-
-
 def arguments() -> tuple[argparse.Namespace, Samples, Samples]:
     """The command line and its data, checked; a mistake exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -392,19 +376,7 @@ def main() -> None:
     sizes = [args.batch >> index for index in range(halvings)]
     variants = [("Vanilla", args.batch)]
     variants += [(method, m) for method in ("SAM", "GSAM") for m in sizes]
-    record: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "arguments": vars(args),
-        "hardware": hardware(),
-        "versions": versions(),
-        "rho": {"chosen": args.rho},
-        "runs": [],
-    }
-
-    def save() -> None:
-        if args.json:
-            args.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
-
+    record = provenance(args, "cpu") | {"rho": {"chosen": args.rho}, "runs": []}
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
         num_checks = NUM_RHO_SEEDS * len(RHOS) if args.rho is None else 0
@@ -414,7 +386,7 @@ def main() -> None:
         if args.rho is None:
             seeds = range(args.seeds, args.seeds + NUM_RHO_SEEDS)
             record["rho"] = find_rho(recipe, train_data, seeds, tick)
-            save()
+            write(record, args.json)
         rho = record["rho"]["chosen"]
         for seed in range(args.seeds):
             data, _ = balanced(train_data, args.images, seed)
@@ -427,9 +399,9 @@ def main() -> None:
                 run["test_loss"], run["test_accuracy"] = evaluate(model, test_data)
                 run["train_loss"], run["train_accuracy"] = evaluate(model, data)
                 record["runs"].append(run)
-                save()
+                write(record, args.json)
     record["summary"] = summary = summarize(record["runs"], args.batch)
-    save()
+    write(record, args.json)
     title = (
         f"{args.data.stem}, {args.images:,} training images, B = {args.batch}, "
         f"rho = {rho:g}, alpha = {args.alpha:g}; mean and standard error of {args.seeds} seeds"

@@ -20,22 +20,19 @@ juntang-zhuang/GSAM; and `sam`, from davda54/sam.
 import argparse
 import difflib
 import gc
-import importlib.metadata
-import json
-import platform
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance, write
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -44,7 +41,6 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ConstantLR
 from workloads import CASES, Case, Workload
 
-import surrogap
 from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Vanilla, capture
 from surrogap.core.arithmetic import Coefficients, choose
 from surrogap.core.ascent import Ascent
@@ -434,23 +430,6 @@ def cell(value: float | tuple[float, float] | str, spec: str) -> str:
     return "{:.3f}-{:.3f}".format(*value) if isinstance(value, tuple) else format(value, spec)
 
 
-def hardware(device: str) -> dict[str, Any]:
-    if device == "cuda":
-        return {"gpu": torch.cuda.get_device_name()}
-    cpuinfo = Path("/proc/cpuinfo")  # platform.processor() is empty on many Linux systems
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": (models or [platform.processor()])[0], "num_threads": torch.get_num_threads()}
-
-
-def versions() -> dict[str, str | None]:
-    packages = ["torch", "torchvision", "timm"]
-    packages += ["pytorch_optimizer"] if pytorch_optimizer else []
-    found = {name: importlib.metadata.version(name) for name in packages}
-    python, cuda = platform.python_version(), torch.version.cuda
-    return {"surrogap": surrogap.__version__, "python": python, "cuda": cuda, **found}
-
-
 def arguments() -> argparse.Namespace:
     """The command line, checked; a mistake exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -510,14 +489,9 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     gc.disable()  # a collection takes longer than many a step, and falls on whoever comes then
     absent = [name for name, (package, _) in PEERS.items() if args.peers and package is None]
-    record: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "arguments": vars(args) | {"sections": list(args.sections)},
-        "hardware": hardware(args.device),
-        "versions": versions(),
-        "absent": absent,
-        "cases": {},
-    }
+    about = provenance(args, args.device, ["pytorch_optimizer"] if pytorch_optimizer else [])
+    about["arguments"] |= {"sections": list(args.sections)}
+    record: dict[str, Any] = about | {"absent": absent, "cases": {}}
     console, output = Console(stderr=True), Console(width=120)
     # Drawn between turns only: the thread that would draw it meanwhile takes time from the steps.
     with Progress(console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
@@ -531,9 +505,7 @@ def main() -> None:
                 progress.update(task, description=name, completed=done, refresh=True)
 
             record["cases"][name] = costs = measure_case(CASES[name], args, advance)
-            if args.json:  # after each case, so that a run cut short leaves what it has
-                args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
+            write(record, args.json)  # after each case, so that a run cut short leaves what it has
             print_case(output, name, costs, args.device)
     for name in absent:
         output.print(f"absent: {name}")

@@ -13,13 +13,13 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import torch
+from provenance import provenance, write
 from rich.console import Console
 from rich.progress import track
 from step_cost import (
@@ -27,11 +27,9 @@ from step_cost import (
     Step,
     captured,
     captured_plain,
-    hardware,
     measure,
     ours,
     plain,
-    versions,
 )
 from torch.profiler import ProfilerActivity, profile
 from workloads import ADAMW, CASES, Case, Workload, vit_cifar
@@ -249,19 +247,14 @@ def main() -> None:
         return
     torch.backends.cudnn.benchmark = True
     drawn, kernels = timelines()
-    record = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": hardware("cuda"),
-        "versions": versions(),
+    record = provenance(args, "cuda") | {
         "case": CASE,
         "timelines": drawn,
         "kernels": kernels,
         "widths": growth({width: vit(width) for width in WIDTHS}, args.seconds),
         "batches": growth({size: vit(batch_size=size) for size in BATCHES}, args.seconds),
     }
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record) + "\n")
+    write(record, args.json)
     draw(record, args.out)
     for name, spans in drawn.items():
         print(f"{name}: two vanilla steps {2 * sum(kernels[name]['vanilla'].values()):.3f} ms")

@@ -10,17 +10,15 @@ the wall. A bare turn precedes and follows the loop, so that the machine's drift
 """
 
 import argparse
-import json
-import platform
 import tempfile
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from provenance import provenance, write
 
 from surrogap import capture
 from surrogap.training.config import Config
@@ -129,13 +127,4 @@ if __name__ == "__main__":
         print(f"  bare step  {before:>10,.0f} images/s before, {after:,.0f} after")
         print("  loop       " + "  ".join(f"{e:>10,.0f}" for e in row["epochs_images_per_second"]))
         print(f"  loop keeps {row['loop_over_bare']:.1%}", flush=True)
-    if args.json:
-        record = {
-            "hardware": torch.cuda.get_device_name(),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "arguments": {k: v for k, v in vars(args).items() if k != "json"},
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "batch_sizes": rows,
-        }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=2) + "\n")
+    write(provenance(args, "cuda") | {"batch_sizes": rows}, args.json)

@@ -159,8 +159,7 @@ KERNELS = [
 
 
 @pytest.fixture
-def step_profile(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+def step_profile() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "benchmarks" / "step_profile.py"))
 
 
