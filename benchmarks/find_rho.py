@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -117,6 +118,8 @@ def accuracy(config: Config, rho: float, seed: int, folder: Path) -> float:
 def measured(args: argparse.Namespace, network: str) -> dict[str, Any]:
     """The suggestion, the sweep, and how they compare."""
     config, folder = set_up(network), args.out / network
+    if args.epochs is not None:
+        config = config.override(epochs=args.epochs)
     suggested = suggestion(config, folder / "suggestion")
     pairs = [(rho, seed) for seed in range(args.seeds) for rho in (0.0, *args.rhos)]
     found: dict[float, list[float]] = {rho: [] for rho in (0.0, *args.rhos)}
@@ -131,23 +134,31 @@ def measured(args: argparse.Namespace, network: str) -> dict[str, Any]:
 
 
 def judged(suggested: dict[str, Any], found: dict[float, list[float]]) -> dict[str, Any]:
-    """The best radius of all against the best of the suggestion, seed by seed."""
-    means = {rho: statistics.fmean(values) for rho, values in found.items()}
-    low, high = suggested["low"] or float("inf"), suggested["high"] or float("inf")
-    best = max((rho for rho in means if rho), key=means.__getitem__)
-    within = [rho for rho in means if rho and low <= rho <= high]
+    """The best radius of all against the best of the suggestion.
+
+    Noise is the standard error of a difference between two radii.
+    """
+    means = {rho: statistics.fmean(values) for rho, values in found.items() if rho}
+    best = max(means, key=means.__getitem__)
+    noise = pooled_deviation(list(found.values())) * (2 / len(found[best])) ** 0.5
+    within = [rho for rho in means if is_within(rho, suggested)]
     if not within:
-        return {"best": best, "best_within": None, "lost": None, "noise": None, "is_right": False}
+        return {"best": best, "best_within": None, "lost": None, "noise": noise, "is_right": False}
     best_within = max(within, key=means.__getitem__)
-    lost = [a - b for a, b in zip(found[best], found[best_within], strict=True)]
-    noise = pooled_deviation(list(found.values())) * (2 / len(lost)) ** 0.5
+    lost = means[best] - means[best_within]
     return {
         "best": best,
         "best_within": best_within,
-        "lost": statistics.fmean(lost),
+        "lost": lost,
         "noise": noise,
-        "is_right": statistics.fmean(lost) <= noise,
+        "is_right": lost <= noise,
     }
+
+
+def is_within(rho: float, suggested: dict[str, Any]) -> bool:
+    """Whether a radius is within the suggestion, which may lack an end."""
+    low, high = suggested["low"], suggested["high"]
+    return low is not None and low <= rho <= (high or math.inf)
 
 
 def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
@@ -167,18 +178,25 @@ def table(results: dict[str, dict[str, Any]]) -> Table:
         cells = []
         for result in results.values():
             values = [100 * value for value in result["accuracies"][rho]]
-            low, high = (result["suggestion"][end] for end in ("low", "high"))
-            is_within = low is not None and low <= float(rho) <= (high or float("inf"))
-            cells.append(spread(values, decimals=2) + " *" * is_within)
+            star = " *" * is_within(float(rho), result["suggestion"])
+            cells.append(spread(values, decimals=2) + star)
         rows.append((rho if rho != "0" else "0 (vanilla)", *cells))
-    for label, text in {
-        "suggested": lambda r: "{low:.2g} to {high:.2g}".format(**r["suggestion"]),
-        "first to try": lambda r: f"{r['suggestion']['center']:.2g}",
-        "lost by it, points": lambda r: f"{100 * r['lost']:.2f} (noise {100 * r['noise']:.2f})",
-        "right": lambda r: "yes" if r["is_right"] else "no",
-    }.items():
-        rows.append((label, *(text(result) for result in results.values())))
+    columns = [verdict(result) for result in results.values()]
+    rows += [(label, *(column[label] for column in columns)) for label in columns[0]]
     return Table(("rho", *results), rows, "test accuracy % of SAM; * suggested by find-rho")
+
+
+def verdict(result: dict[str, Any]) -> dict[str, str]:
+    """What there is to say of a set-up."""
+    suggested, lost = result["suggestion"], result["lost"]
+    ends = [suggested[end] for end in ("low", "high")]
+    low, high = ("-" if end is None else f"{end:.2g}" for end in ends)
+    return {
+        "suggested": f"{low} to {high}",
+        "points lost by it": "-" if lost is None else f"{100 * lost:.2f}",
+        "noise, points": f"{100 * result['noise']:.2f}",
+        "right": "yes" if result["is_right"] else "no",
+    }
 
 
 def figure(results: dict[str, dict[str, Any]]) -> Figure:
@@ -208,6 +226,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS[:4])
     parser.add_argument("--rhos", nargs="+", type=float, default=RHOS)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each radius")
+    parser.add_argument("--epochs", type=int, help="of each run; by default the set-up's")
     parser.add_argument("--out", type=Path, default=Path("runs/find_rho"), help="the runs' folder")
     parser.add_argument("--json", type=Path, help="where to write the record")
     parser.add_argument("--figure", type=Path, help="where to draw it, as .png")

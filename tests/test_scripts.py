@@ -211,6 +211,36 @@ def test_step_profile_draws_from_a_record(step_profile: dict[str, Any], tmp_path
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_find_rho_sweeps_and_judges(tmp_path: Path) -> None:
+    arguments = ("--networks", "mlp", "--rhos", 0.05, 5, "--seeds", 2, "--epochs", 1)
+    path, png = tmp_path / "new" / "rho.json", tmp_path / "new" / "rho.png"
+    command = ("benchmarks/find_rho.py", *arguments, "--out", tmp_path / "runs")
+    result = run(*command, "--json", path, "--figure", png)
+    assert result.returncode == 0, result.stderr
+    assert png.read_bytes().startswith(b"\x89PNG")
+    record = json.loads(path.read_text())
+    assert {"hardware", "versions", "arguments", "date"} <= set(record)
+    found = record["set_ups"]["mlp"]
+    assert found["suggestion"]["low"] < 0.05 < found["suggestion"]["high"] < 5
+    assert found["best"] == found["best_within"] == 0.05
+    assert found["accuracies"]["0"][0] > 0.5 > found["accuracies"]["5"][0]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "best_within", "is_right"),
+    [(0.05, 0.2, 0.1, True), (0.15, None, 0.2, False), (None, None, None, False)],
+)
+def test_find_rho_is_judged_by_the_best_of_the_sweep(
+    low: float | None, high: float | None, best_within: float | None, is_right: bool
+) -> None:
+    found = {0.0: [0.80, 0.81], 0.1: [0.85, 0.86], 0.2: [0.82, 0.83]}
+    judged = runpy.run_path(str(ROOT / "benchmarks" / "find_rho.py"))["judged"]
+    result = judged({"low": low, "high": high}, found)
+    assert result["best"] == 0.1
+    assert (result["best_within"], result["is_right"]) == (best_within, is_right)
+    assert result["noise"] == pytest.approx(0.01 / 2**0.5)
+
+
 def test_low_memory_compares_the_two_modes(tmp_path: Path) -> None:
     arguments = ("--device", "cpu", "--model", "small_mlp", "--epochs", 1, "--seeds", 1)
     path = tmp_path / "new" / "low.json"
