@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from surrogap.cli import comparing, main
+from surrogap.cli import main
+from surrogap.cli import runs as rows
 from surrogap.experiments.runs import Run
 from surrogap.training.records import read_records
 from tests.training.made_up import archive
@@ -124,8 +125,8 @@ def test_finished_runs_are_not_trained_again(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(comparing, "train", fail)
-    monkeypatch.setattr(comparing, "measure", fail)
+    monkeypatch.setattr(rows, "train", fail)
+    monkeypatch.setattr(rows, "measure", fail)
     assert main(arguments(compared.parent)) == 0
 
 
@@ -150,9 +151,9 @@ def test_interrupted_it_goes_on_and_ends_alike(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(comparing.Overall, "step", interrupt)
+        patch.setattr(rows.Overall, "step", interrupt)
         assert main(arguments(tmp_path)) == 128 + signal.SIGTERM
-    assert "SIGTERM stopped the comparison" in capsys.readouterr().err
+    assert "SIGTERM stopped surrogap compare" in capsys.readouterr().err
     assert not (tmp_path / "out" / "comparison.json").exists()
     assert main(arguments(tmp_path)) == 0
     for name in ("vanilla-0", "asam-1"):

@@ -1,6 +1,9 @@
 """`surrogap reproduce`: figures and numbers of the paper's toys and theory."""
 
 import json
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,14 @@ import pytest
 from PIL import Image
 
 from surrogap.cli import main
+from surrogap.cli import runs as rows
 from surrogap.experiments import theory
+from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.reproductions import REPRODUCTIONS
+from surrogap.experiments.runs import Run
 from surrogap.experiments.statements import statements
 from surrogap.experiments.toys import Descent, GapToy, Hills, path
+from tests.training import made_up
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:
@@ -109,17 +116,32 @@ def test_what_does_not_hold_is_told() -> None:
     [
         (
             "fig-gpa",
-            "name must be one of fig-gap, fig-trajectory, theory, got 'fig-gpa'. The close",
+            "name must be one of fig-gap, fig-trajectory, fig-rho-alpha, theory, got 'fig-gpa'. ",
         ),
         ("theory --steps 15", "steps must be at least 16, got 15"),
         ("theory --seeds 0", "seeds must be at least 1, got 0"),
         ("fig-trajectory --frames 0", "frames must be at least 1, got 0"),
         ("fig-gap --out {tmp}", "may write fig-gap.png, got"),
+        ("fig-rho-alpha --recipe fashion-mnist", "recipe must be one of"),
+        ("fig-rho-alpha --rhos 0.1 0", "rhos must be above 0 and finite, got 0.0"),
+        ("fig-rho-alpha --rhos", "rhos must be different ones, at least one, got none"),
+        ("fig-rho-alpha --alphas 0 -1", "alphas must be at least 0 and finite, got -1.0"),
+        (
+            "fig-rho-alpha --alphas 0 0.2 0",
+            "alphas must be different ones, at least one, got 0 0.2",
+        ),
+        ("fig-rho-alpha --alphas zero", "options must be those of surrogap reproduce, got"),
+        ("fig-rho-alpha --steps 15", "steps must be at least 16, got 15"),
     ],
 )
 def test_mistakes(
-    words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "fig-gap.png").write_text("mine")
     assert main(["reproduce", *words.format(tmp=tmp_path).split()]) == 2
     error = capsys.readouterr().err
@@ -127,3 +149,101 @@ def test_mistakes(
     assert error.count("\n") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["fig-gap.png"]
     assert (tmp_path / "fig-gap.png").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A recipe on grey noise, with epochs of 4 steps."""
+    config = made_up.config(tmp_path_factory.mktemp("images"))
+    recipe = Recipe("tiny", config, reproduces="", expected="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RECIPES, "tiny", recipe)
+        yield
+
+
+def rho_alpha(folder: Path, *more: object, steps: int = 16) -> int:
+    words = ["--recipe", "tiny", "--steps", steps, "--seeds", 1, "--out", folder]
+    grid = ["--rhos", 0.2, 0.1, "--alphas", 0, 0.4]
+    return main(["reproduce", "fig-rho-alpha", *map(str, (*words, *grid, *more))])
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    assert rho_alpha(folder) == 0
+    return folder
+
+
+RUNS = [f"rho-{rho}-alpha-{alpha}-seed-0" for rho in (0.1, 0.2) for alpha in (0.0, 0.4)]
+
+
+def test_rho_and_alpha(trained: Path) -> None:
+    found = result_of(trained, "fig-rho-alpha")
+    assert sorted(path.name for path in trained.iterdir() if path.is_dir()) == RUNS
+    assert (found["rhos"], found["alphas"], found["num_seeds"]) == ([0.1, 0.2], [0.0, 0.4], 1)
+    config = RECIPES["tiny"]().override(steps=16, out=str(trained))
+    assert found["configuration"] == config.to_dict()
+    for run, name in zip(found["runs"], RUNS, strict=True):
+        measured = json.loads((trained / name / "measured.json").read_text())
+        last = made_up.timeless_records(trained / name)[-1]
+        assert run["test_accuracy"] == last["test_accuracy"]
+        assert {key: run[key] for key in measured} == measured
+        objective = Run.read(trained / name).config.objective
+        assert (run["rho"], run["alpha"]) == (objective.rho, objective.alpha)
+    assert [cell["eigenvalue"]["mean"] for cell in found["summary"]] == [
+        run["eigenvalue"] for run in found["runs"]
+    ]
+    assert [trend["at"] for trend in found["trends"]["along_alpha"]] == 3 * [0.1] + 3 * [0.2]
+    assert (trained / "fig-rho-alpha.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_finished_runs_are_not_trained_again(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(rows, "train", fail)
+    monkeypatch.setattr(rows, "measure", fail)
+    assert rho_alpha(trained) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("4 runs are finished already.\nsmall_mlp on ")
+    told = " ".join(out.split())
+    for words in result_of(trained, "fig-rho-alpha")["words"]:
+        assert words in told
+    row = next(line for line in out.splitlines() if line.startswith("0.2  0.4 "))
+    run = result_of(trained, "fig-rho-alpha")["runs"][-1]
+    assert row.split()[2] == f"{100 * run['test_accuracy']:.2f}"
+    assert row.split()[-1] == f"{run['eigenvalue']:.2f}"
+
+
+def test_interrupted_it_goes_on_and_ends_alike(
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(self: object, step: int) -> None:
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows.Overall, "step", interrupt)
+        assert rho_alpha(tmp_path) == 128 + signal.SIGTERM
+    assert "SIGTERM stopped surrogap reproduce, and what there" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [RUNS[0]]
+    assert rho_alpha(tmp_path) == 0
+    here, there = (result_of(folder, "fig-rho-alpha") for folder in (tmp_path, trained))
+    assert here["runs"] == there["runs"]
+
+
+def test_other_runs_are_refused_before_anything_is_trained(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+    assert rho_alpha(trained, "--rhos", 0.01, 0.1, steps=17) == 2
+    error = capsys.readouterr().err
+    assert f"got {trained / RUNS[0]}, whose run has steps=16 and not 17" in error
+    assert rho_alpha(trained / RUNS[0]) == 2
+    assert "out must be a folder for several runs, got" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before

@@ -28,7 +28,7 @@ COMMANDS = {
     "sharpness": "Measure how sharp a run is, or any network.",
     "landscape": "Draw the loss around a run, or between two.",
     "find-rho": "Tell which radii make sense, for a recipe or a run.",
-    "reproduce": "Draw the paper's toy figures, and check its theory in numbers.",
+    "reproduce": "Draw some of the paper's figures, and check its theory in numbers.",
     "export": "Write a run's weights for timm.",
     "recipes": "List the recipes, or show one.",
 }

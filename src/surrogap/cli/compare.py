@@ -63,9 +63,10 @@ def main(arguments: Sequence[str]) -> int:
     at_least("seeds", chosen.seeds, 1, remedy="Pass how many runs of each, as 3.")
     folder, runs = _folder(chosen), list(_runs(chosen, base))
     rho = _gap_rho(chosen)
-    from surrogap.cli.comparing import train_all
+    from surrogap.cli.runs import train_all
+    from surrogap.experiments.measured import gap_of
 
-    status = train_all(runs, folder, rho)
+    status = train_all(runs, folder, "compare", radius=lambda _: rho, measured=gap_of)
     if status:
         return status
     from surrogap.experiments.comparison import read_result

@@ -171,13 +171,14 @@ def differences(results: Sequence[Result]) -> list[str]:
 def numbers(results: Sequence[Result], rho: float) -> dict[str, Any]:
     """All of it, for JSON."""
     summary = {
-        method: {name: _moments([getattr(run, name) for run in runs]) for name in _SUMMARISED}
+        method: {name: moments([getattr(run, name) for run in runs]) for name in _SUMMARISED}
         for method, runs in by_method(results).items()
     }
     return {"rho": rho, "summary": summary, "runs": [asdict(result) for result in results]}
 
 
-def _moments(values: Sequence[float]) -> dict[str, float | None]:
+def moments(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and standard deviation; None for the deviation of a single value."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "deviation": deviation}
 

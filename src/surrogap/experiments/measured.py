@@ -1,7 +1,9 @@
-"""How sharp a run ended: the surrogate gap over its training images, at its last weights."""
+"""How sharp a run ended: the surrogate gap and the curvature at its last weights."""
 
 import json
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,19 @@ from surrogap.analysis.gap import surrogate_gaps
 from surrogap.analysis.surface import Surface
 from surrogap.data import loader
 from surrogap.experiments.comparison import MEASURED, NUM_ASCENT_STEPS
+from surrogap.experiments.probes import measured_at
 from surrogap.experiments.runs import Run
+from surrogap.experiments.surfaces import part_of, still_surface
+from surrogap.training.config import Config
+from surrogap.training.failure import RunFailedError
 from surrogap.training.losses import loss_of
+from surrogap.training.processes import World
+
+# From a run, a radius and a device to what was measured: "rho" and whatever else.
+Measured = Callable[[Run, float, torch.device], dict[str, float]]
+
+# The curvature takes some tens of gradients. Training with --sharpness-every measures on as many.
+NUM_IMAGES = 1000
 
 
 def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
@@ -38,7 +51,7 @@ def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
     images = loader(
         splits,
         "train",
-        batch_size=run.config.data.eval_batch_size or 4 * run.config.data.batch_size,
+        batch_size=_batch_size(run.config),
         shuffle=False,
         drop_last=False,
         device=device,
@@ -61,18 +74,52 @@ def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
     }
 
 
-def measure(folder: Path, rho: float, device: torch.device) -> None:
+def sharpness_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
+    """The gap at a radius and the dominant eigenvalue, on some of the training images.
+
+    They are `NUM_IMAGES` drawn at random, the same ones for all runs on a set, and as they are. The
+    network is in evaluation mode. The search for the worst place in the ball tries the eigenvector
+    too, which at a minimum points there.
+
+    Args:
+        run: A run with a checkpoint.
+        rho: The radius.
+        device: Where to compute.
+
+    Raises:
+        RunFailedError: Something is not finite there.
+        ValueError: It has no checkpoint, or its images are not where they were.
+    """
+    splits = run.splits()
+    few = part_of(splits, NUM_IMAGES)
+    model = run.network(splits, device)
+    surface = still_surface(run.config, model, few, World(device), _batch_size(run.config))
+    found = measured_at(surface, rho)
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise RunFailedError(
+                f"{name} must be finite where a run has ended, got {value} in {run.folder}. "
+                "Pass a smaller rho or alpha."
+            )
+    return {"num_images": len(few.train), **found}
+
+
+def _batch_size(config: Config) -> int:
+    return config.data.eval_batch_size or 4 * config.data.batch_size
+
+
+def measure(folder: Path, rho: float, device: torch.device, measured: Measured) -> None:
     """Measures a run unless that is done already, and writes it to the run's folder."""
     path = folder / MEASURED
     if not is_measured(folder, rho):
-        found = gap_of(Run.read(folder), rho, device)
+        found = measured(Run.read(folder), rho, device)
         temporary = path.with_name(f".{path.name}")
         temporary.write_text(json.dumps(found, indent=2) + "\n")
         os.replace(temporary, path)
 
 
 def is_measured(folder: Path, rho: float) -> bool:
-    """Whether a run is finished, and its gap is known for this radius."""
+    """Whether a run is finished, and was measured at this radius."""
     path = folder / MEASURED
     if not path.is_file():
         return False

@@ -17,10 +17,11 @@ OBJECTIVES: tuple[str, ...] = get_args(get_type_hints(ObjectiveConfig)["name"])
 @final
 @dataclass(frozen=True)
 class Planned:
-    """A run of a comparison.
+    """A run among others.
 
     Attributes:
-        method: An objective, perhaps for twice the epochs.
+        method: How it differs from them: in a comparison by an objective, perhaps for twice the
+            epochs.
         config: What to train, and where.
     """
 

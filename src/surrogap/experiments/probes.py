@@ -47,7 +47,7 @@ def sharpness_probe(config: Config, parts: Parts, world: World) -> Probe:
     def measured() -> dict[str, float]:
         with evaluating(parts.model):
             surface = Surface(parts.model, batches, loss_fn, is_checked=False)
-            return _measured(surface, rho)
+            return measured_at(surface, rho)
 
     return measured
 
@@ -59,7 +59,8 @@ def radius_of(config: Config) -> float:
     return (objective.rho or USUAL_RHO) if is_euclidean else USUAL_RHO
 
 
-def _measured(surface: Surface, rho: float) -> dict[str, float]:
+def measured_at(surface: Surface, rho: float) -> dict[str, float]:
+    """What the probe returns, of any surface; where its loss is not finite, loss and rho alone."""
     loss = float(surface.loss())
     if not math.isfinite(loss):
         return {"loss": loss, "rho": rho}  # no curvature there; the records will tell why

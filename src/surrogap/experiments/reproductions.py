@@ -1,4 +1,4 @@
-"""The paper's toy figures and its theory, by name: what `surrogap reproduce` draws and checks.
+"""Figures of the paper and its theory, by name: what `surrogap reproduce` draws and checks.
 
 This module loads no torch; what is named here does, when it is asked for.
 """
@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
+from surrogap.experiments.methods import Planned
 from surrogap.experiments.tables import Table
+
+if TYPE_CHECKING:
+    from surrogap.experiments.rho_alpha import Grid
 
 Progress = Callable[[int, int], object]
 
@@ -21,13 +25,21 @@ class Settings:
 
     Attributes:
         num_steps: Of each run; None for the usual.
-        num_seeds: How many runs of each theorem are averaged.
+        num_seeds: How many runs are averaged: of each theorem, or of each rho and alpha.
         num_frames: How many pictures an animation has.
+        recipe: What is trained.
+        rhos: Radii to train with.
+        alphas: Weights of the gap to train with.
+        folder: Where the folders of what is trained shall be.
     """
 
     num_steps: int | None = None
     num_seeds: int = 3
     num_frames: int = 60
+    recipe: str = "fashion-mnist-gsam"
+    rhos: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
+    alphas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.4)
+    folder: Path = Path("runs")
 
 
 @final
@@ -39,11 +51,13 @@ class Reproduced:
         table: For people.
         numbers: For JSON.
         writers: By the name of a file, what writes it to a path.
+        words: What to say below the table.
     """
 
     table: Table
     numbers: Mapping[str, Any]
     writers: Mapping[str, Callable[[Path], object]]
+    words: Sequence[str] = ()
 
 
 @final
@@ -55,11 +69,13 @@ class Reproduction:
         title: What it is.
         files: What it draws.
         compute: From settings and a progress to what came out.
+        runs: What must be trained and measured before, each run in its folder; None for nothing.
     """
 
     title: str
     files: Sequence[str]
     compute: Callable[[Settings, Progress], Reproduced]
+    runs: Callable[[Settings], Sequence[Planned]] | None = None
 
 
 def _gap(settings: Settings, progress: Progress) -> Reproduced:
@@ -115,6 +131,35 @@ def _trajectory(settings: Settings, progress: Progress) -> Reproduced:
     )
 
 
+def _grid(settings: Settings) -> "Grid":
+    from surrogap.experiments.rho_alpha import Grid
+
+    return Grid(
+        recipe=settings.recipe,
+        rhos=settings.rhos,
+        alphas=settings.alphas,
+        num_seeds=settings.num_seeds,
+        num_steps=settings.num_steps,
+        folder=settings.folder,
+    )
+
+
+def _rho_alpha(settings: Settings, progress: Progress) -> Reproduced:
+    from surrogap.experiments import rho_alpha, trends
+
+    grid = _grid(settings)
+    results = [rho_alpha.read_result(run) for run in grid.runs()]
+    words, config = trends.words(results), grid.config()
+    title = f"{config.model.name} on {config.data.name}, constant rho"
+    numbers = rho_alpha.numbers(grid, results)
+    return Reproduced(
+        rho_alpha.table(results, title),
+        numbers | {"trends": trends.numbers(results), "words": words},
+        {"fig-rho-alpha.png": rho_alpha.figure(results, title).savefig},
+        words,
+    )
+
+
 def _theory(settings: Settings, progress: Progress) -> Reproduced:
     from surrogap.experiments import theory
     from surrogap.experiments.statements import statements
@@ -158,6 +203,12 @@ REPRODUCTIONS = {
         "SGD, SAM and GSAM on a surface with sharp minima and a flat region.",
         ("fig-trajectory.png", "fig-trajectory.gif"),
         _trajectory,
+    ),
+    "fig-rho-alpha": Reproduction(
+        "Influence of rho and alpha: test accuracy, 2h/rho^2 and eigenvalue. Trains networks.",
+        ("fig-rho-alpha.png",),
+        _rho_alpha,
+        runs=lambda settings: _grid(settings).runs(),
     ),
     "theory": Reproduction(
         "Lemmas 3.1 to 3.3, theorems 5.1 and 5.3, and corollary 5.2.1, in numbers.",

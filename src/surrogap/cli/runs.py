@@ -1,8 +1,11 @@
-"""The long part of `surrogap compare`: trains what is not trained yet, and tells where it is."""
+"""Many runs, one after the other: trains what is not trained yet, and tells where it is.
+
+It is the long part of `surrogap compare`, and of a figure that `surrogap reproduce` trains for.
+"""
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -11,17 +14,32 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from torch.distributed import is_torchelastic_launched
 
-from surrogap.experiments.measured import is_measured, measure
+from surrogap.experiments.measured import Measured, is_measured, measure
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.probes import sharpness_probe
+from surrogap.training.config import Config
 from surrogap.training.folder import CONFIG, check_folder
 from surrogap.training.processes import device_of
 from surrogap.training.progress import Progress, essentials
 from surrogap.training.run import train
 
 
-def train_all(runs: Sequence[Planned], folder: Path, rho: float) -> int:
+def train_all(
+    runs: Sequence[Planned],
+    folder: Path,
+    command: str,
+    *,
+    radius: Callable[[Config], float],
+    measured: Measured,
+) -> int:
     """Trains and measures what is not finished, and returns the exit status.
+
+    Args:
+        runs: All of them, each with a folder of its own.
+        folder: Where their folders are.
+        command: Who asks.
+        radius: The radius at which a run is measured when it has ended.
+        measured: What is measured then.
 
     Raises:
         ValueError: There are several processes, or a run's folder belongs to another
@@ -30,7 +48,7 @@ def train_all(runs: Sequence[Planned], folder: Path, rho: float) -> int:
     """
     if is_torchelastic_launched():
         raise ValueError(
-            "surrogap compare must run in one process, got torchrun. "
+            f"surrogap {command} must run in one process, got torchrun. "
             "Train the runs of large networks one by one, by surrogap train."
         )
     if (folder / CONFIG).exists():
@@ -40,20 +58,22 @@ def train_all(runs: Sequence[Planned], folder: Path, rho: float) -> int:
         )
     for run in runs:
         check_folder(run.config, resume=True)
-    left = [run for run in runs if not is_measured(run.config.folder, rho)]
+    left = [run for run in runs if not is_measured(run.config.folder, radius(run.config))]
     overall = Overall([run.cost for run in left], num_done=len(runs) - len(left))
     with overall:
         for run in left:
             overall.begin(f"{run.method}, seed {run.config.execution.seed}")
-            outcome = train(run.config, resume=True, progress=overall, probe=sharpness_probe)
+            config = run.config
+            outcome = train(config, resume=True, progress=overall, probe=sharpness_probe)
             if outcome.signal is not None:
                 print(
-                    f"surrogap: {outcome.signal.name} stopped the comparison, and what there is of "
-                    "it is saved. The same command goes on from here.",
+                    f"surrogap: {outcome.signal.name} stopped surrogap {command}, and what there "
+                    "is of it is saved. The same command goes on from here.",
                     file=sys.stderr,
                 )
                 return 128 + outcome.signal
-            measure(run.config.folder, rho, device_of(run.config.execution.device))
+            device = device_of(config.execution.device)
+            measure(config.folder, radius(config), device, measured)
             overall.end(outcome.record or {})
     return 0
 

@@ -1,0 +1,191 @@
+"""The grid of rho and alpha: which runs it has, and what is measured of them."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from surrogap.analysis import Hessian, Surface, eigenvalues, surrogate_gaps
+from surrogap.experiments import measured
+from surrogap.experiments.measured import measure, sharpness_of
+from surrogap.experiments.recipes import RECIPES, Recipe
+from surrogap.experiments.rho_alpha import Grid, figure, read_result, table
+from surrogap.experiments.runs import Run
+from surrogap.training.failure import RunFailedError
+from surrogap.training.records import read_records
+from surrogap.training.run import train
+from tests.experiments.made_up import grid as results_of_a_grid
+from tests.training import made_up
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grid:
+    """A recipe of 12 steps on grey noise, whose own radius decays."""
+    config = made_up.config(tmp_path, rho=0.3, rho_min=0.1, alpha=0.7, record_every=1)
+    monkeypatch.setitem(RECIPES, "tiny", Recipe("tiny", config, reproduces="", expected=""))
+    return Grid("tiny", (0.2, 0.1), (0.4, 0.0), num_seeds=2, folder=tmp_path / "out")
+
+
+def test_a_run_is_the_recipe_with_a_constant_radius_and_an_alpha(grid: Grid) -> None:
+    runs = grid.runs()
+    places = [(r.config.execution.seed, r.config.objective.rho, r.method) for r in runs]
+    methods = {rho: (f"rho {rho}, alpha 0", f"rho {rho}, alpha 0.4") for rho in (0.1, 0.2)}
+    expected = [(s, rho, method) for s in (0, 1) for rho in (0.1, 0.2) for method in methods[rho]]
+    assert places == expected
+    last = runs[-1].config
+    changes: dict[str, Any] = {"rho": 0.2, "rho_min": None, "alpha": 0.4, "seed": 1}
+    out = str(grid.folder / "rho-0.2-alpha-0.4-seed-1")
+    assert last == RECIPES["tiny"]().override(**changes, out=out)
+    train(last)
+    radii = {record["rho"] for record in read_records(last.folder) if record["kind"] == "step"}
+    assert radii == {0.2}
+
+
+def test_any_recipe_becomes_gsam_and_any_length_its_own(tmp_path: Path) -> None:
+    grid = Grid("fashion-mnist-sam", (0.1,), (0.3,), num_seeds=1, num_steps=7, folder=tmp_path)
+    (run,) = grid.runs()
+    assert (run.config.objective.name, run.config.objective.alpha) == ("gsam", 0.3)
+    assert run.config.schedule.steps == 7
+    own = Grid("fashion-mnist-sam", (0.1,), (0.3,), num_seeds=1, folder=tmp_path)
+    assert own.config().schedule == RECIPES["fashion-mnist-sam"]().schedule
+
+
+def test_alpha_0_is_sam(grid: Grid, tmp_path: Path) -> None:
+    config = grid.runs()[0].config
+    assert config.objective.alpha == 0
+    train(config)
+    train(config.override(objective="sam", alpha=None, out=str(tmp_path / "sam")))
+    ours, sams = (made_up.state(folder) for folder in (config.folder, tmp_path / "sam"))
+    made_up.assert_same(ours["model"], sams["model"])
+
+
+def by_hand(run: Run) -> tuple[nn.Module, Callable[[], Tensor], list[Tensor]]:
+    """The network in float64, its loss over all training images, and its parameters."""
+    splits = run.splits()
+    model = run.network(splits).double()
+    (mean,), (std,) = splits.mean, splits.std
+    images = (splits.train.images.double() / 255 - mean) / std  # type: ignore[union-attr]
+    labels = torch.as_tensor(splits.train.labels)
+    return model, lambda: cross_entropy(model(images), labels), list(model.parameters())
+
+
+def one_step_gap(run: Run, rho: float) -> float:
+    _, loss, parameters = by_hand(run)
+    before = loss()
+    gradients = torch.autograd.grad(before, parameters)
+    norm = torch.cat([g.flatten() for g in gradients]).norm()
+    with torch.no_grad():
+        for p, g in zip(parameters, gradients, strict=True):
+            p += rho * g / norm
+        return float(loss() - before)
+
+
+def dominant(run: Run) -> float:
+    """By power iteration, through a second backward pass."""
+    _, loss, parameters = by_hand(run)
+    gradients = torch.autograd.grad(loss(), parameters, create_graph=True)
+    flat = torch.cat([g.flatten() for g in gradients])
+    v = torch.randn(len(flat), dtype=torch.float64)
+    for _ in range(60):
+        v /= v.norm()
+        parts = torch.autograd.grad(flat, parameters, v, retain_graph=True)
+        product = torch.cat([part.flatten() for part in parts])
+        value, v = float(v @ product), product
+    return value
+
+
+def test_the_numbers_are_those_of_the_run(grid: Grid) -> None:
+    planned = grid.runs()[-1]
+    folder = train(planned.config).folder
+    measure(folder, 0.2, CPU, sharpness_of)
+    found, run = read_result(planned), Run.read(folder)
+    last = [record for record in read_records(folder) if record["kind"] == "epoch"][-1]
+    assert (found.rho, found.alpha, found.seed, found.num_images) == (0.2, 0.4, 1, 32)
+    assert (found.test_accuracy, found.test_loss) == (last["test_accuracy"], last["test_loss"])
+    gap = one_step_gap(run, 0.2)
+    assert found.gap == pytest.approx(gap, rel=1e-3)
+    assert found.sharpness == pytest.approx(2 * gap / 0.2**2, rel=1e-3)
+    assert found.eigenvalue == pytest.approx(dominant(run), rel=1e-2)
+    model, loss, _ = by_hand(run)
+    surface = Surface(model, [torch.zeros(1)], lambda *_: loss())
+    top = eigenvalues(Hessian(surface, "double-backward"), 1, "dominant").vectors[0]
+    (worst,) = surrogate_gaps(surface, [0.2], num_ascent_steps=5, start=top).gaps
+    assert found.worst_sharpness == pytest.approx(worst.worst_sharpness, rel=1e-2)
+    assert found.worst_gap >= found.gap
+
+
+def test_a_part_of_the_images_is_measured(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "NUM_IMAGES", 8)
+    planned = grid.runs()[0]
+    run = Run.read(train(planned.config).folder)
+    assert sharpness_of(run, 0.1, CPU)["num_images"] == 8
+
+
+def test_a_network_that_is_lost_has_failed(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.read(train(grid.runs()[0].config).folder)
+    model = run.network(run.splits())
+    nn.init.constant_(next(model.parameters()), math.nan)
+    monkeypatch.setattr(Run, "network", lambda *_: model)
+    message = r"loss must be finite where a run has ended, got nan in .*seed-0\. Pass a smaller rho"
+    with pytest.raises(RunFailedError, match=message):
+        measure(run.folder, 0.1, CPU, sharpness_of)
+    assert not (run.folder / "measured.json").exists()
+
+
+def test_the_table_has_a_row_for_each_rho_and_alpha() -> None:
+    shown = table(results_of_a_grid(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0), "made up")
+    assert [row[:2] for row in shown.rows] == [
+        (rho, alpha) for rho in ("0.1", "0.2") for alpha in ("0", "0.2", "0.4")
+    ]
+    # Means and deviations of three seeds, a point and a unit apart from each other.
+    expected = ("82.00 ± 1.00", "14.00 ± 1.00", "40.00 ± 0.00", "21.00 ± 1.00")
+    assert shown.rows[-1] == ("0.2", "0.4", *expected)
+
+
+def test_the_figure_has_the_papers_panels() -> None:
+    results = results_of_a_grid(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0)
+    panels = figure(results, "made up").axes
+    labels = [panel.get_ylabel() for panel in panels]
+    assert labels == ["test accuracy %", "2h/rho^2", "dominant eigenvalue"]
+    for panel, ends in zip(panels, ((82, 82), (15, 14), (23, 21)), strict=True):
+        lines = panel.get_lines()
+        assert [line.get_label() for line in lines] == ["alpha 0", "alpha 0.2", "alpha 0.4"]
+        expected = np.transpose([(0.1, 0.2), ends])
+        assert lines[2].get_xydata() == pytest.approx(expected)
+    assert [panel.get_yscale() for panel in panels] == ["linear", "log", "log"]
+
+
+def test_a_single_rho_and_a_negative_eigenvalue_can_be_drawn(tmp_path: Path) -> None:
+    results = results_of_a_grid(accuracy=0.01, sharpness=-5.0, eigenvalue=-60.0)
+    drawn = figure([run for run in results if run.rho == 0.1], "made up")
+    assert [panel.get_yscale() for panel in drawn.axes] == ["linear", "linear", "linear"]
+    drawn.savefig(tmp_path / "figure.png")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": "tiy"}, "recipe must be one of .* The closest is 'tiny'"),
+        ({"num_seeds": 0}, "seeds must be at least 1, got 0. Pass a number of runs, as 3."),
+        ({"rhos": (0.1, 0.0)}, "rhos must be above 0 and finite, got 0.0. Pass positive radii"),
+        ({"rhos": (math.inf,)}, "rhos must be above 0 and finite, got inf"),
+        ({"rhos": ()}, "rhos must be different ones, at least one, got none. Pass each once."),
+        ({"rhos": (0.1, 0.2, 0.1)}, "rhos must be different ones, at least one, got 0.1 0.2 0.1"),
+        ({"alphas": (0.1, -0.1)}, "alphas must be at least 0 and finite, got -0.1. Pass 0 for SAM"),
+        ({"alphas": ()}, "alphas must be different ones, at least one, got none"),
+        ({"alphas": (0.0, 0.0)}, "alphas must be different ones, at least one, got 0 0"),
+    ],
+)
+@pytest.mark.usefixtures("grid")
+def test_mistakes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    right: dict[str, Any] = {"recipe": "tiny", "rhos": (0.1,), "alphas": (0.0,), "num_seeds": 1}
+    with pytest.raises(ValueError, match=message):
+        Grid(**(right | changes), folder=tmp_path / "out")
