@@ -222,6 +222,9 @@ class CapturedStep:
     def _mean(self, reports: Sequence[Report]) -> Tensor:
         """Losses, radius and products, where each of several calls has but a part of the loss."""
         n = self._num_calls
+        if n == 1:  # as mostly, and every operator is a kernel in the graph
+            (r,) = reports
+            return torch.stack([r.loss, r.perturbed_loss, r.rho, *r._three.unbind()])
         values = [
             torch.stack([n * r.loss, n * r.perturbed_loss, r.rho, *(n**2 * r._three).unbind()])
             for r in reports
