@@ -19,6 +19,7 @@ import io
 import json
 import math
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,8 @@ def accuracy(config: Config, rho: float, seed: int, folder: Path) -> float:
     changes = {"rho": rho} if rho else {"objective": "vanilla", "rho": None}
     run = config.override(**changes, seed=seed, out=str(folder / f"{rho:g}-{seed}"))
     outcome = train(run, resume=True, progress=Silence())
+    if outcome.signal is not None:
+        sys.exit(128 + outcome.signal)  # the same command goes on from here
     assert outcome.record is not None
     return float(outcome.record["test_accuracy"])
 
