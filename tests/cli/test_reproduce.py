@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,16 @@ def test_other_runs_are_refused_before_anything_is_trained(
     assert rho_alpha(trained / RUNS[0]) == 2
     assert "out must be a folder for several runs, got" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
+
+
+def test_ctrl_c_ends_it_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    stopped = replace(REPRODUCTIONS["theory"], compute=interrupted)
+    monkeypatch.setitem(REPRODUCTIONS, "theory", stopped)
+    assert main(["reproduce", "theory", "--out", str(tmp_path)]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err.endswith("surrogap: SIGINT stopped it before its end.\n")
+    assert not list(tmp_path.iterdir())

@@ -68,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What is still to be written at the end has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:  # training has its own way with signals, and saves first
+        print("surrogap: SIGINT stopped it before its end.", file=sys.stderr)
+        return 128 + signal.SIGINT
     except RunFailedError as failure:
         print(f"surrogap: {failure}", file=sys.stderr)
         return 1
