@@ -45,6 +45,7 @@ def last_epoch(folder: Path) -> dict[str, Any]:
 
 def test_numbers_are_those_of_the_records(compared: Path) -> None:
     found = json.loads((compared / "comparison.json").read_text())
+    assert found["versions"]["torch"] == torch.__version__
     assert [(run["method"], run["seed"]) for run in found["runs"]] == [
         (method, seed) for seed in (0, 1) for method in METHODS
     ]

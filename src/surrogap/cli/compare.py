@@ -5,9 +5,6 @@ surrogap compare --recipe cifar10-resnet18-gsam --objectives vanilla sam gsam as
 """
 
 import argparse
-import json
-import os
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surrogap.cli.options import options
+from surrogap.cli.results import Results
 from surrogap.experiments.methods import Planned, planned
 from surrogap.experiments.recipes import RECIPES
 from surrogap.training.arguments import at_least, one_of
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from surrogap.experiments.comparison import Result
 
 DEFAULT_RECIPE = "fashion-mnist-gsam"
+FIGURE = "comparison.png"
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,8 @@ def main(arguments: Sequence[str]) -> int:
         return status
     from surrogap.experiments.comparison import read_result
 
-    _show([read_result(run) for run in runs], runs, folder, rho)
+    written = Results(folder, "compare", "comparison", [FIGURE])
+    _show([read_result(run) for run in runs], runs, written, rho)
     return 0
 
 
@@ -119,7 +119,7 @@ def _gap_rho(chosen: Compare) -> float:
     return rho
 
 
-def _show(results: "list[Result]", runs: Sequence[Planned], folder: Path, rho: float) -> None:
+def _show(results: "list[Result]", runs: Sequence[Planned], written: Results, rho: float) -> None:
     from surrogap.experiments.comparison import differences, draw, legend, numbers, table
 
     config = runs[0].config
@@ -129,9 +129,5 @@ def _show(results: "list[Result]", runs: Sequence[Planned], folder: Path, rho: f
     print(*differences(results), sep="\n")
     found: dict[str, Any] = numbers(results, rho)
     found["configurations"] = {run.method: run.config.to_dict() for run in runs}
-    temporary = folder / ".comparison.json"
-    temporary.write_text(json.dumps(found, indent=2) + "\n")
-    os.replace(temporary, folder / "comparison.json")
-    draw(results, folder / "comparison.png", title)
-    print(f"Curves: {folder / 'comparison.png'}. Numbers: {folder / 'comparison.json'}.")
-    sys.stdout.flush()
+    written.write(found, {FIGURE: lambda path: draw(results, path, title)})
+    print(written.told, flush=True)

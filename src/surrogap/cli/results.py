@@ -69,8 +69,10 @@ class Results:
         Raises:
             ValueError: The folder cannot be written.
         """
+        from surrogap.training.versions import versions
+
         names = [path.name for path in self.figures]
-        whole = {"command": self._command, "figures": names, **found}
+        whole = {"command": self._command, "figures": names, "versions": versions(), **found}
         text = json.dumps(plain(whole), indent=2, allow_nan=False) + "\n"
         try:
             # First, for it says whose the figures are.

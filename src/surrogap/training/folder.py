@@ -6,16 +6,12 @@
 
 import json
 import os
-import platform
-from importlib import metadata
 from pathlib import Path
 
-import torch
-
-from surrogap import __version__
 from surrogap.training.checkpoints import sync_folder
 from surrogap.training.config import Config
 from surrogap.training.processes import World
+from surrogap.training.versions import device_name, versions
 
 CONFIG = "config.json"
 VERSIONS = "versions.json"
@@ -110,27 +106,5 @@ def _write(path: Path, text: str) -> None:
 
 
 def _versions(world: World) -> str:
-    packages = ("timm", "torchvision", "numpy")
-    cuda = world.device.type == "cuda"
-    return (
-        json.dumps(
-            {
-                "surrogap": __version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                **{name: _version(name) for name in packages},
-                "platform": platform.platform(),
-                "device": torch.cuda.get_device_name(world.device) if cuda else str(world.device),
-                "processes": world.size,
-            },
-            indent=2,
-        )
-        + "\n"
-    )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    found = {**versions(), "device": device_name(world.device), "processes": world.size}
+    return json.dumps(found, indent=2) + "\n"
