@@ -10,8 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from surrogap.cli import evaluate as evaluate_command
-from surrogap.cli import main
+from surrogap.cli import main, results
 from surrogap.cli.evaluate import Evaluate, places
 from surrogap.data import FileSet, TensorSet
 from surrogap.evaluation import CORRUPTIONS, IMAGENET_C, corrupted, evaluate
@@ -43,7 +42,7 @@ def test_the_clean_test_set_has_the_scores_of_the_last_record(
     assert main(["evaluate", str(run), "--no-corruptions"]) == 0
     last = [record for record in read_records(run) if record["kind"] == "epoch"][-1]
     found = result_of(run)
-    assert set(found) == {"sets"}
+    assert set(found) == {"sets", "versions"}
     for name in ("accuracy", "top5", "loss", "calibration_error"):
         assert found["sets"]["test"][name] == pytest.approx(last[f"test_{name}"], rel=1e-6)
     out = capsys.readouterr().out
@@ -80,10 +79,10 @@ def test_corruptions_are_those_of_the_room_and_their_mean(
 def test_where_there_is_no_terminal_lines_tell_where_it_is(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evaluate_command, "LINE_INTERVAL", 0.0)
+    monkeypatch.setattr(results, "LINE_INTERVAL", 0.0)
     assert main(["evaluate", str(run)]) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["test (1 of 56)", "gaussian_noise 1 (2 of 56)"]
+    assert lines[:2] == ["evaluate, test: 0%", "evaluate, gaussian_noise 1: 2%"]
     assert len(lines) == 56
 
 

@@ -7,10 +7,7 @@ surrogap evaluate runs/c --real data/real.json --v2 data/imagenetv2-matched-freq
 
 import json
 import os
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
+from surrogap.cli.results import bar
 from surrogap.experiments.tables import Table
 from surrogap.training.arguments import at_least
 
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from surrogap.experiments.trials import Places, Trial
 
 RESULT = "evaluation.json"
-LINE_INTERVAL = 30.0  # seconds
 
 # Where sets are looked for in the folder of the named sets, by the names that they come with.
 _USUAL = {
@@ -101,8 +98,10 @@ def main(arguments: Sequence[str]) -> int:
 
     run = Run.read(chosen.run)
     scores = _scores(chosen, run)
+    from surrogap.training.versions import versions
+
     found = result(scores)
-    _write(run.folder / RESULT, found)
+    _write(run.folder / RESULT, {**found, "versions": versions()})
     table(found, str(run.folder)).print()
     return 0
 
@@ -124,9 +123,9 @@ def _scores(chosen: Evaluate, run: "Run") -> "list[tuple[Trial, Scores]]":
     )
     wanted = list(trials(splits, places(chosen, run), loading, with_corruptions=chosen.corruptions))
     scores = []
-    with _progress(len(wanted)) as tell:
-        for trial in wanted:
-            tell(trial.name)
+    with bar("evaluate") as tell:
+        for index, trial in enumerate(wanted):
+            tell(index, len(wanted), trial.name)
             found = evaluate(
                 model,
                 trial.batches(),
@@ -219,28 +218,3 @@ def _write(path: Path, found: Mapping[str, Any]) -> None:
             f"run must be a folder that can be written, got {path.parent} ({error.strerror}). "
             "Copy it to one that can."
         ) from error
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """A bar on standard error, or a line now and then where that is no terminal.
-
-    Yields what to call as each set begins.
-    """
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(file=sys.stderr)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        begun, spoke = -1, time.monotonic()
-
-        def tell(name: str) -> None:
-            nonlocal begun, spoke
-            begun += 1
-            bar.update(task, description=name, completed=begun)
-            if not console.is_terminal and time.monotonic() - spoke >= LINE_INTERVAL:
-                spoke = time.monotonic()
-                print(f"{name} ({begun + 1} of {total})", file=sys.stderr, flush=True)
-
-        yield tell

@@ -8,12 +8,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
-Tell = Callable[[float, float], None]
 Writer = Callable[[Path], object]
 
 LINE_INTERVAL = 30.0  # seconds
+
+
+class Tell(Protocol):
+    """Told where a long command is."""
+
+    def __call__(self, done: float, total: float, now: str = "") -> None:
+        """So much is done of so much; `now` is what it is at, if that has a name."""
 
 
 @final
@@ -140,11 +146,12 @@ def bar(title: str) -> Iterator[Tell]:
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task(title, total=None)
 
-        def tell(done: float, total: float) -> None:
+        def tell(done: float, total: float, now: str = "") -> None:
             nonlocal spoke
-            progress.update(task, completed=done, total=total)
+            progress.update(task, completed=done, total=total, description=now or title)
             if not console.is_terminal and time.monotonic() - spoke >= LINE_INTERVAL:
                 spoke = time.monotonic()
-                print(f"{title}: {done / total:.0%}", file=sys.stderr, flush=True)
+                where = f"{title}, {now}" if now else title
+                print(f"{where}: {done / total:.0%}", file=sys.stderr, flush=True)
 
         yield tell
