@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surrogap.core import fused
+from surrogap.core import fused, launching
 from surrogap.core.arithmetic import Arithmetic, Coefficients, Flat, Memory, Number, choose
 from surrogap.core.ascent import Ascent, Kind
 from surrogap.core.fused import Fused
@@ -347,16 +347,16 @@ def test_where_kernels_cannot_be_built_a_warning_says_so(
             raise RuntimeError("Failed to find C compiler")
 
     device = torch.ones(1, device=device).device  # with its index, as parameters have it
-    fused._can_launch.cache_clear()
-    assert fused._can_launch(device)
-    fused._can_launch.cache_clear()
-    monkeypatch.setattr(fused, "restore_kernel", NoCompiler())
+    launching.can_launch.cache_clear()
+    assert launching.can_launch(device)
+    launching.can_launch.cache_clear()
+    monkeypatch.setattr(launching, "restore_kernel", NoCompiler())
     message = "Triton must be able to build kernels for .*, got RuntimeError: Failed to find C comp"
     with pytest.warns(UserWarning, match=message):
-        assert not fused._can_launch(device)
+        assert not launching.can_launch(device)
     if device.type == "cuda":
         assert isinstance(chosen([torch.ones(3, device=device)]), Flat)
-    fused._can_launch.cache_clear()
+    launching.can_launch.cache_clear()
 
 
 def test_the_plain_arithmetic_serves_the_cpu() -> None:

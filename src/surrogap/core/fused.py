@@ -4,12 +4,9 @@ An operator of torch costs a few microseconds to launch, tens where the processo
 and a step of `Flat` needs about a hundred, views included: several percent of a small model's step.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any
 
 import torch
 import triton
@@ -27,38 +24,13 @@ from surrogap.core.kernels import (
     restore_kernel,
     save_kernel,
 )
+from surrogap.core.launching import Kernel, can_launch, num_programs, on
 from surrogap.core.shards import WHOLE, Sharding, totals
 from surrogap.core.tables import BLOCK, Tables, plan, table
 from surrogap.core.vectors import Gradients, are_all, present_of
 
-_WARPS = 8
-_PROGRAMS_PER_PROCESSOR = 4
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _dtype = attrgetter("dtype")
-
-
-class _Kernel:
-    """A kernel, built in its first call, and launched as built in all others.
-
-    So every call must have arguments of the same types, the same whole numbers among them, on the
-    same device. Triton finds out for itself which build serves a call, but takes longer over it
-    than over the launch.
-    """
-
-    def __init__(self, kernel: Any, num_programs: int) -> None:
-        self._kernel = kernel
-        self._num_programs = num_programs
-        self._launch: Callable[..., object] | None = None
-
-    def __call__(self, *arguments: object) -> None:
-        if self._launch is not None:
-            self._launch(*arguments)
-            return
-        built = self._kernel[(self._num_programs,)](
-            *arguments, num_warps=_WARPS, enable_fp_fusion=True
-        )
-        if built is not None:  # Triton's interpreter builds none
-            self._launch = built[(self._num_programs, 1, 1)]
 
 
 class _Group:
@@ -85,12 +57,11 @@ class _Group:
         self.plan, self._room = plan(tuple(map(Tensor.numel, mine)), my_kinds, self._device)
         self.num_blocks = self.plan.shape[1]
         self.w_table = table(self._addresses(parameters), self._device)
-        num_programs = _num_programs(self._device)
-        self.copy = _Kernel(copy_kernel, num_programs)
-        self.climb = _Kernel(climb_kernel, num_programs)
-        self.restore = _Kernel(restore_kernel, num_programs)
-        self.products = _Kernel(products_kernel, num_programs)
-        self.combine = _Kernel(combine_kernel, num_programs)
+        self.copy = Kernel(copy_kernel, self._device)
+        self.climb = Kernel(climb_kernel, self._device)
+        self.restore = Kernel(restore_kernel, self._device)
+        self.products = Kernel(products_kernel, self._device)
+        self.combine = Kernel(combine_kernel, self._device)
 
     def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
         """The addresses of this group's tensors among all `tensors`; 0 for None.
@@ -119,13 +90,6 @@ class _Group:
         del self.w_copy, self.g_copy
 
 
-@lru_cache
-def _num_programs(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 3
-    return _PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
-
-
 class Fused(Arithmetic):
     """With Triton's kernels, for dense tensors on one CUDA device."""
 
@@ -150,7 +114,7 @@ class Fused(Arithmetic):
             _Group(parameters, kinds, indices, sharding)
             for (_, sharding), indices in members.items()
         ]
-        self._programs = _num_programs(self._device)
+        self._programs = num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
         self._strides = list(map(Tensor.stride, parameters))
         self._padded = triton.next_power_of_2(self._num_sums)
@@ -168,7 +132,7 @@ class Fused(Arithmetic):
                 p.device == device and p.dtype in _DTYPES and (p.is_contiguous() or _is_dense(p))
                 for p in parameters
             )
-            and _can_launch(device)
+            and can_launch(device)
         )
 
     def fits(
@@ -212,7 +176,7 @@ class Fused(Arithmetic):
         self._move(tables)
 
     def _copy(self, tables: list[Tensor]) -> None:
-        with _on(self._device):
+        with on(self._device):
             for index, (group, g_table) in enumerate(zip(self._groups, tables, strict=True)):
                 group.make_room(is_low=self._is_low)
                 group.copy(
@@ -223,7 +187,7 @@ class Fused(Arithmetic):
         self._add_up(self._sums[0::3])
 
     def _move(self, tables: list[Tensor]) -> None:
-        with _on(self._device):
+        with on(self._device):
             for group, g_table in zip(self._groups, tables, strict=True):
                 group.climb(
                     g_table, group.w_table, group.plan, group.num_blocks,
@@ -234,7 +198,7 @@ class Fused(Arithmetic):
         """See `Arithmetic`."""
         if not self._has_copy:
             return
-        with _on(self._device):
+        with on(self._device):
             for group in self._groups:
                 group.restore(
                     group.w_table, group.plan, group.num_blocks, group.w_copy,
@@ -260,7 +224,7 @@ class Fused(Arithmetic):
                 )
             ]
         tables = [group.table(result, self._tables) for group in self._groups]
-        with _on(self._device):
+        with on(self._device):
             for index, (group, p_table) in enumerate(zip(self._groups, tables, strict=True)):
                 group.products(
                     group.w_table, p_table, group.plan, group.num_blocks,
@@ -316,30 +280,23 @@ class FusedCopies(Copies):
         addresses = table(tuple(map(Tensor.data_ptr, tensors)), device)
         copy = tensors[0].new_empty(room)
         self._arguments = (addresses, blocks, blocks.shape[1], copy, tl.int32, BLOCK)
-        self._save = _Kernel(save_kernel, _num_programs(device))
-        self._restore = _Kernel(restore_kernel, _num_programs(device))
+        self._save = Kernel(save_kernel, device)
+        self._restore = Kernel(restore_kernel, device)
 
     @staticmethod
     def takes(tensors: list[Tensor]) -> bool:
         """Whether the kernels can work on these."""
-        return tensors[0].dtype == torch.int32 and _can_launch(tensors[0].device)
+        return tensors[0].dtype == torch.int32 and can_launch(tensors[0].device)
 
     def save(self) -> None:
         """See `Copies`."""
-        with _on(self._device):
+        with on(self._device):
             self._save(*self._arguments)
 
     def restore(self) -> None:
         """See `Copies`."""
-        with _on(self._device):
+        with on(self._device):
             self._restore(*self._arguments, False)  # not `is_low`
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the model's."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
 
 
 def _scalar(number: Number) -> Number:
@@ -355,27 +312,6 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
         *map(Tensor.stride, parameters),
         *map(_dtype, parameters),
     )
-
-
-@lru_cache
-def _can_launch(device: torch.device) -> bool:
-    """Whether Triton can build kernels here: it needs a C compiler, and a GPU that it supports."""
-    try:
-        one = torch.ones(1, device=device)
-        with _on(device):
-            restore_kernel[(1,)](
-                table((one.data_ptr(),), device), plan((1,), (Kind.PLAIN,), device).blocks, 1,
-                one.clone(), tl.float32, BLOCK, False, enable_fp_fusion=True,
-            )  # fmt: skip
-    except Exception as error:
-        warnings.warn(
-            f"Triton must be able to build kernels for {device}, got {type(error).__name__}: "
-            f"{error}. Training goes on without them, and small models are slower for it; "
-            "install a C compiler such as gcc if it is missing.",
-            stacklevel=2,
-        )
-        return False
-    return True
 
 
 def _is_ordered_like(gradient: Tensor, parameter: Tensor) -> bool:

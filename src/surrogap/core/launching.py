@@ -1,0 +1,78 @@
+"""How kernels are launched: built once, on the right device, and only where they can be."""
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from surrogap.core.ascent import Kind
+from surrogap.core.kernels import restore_kernel
+from surrogap.core.tables import BLOCK, plan, table
+
+_WARPS = 8
+_PROGRAMS_PER_PROCESSOR = 4
+
+
+class Kernel:
+    """A kernel, built in its first call, and launched as built in all others.
+
+    So every call must have arguments of the same types, the same whole numbers among them, on the
+    same device. Triton finds out for itself which build serves a call, but takes longer over it
+    than over the launch.
+    """
+
+    def __init__(self, kernel: Any, device: torch.device) -> None:
+        self._kernel = kernel
+        self._num_programs = num_programs(device)
+        self._launch: Callable[..., object] | None = None
+
+    def __call__(self, *arguments: object) -> None:
+        """Launches it on the current device."""
+        if self._launch is not None:
+            self._launch(*arguments)
+            return
+        built = self._kernel[(self._num_programs,)](
+            *arguments, num_warps=_WARPS, enable_fp_fusion=True
+        )
+        if built is not None:  # Triton's interpreter builds none
+            self._launch = built[(self._num_programs, 1, 1)]
+
+
+@lru_cache
+def num_programs(device: torch.device) -> int:
+    """Among how many programs a kernel's work is dealt out."""
+    if device.type != "cuda":
+        return 3
+    return _PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be the model's."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+@lru_cache
+def can_launch(device: torch.device) -> bool:
+    """Whether Triton can build kernels here: it needs a C compiler, and a GPU that it supports."""
+    try:
+        one = torch.ones(1, device=device)
+        with on(device):
+            restore_kernel[(1,)](
+                table((one.data_ptr(),), device), plan((1,), (Kind.PLAIN,), device).blocks, 1,
+                one.clone(), tl.float32, BLOCK, False, enable_fp_fusion=True,
+            )  # fmt: skip
+    except Exception as error:
+        warnings.warn(
+            f"Triton must be able to build kernels for {device}, got {type(error).__name__}: "
+            f"{error}. Training goes on without them, and small models are slower for it; "
+            "install a C compiler such as gcc if it is missing.",
+            stacklevel=2,
+        )
+        return False
+    return True
