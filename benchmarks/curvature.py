@@ -21,7 +21,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,12 +184,12 @@ def measure(work: Workload, variants: dict[str, Variant], num_rounds: int) -> di
     }
     order = random.Random(0)
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("turns", total=(num_rounds + 1) * len(variants))
-        for index in range(num_rounds + 1):
+        task = progress.add_task("turns", total=num_rounds * len(variants))
+        for variant in variants.values():  # the first products try algorithms out
+            variant(replace(work, tolerance=0.5))
+        for _ in range(num_rounds):
             for name in order.sample(list(variants), len(variants)):
-                result = turn(work, variants[name])
-                if index:  # the first round tries algorithms out
-                    record["variants"][name].append(result)
+                record["variants"][name].append(turn(work, variants[name]))
                 progress.advance(task)
     return record
 

@@ -24,19 +24,21 @@ def provenance(args: argparse.Namespace, device: str, peers: Sequence[str] = ())
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "arguments": dict(vars(args)),
+        "arguments": {name: value for name, value in vars(args).items() if name != "json"},
         "hardware": hardware(device),
         "versions": versions(peers),
     }
 
 
 def hardware(device: str) -> dict[str, Any]:
-    if device == "cuda":
-        return {"gpu": torch.cuda.get_device_name()}
+    """The processor too where a GPU computes: eager steps of small models wait for it."""
     cpuinfo = Path("/proc/cpuinfo")  # platform.processor() is empty on many Linux systems
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": (models or [platform.processor()])[0], "num_threads": torch.get_num_threads()}
+    processor = {"cpu": (models or [platform.processor()])[0]}
+    if device == "cuda":
+        return {"gpu": torch.cuda.get_device_name()} | processor
+    return processor | {"num_threads": torch.get_num_threads()}
 
 
 def versions(peers: Sequence[str] = ()) -> dict[str, str | None]:

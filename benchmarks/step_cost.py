@@ -9,7 +9,8 @@ All variants of a section share one model and one batch, and take turns in a new
 The reference has a turn before and after each of them, and a turn's ratio is to the mean of those
 two, so that the machine's drifts meet both alike. A variant's ratio is the median over the rounds,
 with the interval that holds the median in 95 of 100 runs; the reference's own shows what the
-machine resolves. The JSON has every turn.
+machine resolves. The two-pass objectives launch the same kernels for other numbers, so their turns
+together tell most. The JSON has every turn.
 
     python benchmarks/step_cost.py --peers --json results/step_cost.json
 
@@ -217,12 +218,14 @@ class Section:
         reference: The variant that the others are compared with.
         num_references: How many of its steps a two-pass step could cost at least.
         is_compiled: Whether they run a compiled model; "vanilla" does not.
+        share: How much of the time it needs: the steps of a graph vary little.
     """
 
     variants: dict[str, Variant]
     reference: str
     num_references: int = 1
     is_compiled: bool = False
+    share: float = 1.0
 
 
 EAGER: dict[str, Variant] = {
@@ -239,6 +242,8 @@ EAGER: dict[str, Variant] = {
     "GapPenalty": ours(GapPenalty, rho=0.05, lam=0.1),
     "EntropySGD_2": ours(EntropySGD, inner_steps=2),
 }
+# Those that launch the same kernels, for other numbers: a step of theirs costs the same.
+ALIKE = ("SAM", "GSAM", "GSAM_plain", "ASAM", "ASAM_ascent", "GapPenalty")
 PEERS: dict[str, tuple[Any, Variant]] = {
     "pytorch_optimizer.SAM": (pytorch_optimizer, pytorch_optimizer_sam),
     "pytorch_optimizer.GSAM": (pytorch_optimizer, pytorch_optimizer_gsam),
@@ -267,8 +272,10 @@ def sections(device: str, with_peers: bool) -> dict[str, Section]:
     if device == "cpu":
         return eager
     return eager | {
-        "captured": Section(CAPTURED, "captured vanilla", num_references=2),
-        "compiled and captured": Section(COMPILED, "compiled vanilla", 2, is_compiled=True),
+        "captured": Section(CAPTURED, "captured vanilla", num_references=2, share=0.5),
+        "compiled and captured": Section(
+            COMPILED, "compiled vanilla", num_references=2, is_compiled=True, share=0.5
+        ),
     }
 
 
@@ -358,6 +365,17 @@ def compare(
     }
 
 
+def together(records: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the objectives that cost the same take of the floor: more turns than one has alone."""
+    ratios = [
+        ratio
+        for name, record in records.items()
+        if name.removeprefix("captured ").removeprefix("compiled ") in ALIKE
+        for ratio in record["turns_over_floor"]
+    ]
+    return {"over_floor": statistics.median(ratios), "over_floor_95": interval(ratios)}
+
+
 def add_memory(work: Workload, section: Section, records: dict[str, dict[str, Any]]) -> None:
     """Peaks, and what they hold beyond vanilla's, in copies of the parameters."""
     peaks = {name: peak_bytes(work, variant) for name, variant in section.variants.items()}
@@ -436,7 +454,7 @@ def arguments() -> argparse.Namespace:
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default_device)
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="all of the device's by default")
-    parser.add_argument("--seconds", type=float, default=60, help="timing of each section")
+    parser.add_argument("--seconds", type=float, default=60, help="timing of the eager section")
     parser.add_argument("--turn-ms", type=float, default=60, help="about how long a turn takes")
     parser.add_argument("--peers", action="store_true", help="time other libraries too")
     parser.add_argument(
@@ -467,15 +485,17 @@ def arguments() -> argparse.Namespace:
 
 def measure_case(case: Case, args: argparse.Namespace, advance: Step) -> dict[str, Any]:
     """All sections of one case, each with a model of its own, so that memory is free for it."""
-    record: dict[str, Any] = {"sections": {}}
+    record: dict[str, Any] = {"sections": {}, "together": {}}
     for name, section in args.sections.items():
         work = Workload(case)
         record["parameter_bytes"] = work.parameter_bytes
-        records = measure(work, section, args.seconds, args.turn_ms, advance)
+        seconds = args.seconds * section.share
+        records = measure(work, section, seconds, args.turn_ms, advance)
         if case.device == "cuda" and name == "eager":
             add_memory(work, section, records)
             record["arithmetic"] = arithmetic_cost(work)
         record["sections"][name] = records
+        record["together"][name] = together(records)
         del work
         torch.compiler.reset()
         gc.collect()
@@ -495,7 +515,7 @@ def main() -> None:
     console, output = Console(stderr=True), Console(width=120)
     # Drawn between turns only: the thread that would draw it meanwhile takes time from the steps.
     with Progress(console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
-        seconds = args.seconds * len(args.sections)
+        seconds = args.seconds * sum(section.share for section in args.sections.values())
         task = progress.add_task("", total=seconds * len(args.cases))
         for index, name in enumerate(args.cases):
             start = time.perf_counter()
@@ -514,6 +534,11 @@ def main() -> None:
 def print_case(output: Console, name: str, costs: dict[str, Any], device: str) -> None:
     for section, records in costs["sections"].items():
         output.print(table(f"{name}, {section}", records, device))
+        both = costs["together"][section]
+        output.print(
+            f"two passes, all objectives that cost the same: {both['over_floor']:.3f} of the floor "
+            f"({cell(both['over_floor_95'], '')})\n"
+        )
     if cost := costs.get("arithmetic"):
         output.print(
             f"{name}, between the passes: {cost['ms']:.3f} ms for {cost['bytes'] / 1e9:.2f} GB, "

@@ -225,6 +225,7 @@ def test_no_batch_is_waited_for(truth: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.parametrize("truth", ["label", "set", "votes"])
 def test_no_batch_is_waited_for_on_a_gpu(truth: Any) -> None:
     logits, labels = data()

@@ -184,7 +184,7 @@ class Fused(Arithmetic):
                     group.g_copy, group.w_copy, self._sums, self._num_sums,
                     index * self._programs, self._eta, group.dtype, BLOCK, self._is_low,
                 )  # fmt: skip
-        self._add_up(self._sums[0::3])
+        self._add_up(slice(0, None, 3))
 
     def _move(self, tables: list[Tensor]) -> None:
         with on(self._device):
@@ -232,7 +232,7 @@ class Fused(Arithmetic):
                     index * self._programs, *self._ball,
                     group.dtype, *self._constants, self._is_low,
                 )  # fmt: skip
-            self._add_up(self._sums[1:3])
+            self._add_up(slice(1, 3))
             for group, p_table in zip(self._groups, tables, strict=True):
                 group.combine(
                     group.w_table, p_table, group.plan, group.num_blocks,
@@ -245,11 +245,12 @@ class Fused(Arithmetic):
         del self._sums
         return result, lambda: sums[:3].sum(1)
 
-    def _add_up(self, rows: Tensor) -> None:
-        """Makes `rows` of partial sums those of all processes that hold pieces."""
+    def _add_up(self, which: slice) -> None:
+        """Makes rows of partial sums those of all processes that hold pieces."""
         shardings = [group.sharding for group in self._groups]
         if all(sharding is WHOLE for sharding in shardings):
             return
+        rows = self._sums[which]
         parts = rows.reshape(2, len(shardings), self._programs).sum(2)
         sums = totals([list(row) for row in parts], shardings)
         rows.zero_()
