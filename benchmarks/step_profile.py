@@ -23,6 +23,7 @@ from provenance import provenance, write
 from rich.console import Console
 from rich.progress import track
 from step_cost import (
+    GRAPHS,
     Section,
     Step,
     captured,
@@ -57,7 +58,7 @@ SECTIONS = {
     "captured": Section(
         {"vanilla": plain, "captured vanilla": captured_plain, "GSAM": GSAM_CAPTURED},
         "captured vanilla",
-        num_references=2,
+        **GRAPHS,
     ),
 }
 WIDTHS, BATCHES = (96, 192, 384, 768, 1152), (16, 32, 64, 128, 256, 512)
@@ -123,7 +124,7 @@ def profiled(work: Workload, step: Step) -> dict[str, Any]:
         step()
     for _ in range(2):
         work.synchronize()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             step()
             work.synchronize()
     with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +169,7 @@ def growth(cases: dict[int, Case], seconds: float) -> dict[str, dict[int, Any]]:
     for key, case in track(cases.items(), console=Console(stderr=True)):
         for name, section in SECTIONS.items():
             work = Workload(case)
-            record = measure(work, section, seconds, turn_ms=40, advance=lambda: None)
+            record = measure(work, section, seconds * section.share, advance=lambda: None)
             kept = ("median_ms", "over_floor", "over_floor_95", "over_vanilla")
             values = {k: record["GSAM"][k] for k in kept}
             result[name][key] = values | {"parameter_bytes": work.parameter_bytes}
@@ -205,9 +206,13 @@ def draw_growth(record: dict[str, Any], path: Path) -> None:
                 cost["parameter_bytes"] / 4e6 if key == "widths" else float(size)
                 for size, cost in costs.items()
             ]
-            axis.plot(xs, [cost["over_floor"] for cost in costs.values()], "o-", label=name)
+            medians = [cost["over_floor"] for cost in costs.values()]
+            lows, highs = zip(*(cost["over_floor_95"] for cost in costs.values()), strict=True)
+            axis.plot(xs, medians, "o-", label=name)
+            axis.fill_between(xs, lows, highs, alpha=0.2)
         axis.axhline(1.0, color="grey", linewidth=0.8)
-        axis.set(xscale="log", xlabel=label)
+        axis.set(xscale="log", xlabel=label, xticks=xs, xticklabels=[f"{x:.3g}" for x in xs])
+        axis.minorticks_off()
     axes[0].set_ylabel("GSAM over two passes")
     axes[0].legend(frameon=False)
     figure.suptitle(

@@ -280,7 +280,7 @@ class CapturedStep:
             *((f"the objective's {name}", getattr(self._objective, name)) for name in fixed),
             ("the model's parameters", list(map(Tensor.data_ptr, weights.parameters))),
             ("the model's buffers", _addresses(buffers)),
-            ("the model's mode", [m.training for m in self._objective.model.modules()]),
+            ("the model's mode", [m.training for m in weights.modules]),
             ("the optimizer's parameters", [id(p) for group in groups for p in group["params"]]),
             *((f"the optimizer's {name}", value) for name, value in settings),
             ("the optimizer's state", _addresses(states)),

@@ -38,6 +38,7 @@ class Weights:
     """The trainable parameters of `model`, each once, and where its buffers live.
 
     Attributes:
+        modules: The model and all modules in it.
         parameters: The trainable parameters.
         buffers: The dictionaries in which modules hold their buffers.
         wrappers: The modules that are wrapped in DistributedDataParallel.
@@ -48,6 +49,7 @@ class Weights:
         RuntimeError: A parameter has a hook that would act on the gradient of a single pass.
     """
 
+    modules: list[nn.Module]
     parameters: list[nn.Parameter]
     buffers: list[dict[str, Tensor | None]]
     wrappers: list[DistributedDataParallel]
@@ -82,7 +84,7 @@ class Weights:
             self._refuse_plain()
 
     def _walk(self) -> None:
-        modules = list(self._model.modules())
+        self.modules = modules = list(self._model.modules())
         self._child_homes = [module._modules for module in modules]
         self._parameter_homes = [module._parameters for module in modules]
         self.buffers = [module._buffers for module in modules]
