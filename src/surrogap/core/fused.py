@@ -258,11 +258,11 @@ class Fused(Arithmetic):
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """`gradients` in the memory formats of their parameters."""
-        strides = self._strides
-        if not are_all(gradients):
+        strides, present = self._strides, present_of(gradients)
+        if len(present) < len(strides):
             pairs = zip(gradients, strides, strict=True)
             strides = [stride for gradient, stride in pairs if gradient is not None]
-        if list(map(Tensor.stride, present_of(gradients))) == strides:
+        if list(map(Tensor.stride, present)) == strides:
             return gradients
         return [
             g if g is None or _is_ordered_like(g, p) else torch.empty_like(p).copy_(g)

@@ -22,7 +22,7 @@ from surrogap.core.shards import (
     sharding_of,
     whole_of,
 )
-from surrogap.core.vectors import Gradients, are_all, are_any, present_of
+from surrogap.core.vectors import Gradients, are_any, present_of
 
 T = TypeVar("T")
 Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
@@ -226,11 +226,10 @@ class Weights:
         return gradients
 
     def _check_gradients(self, gradients: Gradients) -> None:
-        parameters = self.parameters
-        if not are_all(gradients):
+        parameters, present = self.parameters, present_of(gradients)
+        if len(present) < len(parameters):
             pairs = zip(gradients, parameters, strict=True)
             parameters = [parameter for gradient, parameter in pairs if gradient is not None]
-        present = present_of(gradients)
         are_strided = all(map(is_, map(_layout, present), repeat(torch.strided)))
         if not (are_strided and all(map(is_, map(_dtype, present), map(_dtype, parameters)))):
             self._refuse_gradients(gradients)
