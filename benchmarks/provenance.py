@@ -15,7 +15,7 @@ import surrogap
 
 
 def provenance(args: argparse.Namespace, device: str, peers: Sequence[str] = ()) -> dict[str, Any]:
-    """The beginning of a record: when, with what arguments, and on what it was measured.
+    """The beginning of a record: when, with what arguments but paths, and on what it was measured.
 
     Args:
         args: The command line.
@@ -24,7 +24,7 @@ def provenance(args: argparse.Namespace, device: str, peers: Sequence[str] = ())
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "arguments": {name: value for name, value in vars(args).items() if name != "json"},
+        "arguments": {k: v for k, v in vars(args).items() if not isinstance(v, Path)},
         "hardware": hardware(device),
         "versions": versions(peers),
     }

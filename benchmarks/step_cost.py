@@ -22,6 +22,7 @@ juntang-zhuang/GSAM; and `sam`, from davda54/sam.
 import argparse
 import difflib
 import gc
+import json
 import random
 import statistics
 import sys
@@ -369,12 +370,17 @@ def compare(
     }
 
 
+def is_alike(name: str) -> bool:
+    """Whether a variant is one of those that cost the same."""
+    return name.removeprefix("captured ").removeprefix("compiled ") in ALIKE
+
+
 def together(records: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What the objectives that cost the same take of the floor: more turns than one has alone."""
     ratios = [
         ratio
         for name, record in records.items()
-        if name.removeprefix("captured ").removeprefix("compiled ") in ALIKE
+        if is_alike(name)
         for ratio in record["turns_over_floor"]
     ]
     return {"over_floor": statistics.median(ratios), "over_floor_95": interval(ratios)}
@@ -446,6 +452,38 @@ def table(title: str, records: dict[str, dict[str, Any]], device: str) -> Table:
     return result
 
 
+# The columns of a summary: what is timed in which section.
+SUMMARY = {
+    "vanilla": ("eager", "vanilla"),
+    "GSAM": ("eager", "GSAM"),
+    "captured": ("captured", "captured GSAM"),
+    "compiled, captured": ("compiled and captured", "compiled GSAM"),
+    "authors' GSAM": ("eager", "authors' GSAM"),
+    "pytorch_optimizer's GSAM": ("eager", "pytorch_optimizer.GSAM"),
+}
+
+
+def summary(record: dict[str, Any]) -> str:
+    """All cases as a table in Markdown: milliseconds, and how many times the floor that is.
+
+    Where objectives cost the same, it is the ratio of them together.
+    """
+    lines = [f"| model, batch | {' | '.join(SUMMARY)} |", "|---" * (len(SUMMARY) + 1) + "|"]
+    for name, costs in record["cases"].items():
+        case = CASES[name]
+        cells = [f"{case.title}, {case.batch_size}"]
+        for section, variant in SUMMARY.values():
+            found = costs["sections"].get(section, {}).get(variant)
+            if found is None:
+                cells.append("")
+                continue
+            pooled = costs["together"][section] if is_alike(variant) else found
+            ratio = "" if variant == "vanilla" else f" ({pooled['over_floor']:.2f})"
+            cells.append(f"{found['median_ms']:.1f}{ratio}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def cell(value: float | tuple[float, float] | str, spec: str) -> str:
     if isinstance(value, str):
         return value
@@ -464,7 +502,14 @@ def arguments() -> argparse.Namespace:
         "--sections", nargs="+", metavar="NAME", help="such as eager; all by default"
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
+    parser.add_argument(
+        "--summary", type=Path, metavar="PATH", help="measure nothing, and print a record's summary"
+    )
     args = parser.parse_args()
+    if args.summary is not None:
+        if not args.summary.is_file():
+            parser.error(f"--summary must be a record that --json wrote, got {args.summary}.")
+        return args
     known = [name for name, case in CASES.items() if case.device == args.device]
     args.cases = args.cases or known
     for name in args.cases:
@@ -507,6 +552,9 @@ def measure_case(case: Case, args: argparse.Namespace, advance: Step) -> dict[st
 
 def main() -> None:
     args = arguments()
+    if args.summary is not None:
+        print(summary(json.loads(args.summary.read_text())))
+        return
     torch.backends.cudnn.benchmark = True
     gc.disable()  # a collection takes longer than many a step, and falls on whoever comes then
     absent = [name for name, (package, _) in PEERS.items() if args.peers and package is None]
@@ -530,6 +578,8 @@ def main() -> None:
             print_case(output, name, costs, args.device)
     for name in absent:
         output.print(f"absent: {name}")
+    if args.device == "cuda":  # where times mean something
+        print(summary(record))
 
 
 def print_case(output: Console, name: str, costs: dict[str, Any], device: str) -> None:

@@ -66,7 +66,7 @@ WIDTHS, BATCHES = (96, 192, 384, 768, 1152), (16, 32, 64, 128, 256, 512)
 
 def vit(width: int = 384, batch_size: int = 128) -> Case:
     network = partial(vit_cifar, embed_dim=width, depth=12, num_heads=width // 64 or 1)
-    return Case(network, batch_size, **ADAMW)
+    return Case("ViT", network, batch_size, **ADAMW)
 
 
 def phases(names: Iterable[str]) -> list[str]:
@@ -240,6 +240,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--draw", type=Path, metavar="PATH", help="a record to draw from")
     parser.add_argument("--seconds", type=float, default=3, help="timing of each point")
     args = parser.parse_args()
+    if args.draw is not None and not args.draw.is_file():
+        parser.error(f"--draw must be a record that --json wrote, got {args.draw}.")
     if args.draw is None and not torch.cuda.is_available():
         parser.error("a CUDA GPU must be present, got none. To draw from a record pass --draw.")
     return args

@@ -26,6 +26,7 @@ def cifar(build_resnet: Callable[..., nn.Module]) -> nn.Module:
 class Case:
     """A network, its batch, and the kind of optimizer that such networks are trained with."""
 
+    title: str
     build_model: Callable[[], nn.Module]
     batch_size: int
     optimizer: type[Optimizer]
@@ -43,6 +44,8 @@ MOMENTUM: dict[str, Any] = {"optimizer": SGD, "settings": {"lr": 1e-3, "momentum
 CHANNELS_LAST: dict[str, Any] = {"memory_format": torch.channels_last}
 IMAGENET: dict[str, Any] = {"image_size": 224, "num_classes": 1000}
 vit_b32 = partial(timm.create_model, "vit_base_patch32_224")
+vit_b16 = partial(timm.create_model, "vit_base_patch16_224")
+mixer_s16 = partial(timm.create_model, "mixer_s16_224")
 vit_cifar = partial(VisionTransformer, img_size=32, patch_size=4, num_classes=10)
 # As wide as ViT-Ti: a network whose steps take longer to launch than to run.
 vit_small = partial(vit_cifar, embed_dim=192, depth=12, num_heads=3)
@@ -52,17 +55,19 @@ resnet18_narrow = partial(ResNet, BasicBlock, (2, 2, 2, 2), channels=(16, 32, 64
 
 # What the batches fill the card with, mostly; the last of CUDA's are bound by the processor.
 CASES = {
-    "vit_b32_128": Case(vit_b32, 128, **ADAMW, **IMAGENET),
-    "vit_b32_512": Case(vit_b32, 512, **ADAMW, **IMAGENET),
-    "resnet50_128": Case(resnet50, 128, **MOMENTUM, **IMAGENET, **CHANNELS_LAST),
-    "vit_b16_256": Case(
-        partial(timm.create_model, "vit_base_patch16_224"), 256, **ADAMW, **IMAGENET
+    "vit_b32_128": Case("ViT-B/32", vit_b32, 128, **ADAMW, **IMAGENET),
+    "vit_b32_512": Case("ViT-B/32", vit_b32, 512, **ADAMW, **IMAGENET),
+    "resnet50_128": Case("ResNet-50", resnet50, 128, **MOMENTUM, **IMAGENET, **CHANNELS_LAST),
+    "vit_b16_256": Case("ViT-B/16", vit_b16, 256, **ADAMW, **IMAGENET),
+    "mixer_s16_256": Case("Mixer-S/16", mixer_s16, 256, **ADAMW, **IMAGENET),
+    "resnet18_cifar_128": Case(
+        "ResNet-18, 32 px", partial(cifar, resnet18), 128, **MOMENTUM, **CHANNELS_LAST
     ),
-    "mixer_s16_256": Case(partial(timm.create_model, "mixer_s16_224"), 256, **ADAMW, **IMAGENET),
-    "resnet18_cifar_128": Case(partial(cifar, resnet18), 128, **MOMENTUM, **CHANNELS_LAST),
-    "vit_small_cifar_128": Case(vit_small, 128, **ADAMW),
-    "resnet18_narrow_cpu": Case(partial(cifar, resnet18_narrow), 32, **MOMENTUM, device="cpu"),
-    "vit_tiny_cpu": Case(vit_tiny, 32, **ADAMW, device="cpu"),
+    "vit_small_cifar_128": Case("small ViT, 32 px", vit_small, 128, **ADAMW),
+    "resnet18_narrow_cpu": Case(
+        "narrow ResNet-18, 32 px", partial(cifar, resnet18_narrow), 32, **MOMENTUM, device="cpu"
+    ),
+    "vit_tiny_cpu": Case("tiny ViT, 32 px", vit_tiny, 32, **ADAMW, device="cpu"),
 }
 
 

@@ -1,9 +1,13 @@
-"""The code blocks of README and docs run, in order, each file in a namespace of its own."""
+"""The code blocks of README and docs run, links lead somewhere, and figures are the records'."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from step_cost import summary
+from step_profile import COLOURS
+from workloads import CASES
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,3 +34,25 @@ def test_code_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+def test_the_costs_of_a_step_are_those_of_the_record() -> None:
+    record = json.loads((ROOT / "results" / "step_cost_h200.json").read_text())
+    assert summary(record) in (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "step-cost.md").read_text()
+    for name, costs in record["cases"].items():
+        cost = costs["arithmetic"]
+        row = f"| {CASES[name].title} | {cost['bytes'] / 1e9:.2f} GB | {cost['ms']:.2f} ms |"
+        assert row in page
+
+
+def test_the_profile_of_a_step_is_that_of_the_record() -> None:
+    record = json.loads((ROOT / "results" / "step_profile_h200.json").read_text())
+    page = (ROOT / "docs" / "explanation" / "step-cost.md").read_text()
+    rows = [line.split(" | ")[1:] for line in page.splitlines() if line.startswith("| ")]
+    for phase in COLOURS:
+        times = [
+            sum(length for _, length, other in kernels if other == phase)
+            for kernels in record["timelines"].values()
+        ]
+        assert [f"{times[0]:.2f}", f"{times[1]:.2f}", f"{times[2]:.2f} |"] in rows
