@@ -28,7 +28,7 @@ from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
 from surrogap.core.shards import totals
-from surrogap.core.vectors import Gradients, Layout, dot
+from surrogap.core.vectors import Gradients, groups_of, squared_norm
 from surrogap.core.weights import Weights
 
 Predicate = Callable[[str, nn.Parameter], bool]
@@ -177,13 +177,11 @@ def single_pass_report(
 ) -> Report:
     """A report of what a first pass alone shows."""
     nan = torch.full_like(loss, torch.nan)
-    shardings = weights.shardings
-    layout = Layout(weights.tensors, shardings)
-    vector = layout.read(g)
-    (squared_norm,) = totals(
-        [dot(vector, vector)], [shardings[members[0]] for members in layout.members]
-    )
-    products = torch.stack([squared_norm.to(loss), nan, nan])
+    tensors, shardings = weights.tensors, weights.shardings
+    groups = groups_of(tensors, shardings)
+    parts = [squared_norm([g[i] for i in group], tensors[group[0]]) for group in groups]
+    (gg,) = totals([parts], [shardings[group[0]] for group in groups])
+    products = torch.stack([gg.to(loss), nan, nan])
     return Report(loss, nan, aux, torch.nan, lambda: products, scale)
 
 
