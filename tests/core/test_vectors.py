@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surrogap.core.vectors import Layout, combine_, dot, total
+from surrogap.core.vectors import Layout, combine_, dot, squared_norm, total
 from tests import zoo
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -92,6 +92,7 @@ def test_dot_over_many_elements_in_half_precision(dtype: torch.dtype, device: to
     expected = sum(float(part.double() @ part.double()) for part in tensor.split(10**6))
     vector = Layout([tensor]).read([tensor])
     assert float(total(dot(vector, vector))) == pytest.approx(expected, rel=1e-6)
+    assert float(squared_norm([tensor], tensor)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_dot_over_many_elements_in_single_precision(device: torch.device) -> None:
@@ -101,6 +102,17 @@ def test_dot_over_many_elements_in_single_precision(device: torch.device) -> Non
     expected = sum(float(part.double() @ part.double()) for part in tensor.split(10**6))
     vector = Layout([tensor]).read([tensor])
     assert float(total(dot(vector, vector))) == pytest.approx(expected, rel=3e-7)
+    assert float(squared_norm([tensor], tensor)) == pytest.approx(expected, rel=3e-7)
+
+
+def test_the_norm_of_what_is_not_there(device: torch.device) -> None:
+    like = torch.ones(3, dtype=torch.bfloat16, device=device)
+    for gradients in ([], [None], [like[:0]]):
+        result = squared_norm(gradients, like)
+        assert result.dtype == squared_norm([like], like).dtype  # processes add theirs up
+        assert result.device == like.device
+        assert float(result) == 0.0
+    assert float(squared_norm([None, like, like[:0]], like)) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
