@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap import SAM
+from surrogap.core import passes
 from tests import zoo
 from tests.table import OBJECTIVES, every_objective, every_two_pass
 
@@ -63,11 +64,11 @@ def test_statistics_move_once(name: str, norm: str, device: torch.device) -> Non
 def test_statistics_are_restored_when_the_closure_raises(name: str, norm: str, number: int) -> None:
     model, x = normalised(norm)
     model(x)
-    before, passes = zoo.bits(model), iter([1, 2])
+    before, numbers = zoo.bits(model), iter([1, 2])
 
     def closure() -> Tensor:
         loss = model(x).square().mean()
-        if next(passes) == number:
+        if next(numbers) == number:
             raise KeyboardInterrupt
         return loss
 
@@ -75,6 +76,7 @@ def test_statistics_are_restored_when_the_closure_raises(name: str, norm: str, n
         OBJECTIVES[name].make(model).backward(closure)
     assert zoo.same_bits(before, zoo.bits(model))
     assert model.training
+    assert getattr(model[1], "track_running_stats", True)
     OBJECTIVES[name].make(model).backward(lambda: model(x).square().mean())
     assert not zoo.same_bits(before, zoo.bits(model))
 
@@ -174,6 +176,70 @@ def test_a_buffer_whose_storage_is_swapped_is_followed() -> None:
     plain(x)
     objective.backward(lambda: model(x).square().mean())
     assert torch.equal(model.running_mean, plain.running_mean)
+
+
+@every_two_pass
+@pytest.mark.parametrize("norm", ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_norm_tracks_nothing_in_the_second_pass(
+    name: str,
+    norm: str,
+    momentum: float | None,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = (part.to(device) for part in normalised(norm))
+    model[1].momentum = momentum
+    results = []
+    for has_compiled in (False, True):  # where it tracks, all is put back, and costs more
+        monkeypatch.setattr(passes, "_has_compiled", lambda result=has_compiled: result)
+        mine, seen = copy.deepcopy(model), []
+        mine[1].register_forward_hook(lambda m, *_, seen=seen: seen.append(m.track_running_stats))
+        OBJECTIVES[name].make(mine).backward(lambda m=mine: m(x).square().mean())
+        assert seen == [True, has_compiled]
+        assert mine[1].track_running_stats
+        results.append([p.grad for p in mine.parameters()] + list(mine.buffers()))
+    assert zoo.same_bits(*results)
+
+
+def test_norms_are_told_nothing_that_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+
+    class Own(nn.BatchNorm1d):
+        pass
+
+    norms = [nn.BatchNorm1d(3), Own(3), nn.BatchNorm1d(3, track_running_stats=False)]
+    model, seen = nn.Sequential(nn.Linear(3, 3), *norms), []
+    for norm in norms:
+        norm.register_forward_hook(lambda m, *_: seen.append(m.track_running_stats))
+    SAM(model).backward(lambda: model(torch.randn(4, 3)).square().mean())
+    assert seen == [True, True, False, False, True, False]
+
+
+def test_statistics_are_used_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval(), torch.randn(4, 3)
+    with torch.no_grad():
+        model[1].running_var.fill_(4.0)
+    plain = copy.deepcopy(model)
+    plain(x).square().mean().backward()
+    SAM(model, rho=0.0).backward(lambda: model(x).square().mean())
+    assert zoo.same_bits([p.grad for p in plain.parameters()], [p.grad for p in model.parameters()])
+
+
+def test_a_compiled_model_is_not_compiled_twice() -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        compiled.append(inputs)
+        return graph
+
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
+    network = torch.compile(model, backend=backend)
+    objective = SAM(model)
+    for _ in range(2):
+        objective.backward(lambda: network(x).square().mean())
+    assert len(compiled) == 1
 
 
 def test_spectral_norm_iterates_once() -> None:

@@ -23,7 +23,7 @@ from torch.amp import GradScaler
 
 from surrogap.core.arithmetic import Arithmetic, Coefficients, Memory, Number, choose
 from surrogap.core.ascent import Ascent, Kind
-from surrogap.core.passes import Buffers, Closure, Passes
+from surrogap.core.passes import Buffers, Closure, Passes, untracked
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
@@ -276,7 +276,11 @@ class TwoPass(Objective):
             last=self._arithmetic,
         )
         self._arithmetic = None  # until the step has ended well, since it holds the step's copies
-        with self._buffers.kept(weights.buffers), random_state.replayed():
+        with (
+            self._buffers.kept(weights.buffers),
+            untracked(weights.norms),
+            random_state.replayed(),
+        ):
             try:
                 arithmetic.climb(self._gradients(weights), rho, scale)
                 perturbed_loss, _ = passes.run(weights)

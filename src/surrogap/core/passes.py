@@ -1,12 +1,13 @@
 """What the passes share: the closure, the random numbers, the buffers."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 
@@ -258,6 +259,36 @@ class Buffers:
             groups.setdefault((words.device, words.dtype), []).append(words)
         at_start, after_first = ([room_for(g) for g in groups.values()] for _ in range(2))
         self._copies = at_start, after_first
+
+
+@contextmanager
+def untracked(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """The modules track no statistics in the body, after which they would be put back anyway.
+
+    Each takes kernels for it, and on a small network to launch those of all takes percents of a
+    step. Not where anything is compiled, which would be compiled again for modules told otherwise.
+    """
+    tracking = [] if _has_compiled() else [m for m in norms if m.track_running_stats]
+    try:
+        _track(tracking, False)
+        yield
+    finally:
+        try:
+            _track(tracking, True)
+        except BaseException:  # Ctrl-C may strike here too
+            _track(tracking, True)
+            raise
+
+
+def _track(norms: Sequence[nn.Module], value: bool) -> None:
+    for module in norms:
+        module.__dict__["track_running_stats"] = value  # without the detours of nn.Module
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -27,6 +27,9 @@ from surrogap.core.vectors import Gradients, are_any, present_of
 T = TypeVar("T")
 Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
 
+# Not their subclasses, whose forward passes may do anything.
+_NORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm}
+
 _gradient = attrgetter("grad")
 _device = attrgetter("device")
 _hooks = attrgetter("_post_accumulate_grad_hooks")
@@ -41,6 +44,7 @@ class Weights:
         modules: The model and all modules in it.
         parameters: The trainable parameters.
         buffers: The dictionaries in which modules hold their buffers.
+        norms: The modules of torch that track statistics of batches, which they may be told not to.
         wrappers: The modules that are wrapped in DistributedDataParallel.
         are_sharded: Whether processes hold pieces of the parameters.
 
@@ -52,6 +56,7 @@ class Weights:
     modules: list[nn.Module]
     parameters: list[nn.Parameter]
     buffers: list[dict[str, Tensor | None]]
+    norms: list[nn.Module]
     wrappers: list[DistributedDataParallel]
     are_sharded: bool
 
@@ -88,6 +93,7 @@ class Weights:
         self._child_homes = [module._modules for module in modules]
         self._parameter_homes = [module._parameters for module in modules]
         self.buffers = [module._buffers for module in modules]
+        self.norms = [module for module in modules if type(module) in _NORMS]
         self._children = contents(self._child_homes)
         self._every = contents(self._parameter_homes)
         self._unique = list({id(p): p for p in self._every if p is not None}.values())
