@@ -235,11 +235,14 @@ def test_a_compiled_model_is_not_compiled_twice() -> None:
         return graph
 
     model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
+    torch.compiler.reset()
+    assert not passes._has_compiled()
     network = torch.compile(model, backend=backend)
     objective = SAM(model)
     for _ in range(2):
         objective.backward(lambda: network(x).square().mean())
     assert len(compiled) == 1
+    assert passes._has_compiled()
 
 
 def test_spectral_norm_iterates_once() -> None:

@@ -286,9 +286,9 @@ def _track(norms: Sequence[nn.Module], value: bool) -> None:
 
 
 def _has_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])
+    """Whether torch.compile has compiled anything since the process began or it was reset."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    return dynamo is not None and getattr(dynamo, "FRAME_COUNTER", 1) > 0
 
 
 def _words(tensor: Tensor) -> Tensor:
