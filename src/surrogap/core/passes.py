@@ -100,7 +100,7 @@ class Passes:
                 )
             self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled to CUDA graphs reuses the memory of what it returns; by a
-        # kernel, which on CUDA takes less time to launch than a copy of memory.
+        # kernel, since copies of memory were slow to launch in a profile.
         copy = loss.detach().to(wide(loss.dtype)) * 1
         return copy if copy.ndim == 0 else copy.reshape(()), aux
 
@@ -265,8 +265,8 @@ class Buffers:
 def untracked(norms: Sequence[nn.Module]) -> Iterator[None]:
     """The modules track no statistics in the body, after which they would be put back anyway.
 
-    Each takes kernels for it, and on a small network to launch those of all takes percents of a
-    step. Not where anything is compiled, which would be compiled again for modules told otherwise.
+    Each launches kernels for it, for which an eager step of a small network waits. Not where
+    anything is compiled, which would be compiled again for modules told otherwise.
     """
     tracking = [] if _has_compiled() else [m for m in norms if m.track_running_stats]
     try:
