@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from surrogap import SAM
 from surrogap.core import passes
+from surrogap.core.copies import room_for
 from tests import zoo
 from tests.table import OBJECTIVES, every_objective, every_two_pass
 
@@ -200,6 +201,33 @@ def test_a_norm_tracks_nothing_in_the_second_pass(
         assert mine[1].track_running_stats
         results.append([p.grad for p in mine.parameters()] + list(mine.buffers()))
     assert zoo.same_bits(*results)
+
+
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook"])
+def test_what_a_hook_does_to_a_norm_is_undone(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+
+    def shift(module: nn.Module, *_: object) -> None:
+        module.num_batches_tracked.add_(1)
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    objective, x = SAM(model), torch.randn(4, 3)
+    objective.backward(lambda: model(x).square().mean())
+    getattr(model[1], hook)(shift)
+    plain = copy.deepcopy(model)
+    plain(x)
+    objective.backward(lambda: model(x).square().mean())
+    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+
+
+def test_statistics_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the step, for the case that it raises; the second pass does not move them."""
+    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+    rooms: list[list[Tensor]] = []
+    monkeypatch.setattr(passes, "room_for", lambda group: rooms.append(group) or room_for(group))
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    SAM(model).backward(lambda: model(torch.randn(4, 3)).square().mean())
+    assert [len(tensors) for tensors in rooms] == [3]
 
 
 def test_norms_are_told_nothing_that_they_know(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from surrogap.core.arguments import number
 from surrogap.core.arithmetic import Number
 from surrogap.core.objective import Objective, single_pass_report
-from surrogap.core.passes import Passes, untracked
+from surrogap.core.passes import Passes, traceless
 from surrogap.core.report import Report
 from surrogap.core.rho import num_steps
 from surrogap.core.shards import has_copies
@@ -122,7 +122,7 @@ class EntropySGD(Objective):
         report = single_pass_report(loss, aux, gradients, weights, scale)
         w = layout.read(tensors)
         walk = _Walk(self, numbers[0], w, scale)
-        with self._buffers.kept(weights.buffers), untracked(weights.norms):
+        with traceless(weights, self._buffers_after_first):
             try:
                 walk.step_(g)
                 for _ in range(self.inner_steps - 1):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from surrogap.core.ascent import Kind
 from surrogap.core.kernels import restore_kernel
@@ -33,7 +34,8 @@ class Kernel:
     def __call__(self, *arguments: object) -> None:
         """Launches it on the current device."""
         if self._launch is not None:
-            self._launch(*arguments)
+            # Addresses are taken as they are; about a tensor's, the driver would be asked.
+            self._launch(*[a.data_ptr() if isinstance(a, Tensor) else a for a in arguments])
             return
         built = self._kernel[(self._num_programs,)](
             *arguments, num_warps=_WARPS, enable_fp_fusion=True

@@ -23,7 +23,7 @@ from torch.amp import GradScaler
 
 from surrogap.core.arithmetic import Arithmetic, Coefficients, Memory, Number, choose
 from surrogap.core.ascent import Ascent, Kind
-from surrogap.core.passes import Buffers, Closure, Passes, untracked
+from surrogap.core.passes import Buffers, Closure, Passes, traceless
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
@@ -60,7 +60,7 @@ class Objective(ABC):
             )
         self.model = model
         self.scope = scope
-        self._buffers = Buffers()
+        self._make_rooms()
         self._is_running = False
         self._weights = Weights(model)
         self._seen: tuple[object, object] = (None, None)
@@ -128,7 +128,7 @@ class Objective(ABC):
         weights, replicas = self._look(), self._replicas
         with (
             torch.no_grad(),
-            self._buffers.kept(weights.buffers, on_error_only=True),
+            self._buffers_before.kept(weights.buffers, on_error_only=True),
             weights.gradients_added() as add,
             replicas.unsynchronised(),
         ):
@@ -161,10 +161,14 @@ class Objective(ABC):
     def _advance(self) -> None:
         """Counts a step, where there is something to count."""
 
+    def _make_rooms(self) -> None:
+        """For buffers as they are before a step, and as its first pass leaves them."""
+        self._buffers_before, self._buffers_after_first = Buffers(), Buffers()
+
     def _twin(self) -> Self:
         """Another that runs the same steps beside this one, in memory of its own."""
         twin = copy.copy(self)
-        twin._buffers = Buffers()
+        twin._make_rooms()
         return twin
 
     def _recording(self, num_calls: int) -> AbstractContextManager[None]:
@@ -276,11 +280,7 @@ class TwoPass(Objective):
             last=self._arithmetic,
         )
         self._arithmetic = None  # until the step has ended well, since it holds the step's copies
-        with (
-            self._buffers.kept(weights.buffers),
-            untracked(weights.norms),
-            random_state.replayed(),
-        ):
+        with traceless(weights, self._buffers_after_first), random_state.replayed():
             try:
                 arithmetic.climb(self._gradients(weights), rho, scale)
                 perturbed_loss, _ = passes.run(weights)

@@ -198,7 +198,7 @@ def _of_device(device: torch.device) -> _Generator:
 class Buffers:
     """The buffers of a model: BatchNorm's statistics, and whatever else a pass may move.
 
-    Room for their copies is kept from step to step.
+    Room for one copy of them is kept from step to step.
     """
 
     def __init__(self) -> None:
@@ -206,8 +206,7 @@ class Buffers:
         self._writable: list[Tensor] = []
         self._addresses: list[int] = []
         self._homes: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
-        # At the start, and after the first pass.
-        self._copies: tuple[list[Copies], list[Copies]] = ([], [])
+        self._copies: list[Copies] = []
 
     @contextmanager
     def kept(
@@ -217,14 +216,13 @@ class Buffers:
 
         Args:
             homes: The dictionaries in which the modules hold them.
-            on_error_only: Such a context, around the whole step, has room of its own, so that
-                another may stand within it.
+            on_error_only: Whether it stays done after a body that does not raise.
         """
         before = contents(homes)
         addresses = list(map(Tensor.data_ptr, self._writable))
         if not (are_same(before, self._tensors) and addresses == self._addresses):
             self._make_room(homes, before)
-        homes_before, copies = self._homes, self._copies[not on_error_only]
+        homes_before, copies = self._homes, self._copies
         for some in copies:
             some.save()
 
@@ -257,18 +255,38 @@ class Buffers:
         groups: dict[object, list[Tensor]] = {}
         for words in map(_words, self._writable):
             groups.setdefault((words.device, words.dtype), []).append(words)
-        at_start, after_first = ([room_for(g) for g in groups.values()] for _ in range(2))
-        self._copies = at_start, after_first
+        self._copies = [room_for(group) for group in groups.values()]
 
 
 @contextmanager
-def untracked(norms: Sequence[nn.Module]) -> Iterator[None]:
-    """The modules track no statistics in the body, after which they would be put back anyway.
+def traceless(weights: Weights, buffers: Buffers) -> Iterator[None]:
+    """Passes in the body leave the model's buffers as they were before it.
 
-    Each launches kernels for it, for which an eager step of a small network waits. Not where
-    anything is compiled, which would be compiled again for modules told otherwise.
+    torch's norms are told to track nothing in it. To track, to copy and to put back are kernels,
+    for whose launch an eager step of a small network waits. Not where anything is compiled, which
+    would be compiled again for modules told otherwise.
+
+    Args:
+        weights: The model.
+        buffers: Room to copy into what a pass may move still.
     """
-    tracking = [] if _has_compiled() else [m for m in norms if m.track_running_stats]
+    if _has_compiled():
+        with buffers.kept(weights.buffers):
+            yield
+        return
+    may_move = weights.buffers if any(map(_hooks, weights.norms)) else weights.other_buffers
+    with buffers.kept(may_move), _untracked(weights.norms):
+        yield
+
+
+def _hooks(module: nn.Module) -> object:
+    """Those that a forward pass runs, and that may do anything."""
+    return module._forward_pre_hooks or module._forward_hooks
+
+
+@contextmanager
+def _untracked(norms: Sequence[nn.Module]) -> Iterator[None]:
+    tracking = [norm for norm in norms if norm.track_running_stats]
     try:
         _track(tracking, False)
         yield

@@ -45,6 +45,7 @@ class Weights:
         parameters: The trainable parameters.
         buffers: The dictionaries in which modules hold their buffers.
         norms: The modules of torch that track statistics of batches, which they may be told not to.
+        other_buffers: `buffers`, but for those of `norms`.
         wrappers: The modules that are wrapped in DistributedDataParallel.
         are_sharded: Whether processes hold pieces of the parameters.
 
@@ -57,6 +58,7 @@ class Weights:
     parameters: list[nn.Parameter]
     buffers: list[dict[str, Tensor | None]]
     norms: list[nn.Module]
+    other_buffers: list[dict[str, Tensor | None]]
     wrappers: list[DistributedDataParallel]
     are_sharded: bool
 
@@ -94,6 +96,7 @@ class Weights:
         self._parameter_homes = [module._parameters for module in modules]
         self.buffers = [module._buffers for module in modules]
         self.norms = [module for module in modules if type(module) in _NORMS]
+        self.other_buffers = [m._buffers for m in modules if type(m) not in _NORMS]
         self._children = contents(self._child_homes)
         self._every = contents(self._parameter_homes)
         self._unique = list({id(p): p for p in self._every if p is not None}.values())
