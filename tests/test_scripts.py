@@ -64,6 +64,7 @@ def test_step_cost_prints_a_table_and_writes_json(tmp_path: Path) -> None:
             "--sections must name some of eager, got captured",
         ),
         (("benchmarks/step_profile.py", "--out", "x"), "a CUDA GPU must be present, got none"),
+        (("benchmarks/recipes.py", "cifar10-gsam"), "cifar10-gsam must be a recipe"),
         (("examples/quickstart.py", "--seeds", 0), "--seeds and --epochs must be at least 1"),
     ],
 )
@@ -254,3 +255,17 @@ def test_low_memory_compares_the_two_modes(tmp_path: Path) -> None:
     assert [entry["error"] for entry in record["errors"]] == [0.0] * 4
     assert record["accuracies"]["low"] == record["accuracies"]["exact"]
     assert record["accuracies"]["low"][0] > 0.5
+
+
+def test_recipes_tells_what_a_recipe_took_and_gave(tmp_path: Path) -> None:
+    path = tmp_path / "recipes.json"
+    names = ("fashion-mnist-vanilla", "--pace", "fashion-mnist-gsam")
+    result = run("benchmarks/recipes.py", *names, "--json", path)
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(path.read_text())["recipes"]
+    whole, pace = rows["fashion-mnist-vanilla"], rows["fashion-mnist-gsam"]
+    assert 0.8 < whole["test_accuracy"] < 0.9
+    assert whole["seconds"] > whole["epochs"] * whole["seconds_per_epoch"] / 2
+    assert pace["trained_epochs"] == 3
+    assert pace["estimated_seconds"] > 22 * pace["seconds_per_epoch"]
+    assert "| fashion-mnist-gsam | 25 |" in result.stdout
