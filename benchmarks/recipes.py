@@ -60,7 +60,8 @@ def trained(name: str, data: str | None, num_epochs: int | None, bars: Progress)
         config = config.override(data=data)
     whole = config.schedule.epochs
     if num_epochs is not None:
-        config = config.override(epochs=num_epochs, warmup_epochs=0.0)
+        warmup = min(config.schedule.warmup_epochs, num_epochs - 1)
+        config = config.override(epochs=num_epochs, warmup_epochs=warmup)
     with tempfile.TemporaryDirectory() as folder:
         outcome = train(config.override(out=f"{folder}/run"), progress=clock)
     if outcome.signal is not None or outcome.record is None:
