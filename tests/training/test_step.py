@@ -115,6 +115,20 @@ def test_lower_precision_is_close(precision: str) -> None:
     assert 0 < zoo.relative_error(lower, whole) < 0.05
 
 
+def test_attention_is_not_cudnns() -> None:
+    seen = []
+
+    class Looking(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+            return super().forward(x)
+
+    images, _ = batch()
+    direction(nn.Sequential(nn.Flatten(), Looking(images[0].numel(), 3)))
+    assert seen == [False, False]
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_channels_last_is_the_same(tmp_path: Path) -> None:
     model = zoo.convnet()
     torch.testing.assert_close(

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
@@ -19,6 +20,10 @@ from surrogap.training.losses import Loss, accuracy
 from surrogap.training.processes import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# Not cuDNN's, which some versions of torch prefer on Hopper GPUs: of 64 tokens, which a ViT makes of
+# 32 pixels, its backward pass may give NaN where all is finite (pytorch/pytorch#196678).
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 # What a step measures, in the order of its tensor.
 MEASURES = (
@@ -76,8 +81,10 @@ class Step(ABC):
     def _loss_and_accuracy(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if self._is_channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        with torch.autocast(
-            self.world.device.type, self._dtype, enabled=self._dtype != torch.float32
+        is_narrow = self._dtype != torch.float32
+        with (
+            sdpa_kernel(_ATTENTION),
+            torch.autocast(self.world.device.type, self._dtype, enabled=is_narrow),
         ):
             logits = self.model(images)
         logits = logits.float()
