@@ -95,10 +95,16 @@ def bits(model: nn.Module) -> list[Tensor]:
 
 def same_bits(before: list[Tensor], after: list[Tensor]) -> bool:
     """Whether two lists hold the same bytes: NaN equals NaN, and 0.0 is not -0.0."""
-    return all(
-        a.dtype == b.dtype and torch.equal(_bytes(a), _bytes(b))
-        for a, b in zip(before, after, strict=True)
-    )
+    return not differing(before, after)
+
+
+def differing(before: list[Tensor], after: list[Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
+    """The tensors in two lists that do not hold the same bytes, by their index."""
+    return {
+        index: (a, b)
+        for index, (a, b) in enumerate(zip(before, after, strict=True))
+        if a.dtype != b.dtype or not torch.equal(_bytes(a), _bytes(b))
+    }
 
 
 def _bytes(tensor: Tensor) -> Tensor:
