@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from surrogap.data import SETS
-from surrogap.experiments.recipes import RECIPES
+from surrogap.experiments.recipes import RECIPES, small
 from surrogap.experiments.recipes.imagenet import OBJECTIVES
 from surrogap.experiments.recipes.page import page
 from surrogap.models import names
@@ -134,6 +134,23 @@ def test_a_recipe_for_many_devices_says_so_in_its_command() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "recipes.md").read_text() == page()
+
+
+def test_what_a_gpu_may_expect_is_what_was_recorded() -> None:
+    record = json.loads((ROOT / "results" / "recipes_h200.json").read_text())["recipes"]
+    assert set(record) == set(small.GPU)
+    for name, row in record.items():
+        if "estimated_seconds" in row:
+            told = f"{row['estimated_seconds'] / 60:.1f} minutes on an H200, going by three epochs"
+        else:
+            told = (
+                f"Test accuracy {100 * row['test_accuracy']:.2f} %, test loss "
+                f"{row['test_loss']:.4f}, calibration error "
+                f"{100 * row['test_calibration_error']:.2f} %; one seed, "
+                f"{row['seconds'] / 60:.1f} minutes on an H200"
+            )
+        assert told in RECIPES[name].expected
+        assert row["epochs"] == RECIPES[name].config.schedule.epochs
 
 
 def test_what_a_laptop_may_expect_is_what_was_recorded() -> None:
