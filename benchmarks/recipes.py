@@ -23,6 +23,7 @@ from rich.progress import Progress
 from training_loop import Clock
 
 from surrogap.experiments.recipes import RECIPES
+from surrogap.training.arguments import one_of
 from surrogap.training.run import train
 
 NUM_PACE_EPOCHS = 3
@@ -64,8 +65,9 @@ def trained(name: str, data: str | None, num_epochs: int | None, bars: Progress)
         config = config.override(epochs=num_epochs, warmup_epochs=warmup)
     with tempfile.TemporaryDirectory() as folder:
         outcome = train(config.override(out=f"{folder}/run"), progress=clock)
-    if outcome.signal is not None or outcome.record is None:
-        raise KeyboardInterrupt
+    if outcome.signal is not None:
+        sys.exit(128 + outcome.signal)
+    assert outcome.record is not None  # of a run that has ended
     seconds = time.perf_counter() - start
     epoch = statistics.median(b - a for a, b in pairwise(clock.times))
     row = {"epochs": whole, "trained_epochs": config.schedule.epochs, "seconds_per_epoch": epoch}
@@ -97,11 +99,11 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if not args.recipes + args.pace:
         parser.error("a recipe must be named, got none. `surrogap recipes` lists them.")
-    for name in args.recipes + args.pace:
-        if name not in RECIPES:
-            parser.error(
-                f"{name} must be a recipe, got no such name. `surrogap recipes` lists them."
-            )
+    try:
+        for name in args.recipes + args.pace:
+            one_of("a recipe", name, RECIPES, remedy="`surrogap recipes` lists them.")
+    except ValueError as error:
+        parser.error(str(error))
     return args
 
 

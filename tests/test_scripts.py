@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from step_cost import is_resolved
 
 ROOT = Path(__file__).parent.parent
 
@@ -64,7 +65,10 @@ def test_step_cost_prints_a_table_and_writes_json(tmp_path: Path) -> None:
             "--sections must name some of eager, got captured",
         ),
         (("benchmarks/step_profile.py", "--out", "x"), "a CUDA GPU must be present, got none"),
-        (("benchmarks/recipes.py", "cifar10-gsam"), "cifar10-gsam must be a recipe"),
+        (
+            ("benchmarks/recipes.py", "cifar10-resnet-gsam"),
+            "The closest is 'cifar10-resnet18-gsam'",
+        ),
         (("examples/quickstart.py", "--seeds", 0), "--seeds and --epochs must be at least 1"),
     ],
 )
@@ -255,6 +259,14 @@ def test_low_memory_compares_the_two_modes(tmp_path: Path) -> None:
     assert [entry["error"] for entry in record["errors"]] == [0.0] * 4
     assert record["accuracies"]["low"] == record["accuracies"]["exact"]
     assert record["accuracies"]["low"][0] > 0.5
+
+
+def test_step_cost_ends_early_where_both_ratios_are_known() -> None:
+    known, unknown = [1.020, 1.021, 1.022, 1.020], [0.98, 1.02, 1.06, 1.10]
+    vanilla = [0.50, 0.51, 0.52, 0.50]
+    assert is_resolved({"GSAM": known, "vanilla": vanilla, "authors' GSAM": unknown})
+    assert not is_resolved({"GSAM": known, "SAM": unknown, "vanilla": vanilla})
+    assert not is_resolved({"GSAM": known, "vanilla": [0.4, 0.5, 0.6, 0.5]})
 
 
 def test_recipes_tells_what_a_recipe_took_and_gave(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Buffers end as the first pass leaves them: BatchNorm's statistics, and all others."""
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -203,18 +204,41 @@ def test_a_norm_tracks_nothing_in_the_second_pass(
     assert zoo.same_bits(*results)
 
 
-@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook"])
-def test_what_a_hook_does_to_a_norm_is_undone(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def shift(module: nn.Module, *_: object) -> None:
+    module.num_batches_tracked.add_(1)
+
+
+def shifted(module: nn.Module) -> None:
+    """Puts a forward pass of its own into a module, as some libraries do."""
+
+    def forward(x: Tensor) -> Tensor:
+        shift(module)
+        return type(module).forward(module, x)
+
+    module.forward = forward
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda norm: norm.register_forward_hook(shift),
+        lambda norm: norm.register_forward_pre_hook(shift),
+        shifted,
+    ],
+    ids=["hook", "pre-hook", "forward"],
+)
+def test_what_else_a_norm_runs_is_undone(
+    alter: Callable[[nn.Module], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(passes, "_has_compiled", lambda: False)
-
-    def shift(module: nn.Module, *_: object) -> None:
-        module.num_batches_tracked.add_(1)
-
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    objective, x = SAM(model), torch.randn(4, 3)
+    models = [nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    (plain, model), x = models, torch.randn(4, 3)
+    objective = SAM(model)
     objective.backward(lambda: model(x).square().mean())
-    getattr(model[1], hook)(shift)
-    plain = copy.deepcopy(model)
+    plain(x)
+    for each in models:
+        alter(each[1])
     plain(x)
     objective.backward(lambda: model(x).square().mean())
     assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))

@@ -274,14 +274,15 @@ def traceless(weights: Weights, buffers: Buffers) -> Iterator[None]:
         with buffers.kept(weights.buffers):
             yield
         return
-    may_move = weights.buffers if any(map(_hooks, weights.norms)) else weights.other_buffers
+    may_move = weights.buffers if any(map(_is_altered, weights.norms)) else weights.other_buffers
     with buffers.kept(may_move), _untracked(weights.norms):
         yield
 
 
-def _hooks(module: nn.Module) -> object:
-    """Those that a forward pass runs, and that may do anything."""
-    return module._forward_pre_hooks or module._forward_hooks
+def _is_altered(module: nn.Module) -> bool:
+    """Whether its forward pass runs code that is not its class's, and may do anything."""
+    own = module.__dict__
+    return bool(own["_forward_pre_hooks"] or own["_forward_hooks"] or "forward" in own)
 
 
 @contextmanager

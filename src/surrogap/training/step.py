@@ -21,8 +21,8 @@ from surrogap.training.processes import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# Not cuDNN's, which some versions of torch prefer on Hopper GPUs. Of 64 tokens, which a ViT
-# makes of 32 pixels, its backward pass may give NaN where all is finite (pytorch/pytorch#196678).
+# Not cuDNN's, which torch 2.11 prefers on Hopper GPUs. There ViTs of 64 tokens had gradients of NaN
+# at a finite loss (results/README.md). It is suspected, not proven; see pytorch/pytorch#196678.
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 # What a step measures, in the order of its tensor.
