@@ -25,6 +25,7 @@ import argparse
 import difflib
 import gc
 import json
+import os
 import random
 import statistics
 import sys
@@ -527,6 +528,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sections", nargs="+", metavar="NAME", help="such as eager; all by default"
     )
+    parser.add_argument(
+        "--cores", type=int, metavar="N", help="keep to so many processor cores (Linux); all else"
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
     parser.add_argument(
         "--summary", type=Path, metavar="PATH", help="measure nothing, and print a record's summary"
@@ -547,6 +551,9 @@ def arguments() -> argparse.Namespace:
             )
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device must be present, got cuda without a CUDA GPU. Pass --device cpu.")
+    if args.cores is not None and not 1 <= args.cores <= len(os.sched_getaffinity(0)):
+        there = len(os.sched_getaffinity(0))
+        parser.error(f"--cores must be from 1 to the {there} that there are, got {args.cores}.")
     every = sections(args.device, args.peers)
     for name in args.sections or []:
         if name not in every:
@@ -581,6 +588,8 @@ def main() -> None:
     if args.summary is not None:
         print(summary(json.loads(args.summary.read_text())))
         return
+    if args.cores is not None:  # threads that start from now on keep to them too
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.cores :])
     torch.backends.cudnn.benchmark = True
     gc.disable()  # a collection takes longer than many a step, and falls on whoever comes then
     absent = [name for name, (package, _) in PEERS.items() if args.peers and package is None]

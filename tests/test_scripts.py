@@ -64,6 +64,10 @@ def test_step_cost_prints_a_table_and_writes_json(tmp_path: Path) -> None:
             ("benchmarks/step_cost.py", "--device", "cpu", "--sections", "captured"),
             "--sections must name some of eager, got captured",
         ),
+        (
+            ("benchmarks/step_cost.py", "--device", "cpu", "--cores", 0),
+            "--cores must be from 1 to the",
+        ),
         (("benchmarks/step_profile.py", "--out", "x"), "a CUDA GPU must be present, got none"),
         (
             ("benchmarks/recipes.py", "cifar10-resnet-gsam"),
