@@ -21,8 +21,8 @@ from surrogap.training.processes import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# Not cuDNN's, which torch 2.11 prefers on Hopper GPUs. There ViTs of 64 tokens had gradients of NaN
-# at a finite loss (results/README.md). It is suspected, not proven; see pytorch/pytorch#196678.
+# Not cuDNN's, which torch 2.11 prefers on Hopper GPUs. Its gradient of the queries is NaN in rows
+# whose log-sum-exp is below -88.7: the exponential of 88.8 is infinite (results/README.md).
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 # What a step measures, in the order of its tensor.

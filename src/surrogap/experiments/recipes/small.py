@@ -84,8 +84,8 @@ GPU = {
     "1.59 %; one seed, 0.2 minutes on an H200.",
     "fashion-mnist-vit-gsam": "Not run here; 2.4 minutes on an H200, going by three epochs.",
     "fashion-mnist-mixer-gsam": "Not run here; 2.4 minutes on an H200, going by three epochs.",
-    "cifar10-resnet18-gsam": "Not run here; 4.4 minutes on an H200, going by three epochs.",
-    "cifar10-vit-gsam": "Not run here; 13.7 minutes on an H200, going by three epochs.",
+    "cifar10-resnet18-gsam": "Not run here; 4.2 minutes on an H200, going by three epochs.",
+    "cifar10-vit-gsam": "Not run here; 14.2 minutes on an H200, going by three epochs.",
     "cifar10-mixer-gsam": "Not run here; 12.0 minutes on an H200, going by three epochs.",
 }
 _NOT_CHOSEN = (
