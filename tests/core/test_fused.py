@@ -91,6 +91,44 @@ def test_fused_is_flat(
     torch.testing.assert_close(products, expected_products, rtol=2e-6, atol=1e-3)
 
 
+@pytest.mark.parametrize("objective", COEFFICIENTS)
+def test_one_gradient_may_be_that_of_two_tensors(objective: str, device: torch.device) -> None:
+    """`torch.autograd.grad` gives the two sides of a sum the same tensor."""
+    w, g, g_p = (2 * [torch.randn(9, device=device)] for _ in range(3))
+    empty = 2 * [torch.empty(0, device=device)]
+    results = []
+    for cls, gradients in ((Flat, [t.clone() for t in g_p]), (Fused, 2 * [g_p[0].clone()])):
+        weights = [t.clone() for t in w] + empty
+        arithmetic = cls(weights, [Kind.PLAIN] * 4, Ascent(), [WHOLE] * 4)
+        arithmetic.climb([*g, *empty], 0.3, None)
+        results.append(arithmetic.combination([*gradients, *empty], COEFFICIENTS[objective])[0])
+    assert_close(*results, torch.float32)
+
+
+def test_empty_gradients_are_not_copied(device: torch.device) -> None:
+    """As pieces of small tensors are, in most of many processes."""
+    gradients = [torch.randn(3, device=device), *(torch.empty(0, device=device) for _ in range(2))]
+    assert fused._apart(gradients) is gradients
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, in the interpreter, of overflow
+@pytest.mark.parametrize("cls", [Flat, Fused])
+@pytest.mark.parametrize("are_there", [False, True], ids=["numbers", "on the device"])
+@pytest.mark.parametrize("objective", ["SAM", "GapPenalty"])
+def test_a_norm_beyond_float32_needs_no_ratio(
+    cls: type[Arithmetic], are_there: bool, objective: str, device: torch.device
+) -> None:
+    numbers = COEFFICIENTS[objective]
+    if are_there:
+        numbers = Coefficients(*(torch.tensor(n, device=device) for n in numbers))
+    w, g, g_p = ([torch.randn(9, device=device)] for _ in range(3))
+    rho = torch.tensor(0.3, device=device) if are_there else 0.3
+    arguments = (w, [1e20 * g[0]], [1e20 * g_p[0]], [Kind.PLAIN], numbers)
+    _, direction, _ = step(cls, *arguments, rho=rho)
+    a, b = COEFFICIENTS[objective][:2]
+    torch.testing.assert_close(direction[0], a * 1e20 * g[0] + b * 1e20 * g_p[0])
+
+
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("objective", COEFFICIENTS)
 def test_low_memory_finds_the_gradient_again(

@@ -32,7 +32,8 @@ from surrogap.core.vectors import (
 Number: TypeAlias = float | Tensor
 
 # What a step holds beside weights and gradients: copies of the weights and of `g`; or of the
-# weights alone, and `g` is found again from where it led, to rounding.
+# weights alone, and `g` is found again from where it led, but for rounding: to 6e-8 ||w|| / rho of
+# its length in SAM's ball, so not for the smallest radii.
 Memory: TypeAlias = Literal["exact", "low"]
 
 
@@ -195,8 +196,8 @@ class Flat(Arithmetic):
         gp, pp = totals([dot(self._g, vector), dot(vector, vector)], self._group_shardings)
         products = torch.stack([gg, gp, pp])
         a_0, b_0, a_1, b_1 = (_beside(gg, number) for number in coefficients)
-        a = a_0 + a_1 * _ratio(gp, gg)
-        b = b_0 + b_1 * _ratio(gp, pp)
+        a = a_0 + a_1 * _ratio(gp, gg, a_1)
+        b = b_0 + b_1 * _ratio(gp, pp, b_1)
         views = combine_(a, self._g, b, vector).views()
         del self._g
         pairs = zip(views, is_reached, strict=True)
@@ -228,5 +229,7 @@ def _beside(tensor: Tensor, number: Number) -> Number:
     return number.to(tensor) if isinstance(number, Tensor) else number
 
 
-def _ratio(numerator: Tensor, squared_norm: Tensor) -> Tensor:
-    return torch.where(squared_norm == 0, 0.0, numerator / squared_norm)
+def _ratio(numerator: Tensor, squared_norm: Tensor, factor: Number) -> Tensor:
+    # A norm beyond float32 must not make NaN of a direction that has no use for the ratio.
+    is_zero = (squared_norm == 0) | (factor == 0)
+    return torch.where(is_zero, 0.0, numerator / squared_norm)

@@ -215,7 +215,7 @@ class Fused(Arithmetic):
         self, g_p: Gradients, coefficients: Coefficients
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
-        result = self._in_order(g_p)
+        result = _apart(self._in_order(g_p))
         if not are_all(result):
             result = [
                 torch.zeros_like(parameter) if piece is None and is_reached else piece
@@ -313,6 +313,21 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
         *map(Tensor.stride, parameters),
         *map(_dtype, parameters),
     )
+
+
+def _apart(gradients: Gradients) -> Gradients:
+    """`gradients`, copied where two are one tensor, since the direction is written over them.
+
+    `torch.autograd.grad` gives such, for the two sides of a sum.
+    """
+    present = present_of(gradients)
+    if _are_apart(present) or _are_apart([g for g in present if g.numel()]):
+        return gradients
+    return [None if gradient is None else gradient.clone() for gradient in gradients]
+
+
+def _are_apart(tensors: Sequence[Tensor]) -> bool:
+    return len(set(map(Tensor.data_ptr, tensors))) == len(tensors)
 
 
 def _is_ordered_like(gradient: Tensor, parameter: Tensor) -> bool:

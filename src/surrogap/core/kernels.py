@@ -84,8 +84,10 @@ def _total(sums, row, num_sums, padded: tl.constexpr):
 
 
 @triton.jit
-def _ratio(numerator, squared_norm):
-    return tl.where(squared_norm == 0.0, 0.0, tl.div_rn(numerator, squared_norm))
+def _share(factor, numerator, squared_norm):
+    """`factor * numerator / squared_norm`; 0 on a squared norm of 0, or if the factor is 0."""
+    is_zero = (squared_norm == 0.0) | (factor == 0.0)
+    return factor * tl.where(is_zero, 0.0, tl.div_rn(numerator, squared_norm))
 
 
 @triton.jit
@@ -240,12 +242,9 @@ def combine_kernel(
     """`g_p <- a * g + b * g_p`, rounded once, and `w <- w_copy`."""
     step = _step(sums, num_sums, rho, eps, scale, padded, is_there)
     gp = _total(sums, 1, num_sums, padded)
-    a = _number(a_0, is_there) + _number(a_1, is_there) * _ratio(
-        gp, _total(sums, 0, num_sums, padded)
-    )
-    b = _number(b_0, is_there) + _number(b_1, is_there) * _ratio(
-        gp, _total(sums, 2, num_sums, padded)
-    )
+    gg, pp = _total(sums, 0, num_sums, padded), _total(sums, 2, num_sums, padded)
+    a = _number(a_0, is_there) + _share(_number(a_1, is_there), gp, gg)
+    b = _number(b_0, is_there) + _share(_number(b_1, is_there), gp, pp)
     for index in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         block = num_blocks - 1 - index
         g, p, start, left = _gradients(
