@@ -7,10 +7,11 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from surrogap import SAM
 from surrogap.core import passes
-from surrogap.core.copies import room_for
+from surrogap.core.copies import Copies
 from tests import zoo
 from tests.table import OBJECTIVES, every_objective, every_two_pass
 
@@ -247,11 +248,95 @@ def test_what_else_a_norm_runs_is_undone(
 def test_statistics_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the step, for the case that it raises; the second pass does not move them."""
     monkeypatch.setattr(passes, "_has_compiled", lambda: False)
-    rooms: list[list[Tensor]] = []
-    monkeypatch.setattr(passes, "room_for", lambda group: rooms.append(group) or room_for(group))
+    saved, save = [], Copies.save
+    monkeypatch.setattr(Copies, "save", lambda self: saved.append(self) or save(self))
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    objective = SAM(model)
+    for num_copies in (2, 3, 4):  # once more in the first step, which looks whether it is needed
+        objective.backward(lambda: model(torch.randn(4, 3)).square().mean())
+        assert len(saved) == num_copies
+
+
+class Bypassed(nn.Module):
+    """A BatchNorm whose statistics are written by someone else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        statistics = (norm.running_mean, norm.running_var)
+        return nn.functional.batch_norm(self.linear(x), *statistics, training=True)
+
+
+class Counted(nn.Sequential):
+    """A BatchNorm whose batches its parent counts too."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift(self[1])
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Bypassed, Counted])
+def test_statistics_that_others_write_move_once(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+    model, x = kind(), torch.randn(4, 3)
+    plain, objective = copy.deepcopy(model), SAM(model)
+    for _ in range(3):
+        plain(x)
+        objective.backward(lambda: model(x).square().mean())
+    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+
+
+def test_what_a_hook_of_all_modules_writes_moves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
+    plain, objective = copy.deepcopy(model), SAM(model)
+    objective.backward(lambda: model(x).square().mean())
+    plain(x)
+    hook = register_module_forward_hook(
+        lambda module, *_: shift(module) if isinstance(module, nn.BatchNorm1d) else None
+    )
+    try:
+        plain(x)
+        objective.backward(lambda: model(x).square().mean())
+    finally:
+        hook.remove()
+    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+
+
+def test_a_buffer_may_grow_in_place() -> None:
+    class Bank(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.whole = nn.Linear(3, 1), torch.zeros(10)
+            self.register_buffer("used", self.whole[:1])
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.used.add_(1)
+            return self.linear(x)
+
+    model = Bank()
+    objective = SAM(model)
+    objective.backward(lambda: model(torch.randn(4, 3)).square().mean())
+    model.used.data = model.whole[:5]
+    objective.backward(lambda: model(torch.randn(4, 3)).square().mean())
+    assert model.used.tolist() == [2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("view", [Tensor.conj, lambda t: t.conj().imag], ids=["conj", "neg"])
+def test_buffers_may_be_views_of_complex_ones(view: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Linear(3, 1)
+    buffer = view(torch.randn(3, dtype=torch.complex64))
+    model.register_buffer("table", buffer)
     SAM(model).backward(lambda: model(torch.randn(4, 3)).square().mean())
-    assert [len(tensors) for tensors in rooms] == [3]
+    assert model.table is buffer
 
 
 def test_norms_are_told_nothing_that_they_know(monkeypatch: pytest.MonkeyPatch) -> None:

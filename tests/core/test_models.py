@@ -1,6 +1,7 @@
 """Models that are more than plain modules: compiled, parametrized."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -96,6 +97,21 @@ def test_parametrized_models(name: str) -> None:
         OBJECTIVES[name].make(net).backward(lambda net=net: torch.tanh(net(x)).square().mean())
     assert zoo.relative_error(zoo.flat_grad(model), zoo.flat_grad(by_hand)) < 1e-12
     assert zoo.same_bits(before, zoo.bits(model))
+
+
+@every_objective
+def test_parametrizations_that_are_cached(name: str) -> None:
+    """A cache around the whole call holds no weights of one pass for another."""
+    model, x = nn.Linear(5, 5).double(), torch.randn(7, 5, dtype=torch.float64)
+    parametrize.register_parametrization(model, "weight", Symmetric())
+    directions = []
+    for context in (nullcontext(), parametrize.cached()):
+        model.zero_grad()
+        torch.manual_seed(0)
+        with context:
+            OBJECTIVES[name].make(model).backward(lambda: torch.tanh(model(x)).square().mean())
+        directions.append(zoo.flat_grad(model))
+    assert torch.equal(*directions)
 
 
 @every_objective

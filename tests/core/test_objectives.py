@@ -291,19 +291,21 @@ def test_bad_arguments(make: Callable[[], Objective], error: type[Exception], me
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("kind", "name", "value"),
     [
-        ("rho", -1.0),
-        ("rho", float("nan")),
-        ("rho", "wide"),
-        ("rho", 10**400),
-        ("alpha", float("nan")),
-        ("minimize", "perturb"),
+        (GSAM, "rho", -1.0),
+        (GSAM, "rho", float("nan")),
+        (GSAM, "rho", "wide"),
+        (GSAM, "rho", 10**400),
+        (GSAM, "alpha", float("nan")),
+        (GSAM, "minimize", "perturb"),
+        (GapPenalty, "lam", -1.0),
+        (EntropySGD, "gamma", float("nan")),
     ],
 )
-def test_settings_are_checked_at_each_step(name: str, value: object) -> None:
+def test_settings_are_checked_at_each_step(kind: type[Objective], name: str, value: object) -> None:
     model, data = zoo.mlp(), zoo.batch()
-    objective = GSAM(model)
+    objective = kind(model)
     before = zoo.bits(model)
     setattr(objective, name, value)
     with pytest.raises((TypeError, ValueError), match=f"{name} must be"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surrogap import GSAM, SAM
+from surrogap import ASAM, GSAM, SAM
 from surrogap.core.objective import Objective
 from tests import zoo
 from tests.table import OBJECTIVES, every_objective
@@ -358,9 +358,45 @@ def test_a_thousand_steps_in_bfloat16_at_learning_rate_zero_do_not_drift() -> No
 
 
 def test_lazy_modules_take_shape_in_the_first_pass() -> None:
-    model = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(1))
-    SAM(model).backward(lambda: model(torch.ones(2, 3)).sum())
-    assert model[0].weight.grad.shape == (4, 3)
+    model, x = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(1)), torch.randn(2, 3)
+    objective = ASAM(model, rho=0.5, perturb=lambda name, p: p.ndim >= 2)
+    objective.backward(lambda: model(x).square().sum())
+    plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    plain.load_state_dict(model.state_dict())
+    objective = ASAM(plain, rho=0.5, perturb=lambda name, p: p.ndim >= 2)
+    objective.backward(lambda: plain(x).square().sum())
+    assert torch.equal(zoo.flat_grad(model), zoo.flat_grad(plain))
+
+
+class WithMomentumEncoder(nn.Module):
+    """A second encoder, which follows the first in each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 4), nn.Linear(5, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.second.weight.mul_(0.9).add_(self.first.weight, alpha=0.1)
+            self.second.bias.data = 0.9 * self.second.bias + 0.1 * self.first.bias
+        return (self.first(x) - self.second(x)).square().mean()
+
+
+@every_objective
+def test_a_frozen_parameter_that_a_pass_writes_moves_once(name: str) -> None:
+    model, x = WithMomentumEncoder(), torch.randn(3, 5)
+    plain, objective = copy.deepcopy(model), OBJECTIVES[name].make(model)
+    for _ in range(2):
+        plain(x)
+        objective.backward(lambda: model(x))
+        assert zoo.same_bits(zoo.bits(plain), zoo.bits(model))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:")
+def test_torchscript_is_refused() -> None:
+    script = torch.jit.trace(nn.Linear(3, 1), torch.randn(2, 3))
+    with pytest.raises(TypeError, match="model must not hold modules of TorchScript"):
+        SAM(nn.Sequential(nn.Linear(3, 3), script))
 
 
 def test_loss_must_reach_the_model() -> None:

@@ -67,7 +67,7 @@ class EntropySGD(Objective):
                 "Pass one such as 5."
             )
         self.inner_steps = int(number("inner_steps", inner_steps, at_least=1, remedy="Pass 5."))
-        self.gamma = number("gamma", gamma, above=0, remedy="Pass a number such as 0.03.")
+        self.gamma = _gamma(gamma)
         self.inner_lr = number("inner_lr", inner_lr, above=0, remedy="Pass a number such as 0.1.")
         self.noise = number("noise", noise, remedy="Pass a number such as 1e-4, or 0 for none.")
         self.averaging = number("averaging", averaging, below=1, remedy="Pass 0.75, say.")
@@ -79,7 +79,7 @@ class EntropySGD(Objective):
     def gamma_now(self) -> float:
         """`gamma_t`, at the current step."""
         try:
-            return self.gamma * (1.0 + self.scoping) ** self.num_steps
+            return _gamma(self.gamma) * (1.0 + self.scoping) ** self.num_steps
         except OverflowError:
             raise ValueError(
                 f"scoping must keep gamma finite, got scoping={self.scoping} after "
@@ -146,6 +146,10 @@ class EntropySGD(Objective):
 
 
 @torch.no_grad()
+def _gamma(gamma: float) -> float:
+    return number("gamma", gamma, above=0, remedy="Pass a number such as 0.03.")
+
+
 def _put_back(w: Vector, tensors: list[Tensor]) -> None:
     w.write_to_(tensors)
 

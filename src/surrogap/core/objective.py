@@ -20,6 +20,7 @@ from typing import ClassVar, Self, get_args
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.parameter import is_lazy
 
 from surrogap.core.arithmetic import Arithmetic, Coefficients, Memory, Number, choose
 from surrogap.core.ascent import Ascent, Kind
@@ -230,7 +231,8 @@ class TwoPass(Objective):
         if not isinstance(rho, Schedule):
             radius(rho)
         super().__init__(model, scope)
-        self._kinds(self._weights)
+        if not any(map(is_lazy, self._weights.parameters)):
+            self._kinds(self._weights)
         self._check_memory(self._weights)
 
     def _check_memory(self, weights: Weights) -> None:
@@ -269,14 +271,13 @@ class TwoPass(Objective):
         self, weights: Weights, passes: Passes, numbers: Sequence[Number]
     ) -> tuple[Gradients, Report]:
         rho, coefficients = numbers[0], Coefficients(*numbers[1:])
-        kinds = self._kinds(weights)
         random_state = passes.random_state(weights.devices)
         loss, aux = passes.run(weights)
         scale = passes.scale(loss.device)
         # Lazy modules have no shape before the first pass, so this comes after it.
         self._check_memory(weights)
         arithmetic = choose(
-            *(weights.tensors, kinds, self._ascent, weights.shardings, self.memory),
+            *(weights.tensors, self._kinds(weights), self._ascent, weights.shardings, self.memory),
             last=self._arithmetic,
         )
         self._arithmetic = None  # until the step has ended well, since it holds the step's copies

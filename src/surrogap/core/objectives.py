@@ -27,6 +27,10 @@ def _ascent(alpha: float) -> Coefficients:
     return Coefficients(a_0=0.0 - _alpha(alpha), b_0=1.0, b_1=alpha)
 
 
+def _lam(lam: float) -> float:
+    return number("lam", lam, remedy="Pass a non-negative number, such as 0.1; 0 is SAM.")
+
+
 def _eps(eps: float) -> float:
     return number("eps", eps, remedy="Leave it out for 1e-12.")
 
@@ -260,8 +264,9 @@ class GapPenalty(TwoPass):
         memory: Memory = "exact",
         eps: float = 1e-12,
     ) -> None:
-        self.lam = number("lam", lam, remedy="Pass a non-negative number, such as 0.1; 0 is SAM.")
+        self.lam = _lam(lam)
         super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope, memory)
 
     def _coefficients(self) -> Coefficients:
-        return Coefficients(a_0=0.0 - self.lam, b_0=1.0 + self.lam)
+        lam = _lam(self.lam)
+        return Coefficients(a_0=0.0 - lam, b_0=1.0 + lam)

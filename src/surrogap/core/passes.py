@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.modules import module
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from surrogap.core.copies import Copies, room_for
 from surrogap.core.vectors import are_any, wide
@@ -86,9 +88,10 @@ class Passes:
 
     def _run(self, closure: Closure, weights: Weights, index: int) -> tuple[Tensor, Any]:
         versions = _versions(weights) if index else []  # before the first there are no gradients
-        # Under an autocast around the whole call, casts of the weights made in an earlier pass
-        # would stand in for the weights of this one.
+        # Around the whole call there may be an autocast or a `parametrize.cached`. What an earlier
+        # pass made of the weights would stand in for the weights of this one.
         torch.clear_autocast_cache()
+        parametrize._cache.clear()
         with torch.enable_grad():
             result = closure()
             loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
@@ -204,7 +207,7 @@ class Buffers:
     def __init__(self) -> None:
         self._tensors: list[Tensor | None] = []
         self._writable: list[Tensor] = []
-        self._addresses: list[int] = []
+        self._places: list[int] = []
         self._homes: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
         self._copies: list[Copies] = []
 
@@ -219,8 +222,7 @@ class Buffers:
             on_error_only: Whether it stays done after a body that does not raise.
         """
         before = contents(homes)
-        addresses = list(map(Tensor.data_ptr, self._writable))
-        if not (are_same(before, self._tensors) and addresses == self._addresses):
+        if not (are_same(before, self._tensors) and _places(self._writable) == self._places):
             self._make_room(homes, before)
         homes_before, copies = self._homes, self._copies
         for some in copies:
@@ -251,7 +253,7 @@ class Buffers:
         self._tensors = [] if any(t is not None and is_lazy(t) for t in tensors) else tensors
         self._homes = [(home, home.copy()) for home in homes if home]
         self._writable = [t for t in tensors if t is not None and _is_writable(t)]
-        self._addresses = list(map(Tensor.data_ptr, self._writable))
+        self._places = _places(self._writable)
         groups: dict[object, list[Tensor]] = {}
         for words in map(_words, self._writable):
             groups.setdefault((words.device, words.dtype), []).append(words)
@@ -260,29 +262,50 @@ class Buffers:
 
 @contextmanager
 def traceless(weights: Weights, buffers: Buffers) -> Iterator[None]:
-    """Passes in the body leave the model's buffers as they were before it.
+    """Further passes in the body leave the model's buffers as the first pass left them.
 
-    torch's norms are told to track nothing in it. To track, to copy and to put back are kernels,
-    for whose launch an eager step of a small network waits. Not where anything is compiled, which
-    would be compiled again for modules told otherwise.
+    And the frozen parameters that it has written to. torch's norms are told to track nothing. To
+    track, to copy and to put back are kernels, for whose launch an eager step of a small network
+    waits. Not where anything is compiled, which would be compiled again for modules told otherwise.
+    Statistics that move nevertheless, because something else writes to them, are copied too: they
+    are looked at in the first step, and copied where a norm runs code that is not its class's.
 
     Args:
         weights: The model.
         buffers: Room to copy into what a pass may move still.
     """
-    if _has_compiled():
-        with buffers.kept(weights.buffers):
+    norms = [] if _has_compiled() else weights.norms
+    are_sure = norms and weights.do_norms_obey and not _are_altered(norms)
+    may_move = weights.other_buffers if are_sure else weights.buffers
+    with _kept(weights.written()), buffers.kept(may_move), _untracked(norms):
+        if not norms or weights.do_norms_obey is not None:
             yield
-        return
-    may_move = weights.buffers if any(map(_is_altered, weights.norms)) else weights.other_buffers
-    with buffers.kept(may_move), _untracked(weights.norms):
+            return
+        before = list(map(Tensor.clone, _statistics(norms)))
         yield
+        weights.do_norms_obey = all(map(torch.equal, before, _statistics(norms)))
 
 
-def _is_altered(module: nn.Module) -> bool:
-    """Whether its forward pass runs code that is not its class's, and may do anything."""
-    own = module.__dict__
-    return bool(own["_forward_pre_hooks"] or own["_forward_hooks"] or "forward" in own)
+def _statistics(norms: Sequence[nn.Module]) -> list[Tensor]:
+    return [tensor for norm in norms for tensor in norm._buffers.values() if tensor is not None]
+
+
+def _are_altered(norms: Sequence[nn.Module]) -> bool:
+    """Whether a forward pass runs code that is not its class's, and may do anything."""
+    if module._global_forward_pre_hooks or module._global_forward_hooks:
+        return True
+    own = [norm.__dict__ for norm in norms]
+    return any(d["_forward_pre_hooks"] or d["_forward_hooks"] or "forward" in d for d in own)
+
+
+@contextmanager
+def _kept(tensors: list[Tensor]) -> Iterator[None]:
+    copies = list(map(Tensor.clone, tensors))
+    try:
+        yield
+    finally:
+        for tensor, copied in zip(tensors, copies, strict=True):
+            tensor.copy_(copied)
 
 
 @contextmanager
@@ -300,14 +323,19 @@ def _untracked(norms: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _track(norms: Sequence[nn.Module], value: bool) -> None:
-    for module in norms:
-        module.__dict__["track_running_stats"] = value  # without the detours of nn.Module
+    for norm in norms:
+        norm.__dict__["track_running_stats"] = value  # without the detours of nn.Module
 
 
 def _has_compiled() -> bool:
     """Whether torch.compile has compiled anything since the process began or it was reset."""
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     return dynamo is not None and getattr(dynamo, "FRAME_COUNTER", 1) > 0
+
+
+def _places(tensors: Sequence[Tensor]) -> list[int]:
+    """Where tensors lie, and how far they reach."""
+    return [*map(Tensor.data_ptr, tensors), *map(Tensor.numel, tensors)]
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -318,8 +346,13 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _is_writable(buffer: Tensor) -> bool:
-    """Whether a forward pass could write into it: not so if it repeats itself in memory."""
-    if is_lazy(buffer) or buffer.layout is not torch.strided:
+    """Whether a forward pass could write into it: not so if it repeats itself in memory.
+
+    Nested tensors, and views that conjugate or negate, are taken for constants.
+    """
+    if is_lazy(buffer) or buffer.layout is not torch.strided or buffer.is_nested:
+        return False
+    if buffer.is_conj() or buffer.is_neg():
         return False
     pairs = zip(buffer.shape, buffer.stride(), strict=True)
     return all(stride > 0 for size, stride in pairs if size > 1)

@@ -46,10 +46,13 @@ class Weights:
         buffers: The dictionaries in which modules hold their buffers.
         norms: The modules of torch that track statistics of batches, which they may be told not to.
         other_buffers: `buffers`, but for those of `norms`.
+        do_norms_obey: Whether they were seen to keep their statistics when told to track nothing;
+            None before it was looked at.
         wrappers: The modules that are wrapped in DistributedDataParallel.
         are_sharded: Whether processes hold pieces of the parameters.
 
     Raises:
+        TypeError: A module is compiled to TorchScript.
         ValueError: There is no trainable parameter, one is complex, or FSDP has only some of them.
         RuntimeError: A parameter has a hook that would act on the gradient of a single pass.
     """
@@ -59,6 +62,7 @@ class Weights:
     buffers: list[dict[str, Tensor | None]]
     norms: list[nn.Module]
     other_buffers: list[dict[str, Tensor | None]]
+    do_norms_obey: bool | None
     wrappers: list[DistributedDataParallel]
     are_sharded: bool
 
@@ -80,6 +84,11 @@ class Weights:
         if not (are_same(children, self._children) and are_same(every, self._every)):
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
+        self._frozen = []
+        if len(self.parameters) < len(self._unique):
+            plain = [p for p in self._unique if type(p) is nn.Parameter]
+            self._frozen = [p for p in plain if not p.requires_grad]
+        self._frozen_states = list(map(_state, self._frozen))
         if not self.parameters:
             raise ValueError(
                 "model must have a trainable parameter, got none with requires_grad=True. "
@@ -90,13 +99,27 @@ class Weights:
         if self._fsdp_modules and not all(map(is_sharded, self.parameters)):
             self._refuse_plain()
 
+    def written(self) -> list[Tensor]:
+        """The frozen parameters that a pass has written to since the last look.
+
+        A momentum encoder's, for one. It does not see what is written by way of `p.data`.
+        """
+        pairs = zip(self._frozen, self._frozen_states, strict=True)
+        return [parameter for parameter, state in pairs if _state(parameter) != state]
+
     def _walk(self) -> None:
         self.modules = modules = list(self._model.modules())
+        if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+            raise TypeError(
+                "model must not hold modules of TorchScript, got one. Pass the modules that it was "
+                "made from; torch.compile is faster, too."
+            )
         self._child_homes = [module._modules for module in modules]
         self._parameter_homes = [module._parameters for module in modules]
         self.buffers = [module._buffers for module in modules]
         self.norms = [module for module in modules if type(module) in _NORMS]
         self.other_buffers = [m._buffers for m in modules if type(m) not in _NORMS]
+        self.do_norms_obey = None
         self._children = contents(self._child_homes)
         self._every = contents(self._parameter_homes)
         self._unique = list({id(p): p for p in self._every if p is not None}.values())
@@ -276,6 +299,11 @@ class Weights:
             f"{name} must be sharded like the others, got a plain parameter. FSDP does not average "
             "its gradient, so processes would differ: call fully_shard on the whole model too."
         )
+
+
+def _state(parameter: nn.Parameter) -> tuple[int, int]:
+    """What changes when it is written to, or its data replaced."""
+    return parameter._version, parameter.data_ptr()
 
 
 def _sum(some: Gradients, others: Gradients) -> Gradients:
