@@ -44,6 +44,23 @@ class Attention(nn.Module):
         return self.unembed(mixed.mean(1)) * self.temperature
 
 
+class Followed(nn.Module):
+    """A network, and beside it a frozen one that follows it in each forward pass."""
+
+    def __init__(self, assigns: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = mlp(), mlp().requires_grad_(False)
+        self._assigns = assigns
+
+    def forward(self, x: Tensor) -> Tensor:
+        for mine, its in zip(self.second.parameters(), self.first.parameters(), strict=True):
+            if self._assigns:
+                mine.data = mine.lerp(its.detach(), 0.125)
+            else:
+                mine.lerp_(its.detach(), 0.125)
+        return self.first(x) + self.second(x)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "convnet": convnet,

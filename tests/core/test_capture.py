@@ -24,6 +24,12 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "Adam": partial(Adam, lr=2**-7, fused=True),
     "AdamW": partial(AdamW, lr=2**-7, weight_decay=0.25, fused=True),
 }
+
+
+def trainable_alone(parameters: Any) -> Optimizer:
+    return SGD([p for p in parameters if p.requires_grad], lr=0.125, fused=True)
+
+
 MODELS = {**zoo.MODELS, "dropout": partial(zoo.Attention, dropout=0.3)}
 every_optimizer = pytest.mark.parametrize("kind_of_optimizer", OPTIMIZERS)
 
@@ -423,9 +429,24 @@ class Counting(nn.Module):
 
 
 @pytest.mark.gpu
-def test_buffers_that_are_assigned_anew_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="model must write to its buffers in place"):
-        Run(Counting(), GSAM).captured()
+@pytest.mark.parametrize("make", [Counting, partial(zoo.Followed, assigns=True)])
+def test_what_is_assigned_anew_is_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(RuntimeError, match="model must write to its buffers and frozen parameters"):
+        Run(make(), GSAM).captured()
+
+
+@pytest.mark.gpu
+@every_objective
+def test_frozen_parameters_that_a_pass_writes_move_once(name: str) -> None:
+    eager, graph = pair(zoo.Followed(), OBJECTIVES[name].make, trainable_alone)
+    before = graph.state
+    step = graph.captured()
+    assert zoo.same_bits(before, graph.state)
+    for run, take in ((eager, eager.eager), (graph, step)):
+        torch.manual_seed(3)
+        for index in range(3):
+            take(*run.batch(index))
+    assert zoo.same_bits(eager.state, graph.state)
 
 
 def wrong(**changes: Any) -> None:

@@ -172,13 +172,15 @@ class CapturedStep:
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream), undone(self._weights, self._optimizer):
-            buffers = contents(self._weights.buffers)
+            buffers, frozen = contents(self._weights.buffers), self._weights.frozen
+            addresses = list(map(Tensor.data_ptr, frozen))
             for _ in range(_NUM_WARM_UPS):
                 self._run(RandomState)
-            if not are_same(contents(self._weights.buffers), buffers):
+            are_in_place = are_same(contents(self._weights.buffers), buffers)
+            if not are_in_place or list(map(Tensor.data_ptr, frozen)) != addresses:
                 raise RuntimeError(
-                    "model must write to its buffers in place, got one that assigns new ones in "
-                    "its forward pass. Train with objective.backward instead."
+                    "model must write to its buffers and frozen parameters in place, got one that "
+                    "assigns new ones in its forward pass. Train with objective.backward instead."
                 )
         current.wait_stream(stream)
 

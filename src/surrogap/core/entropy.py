@@ -145,11 +145,11 @@ class EntropySGD(Objective):
         ], report
 
 
-@torch.no_grad()
 def _gamma(gamma: float) -> float:
     return number("gamma", gamma, above=0, remedy="Pass a number such as 0.03.")
 
 
+@torch.no_grad()
 def _put_back(w: Vector, tensors: list[Tensor]) -> None:
     w.write_to_(tensors)
 

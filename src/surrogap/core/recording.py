@@ -102,4 +102,5 @@ def settings_replaced(optimizer: Optimizer, lrs: Sequence[Tensor]) -> Iterator[N
 
 def _parameters(weights: Weights, optimizer: Optimizer) -> list[Tensor]:
     mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return list({id(parameter): parameter for parameter in (*weights.parameters, *mine)}.values())
+    every = (*weights.parameters, *weights.frozen, *mine)
+    return list({id(parameter): parameter for parameter in every}.values())

@@ -43,6 +43,7 @@ class Weights:
     Attributes:
         modules: The model and all modules in it.
         parameters: The trainable parameters.
+        frozen: The others, but for those of classes of their own, such as quantised ones.
         buffers: The dictionaries in which modules hold their buffers.
         norms: The modules of torch that track statistics of batches, which they may be told not to.
         other_buffers: `buffers`, but for those of `norms`.
@@ -59,6 +60,7 @@ class Weights:
 
     modules: list[nn.Module]
     parameters: list[nn.Parameter]
+    frozen: list[nn.Parameter]
     buffers: list[dict[str, Tensor | None]]
     norms: list[nn.Module]
     other_buffers: list[dict[str, Tensor | None]]
@@ -84,11 +86,11 @@ class Weights:
         if not (are_same(children, self._children) and are_same(every, self._every)):
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
-        self._frozen = []
+        self.frozen = []
         if len(self.parameters) < len(self._unique):
             plain = [p for p in self._unique if type(p) is nn.Parameter]
-            self._frozen = [p for p in plain if not p.requires_grad]
-        self._frozen_states = list(map(_state, self._frozen))
+            self.frozen = [p for p in plain if not p.requires_grad]
+        self._frozen_states = list(map(_state, self.frozen))
         if not self.parameters:
             raise ValueError(
                 "model must have a trainable parameter, got none with requires_grad=True. "
@@ -104,7 +106,7 @@ class Weights:
 
         A momentum encoder's, for one. It does not see what is written by way of `p.data`.
         """
-        pairs = zip(self._frozen, self._frozen_states, strict=True)
+        pairs = zip(self.frozen, self._frozen_states, strict=True)
         return [parameter for parameter, state in pairs if _state(parameter) != state]
 
     def _walk(self) -> None:
