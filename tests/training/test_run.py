@@ -65,14 +65,22 @@ def test_a_signal_saves_and_ends(number: signal.Signals, tmp_path: Path) -> None
     assert signal.getsignal(number) == before
 
 
-def test_a_second_signal_does_not_wait() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+def test_a_second_interrupt_does_not_wait() -> None:
+    before = signal.getsignal(signal.SIGINT)
     with requests_heard() as requests:
         assert requests.signal == 0
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert requests.signal == signal.SIGINT
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # which ends the process
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_sigterm_may_come_twice() -> None:
+    """To all processes of a job, and from torchrun, which is one of them and sends it on."""
+    with requests_heard() as requests:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
         assert requests.signal == signal.SIGTERM
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # which ends the process
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_other_threads_hear_no_signals(tmp_path: Path) -> None:
@@ -129,6 +137,13 @@ def test_after_too_many_the_run_stops(tmp_path: Path, monkeypatch: pytest.Monkey
     assert last["kind"] == "failure"
     assert "in 3 steps in a row, up to step 6" in last["reason"]
     assert made_up.state(config.folder)["step"] == 5
+
+
+def test_a_run_ends_well_only_if_its_last_scores_are_finite(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, objective="vanilla", steps=2, decay="constant", lr=1e15)
+    with pytest.raises(RunFailedError, match="got one that is not when the test images were sco"):
+        train(config)
+    assert read_records(config.folder)[-1]["kind"] == "failure"
 
 
 def test_skips_in_a_row_are_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,6 +221,8 @@ class _Run:
             with self._pause():
                 scores = self._scores()
         self._record("epoch", self.epoch, epoch=number, **scores)
+        if is_last and not math.isfinite(scores["test_loss"]):
+            self._fail("when the test images were scored")
 
     def _measure(self) -> None:
         assert self.probe is not None

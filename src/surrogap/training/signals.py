@@ -23,8 +23,10 @@ class Requests:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        # Whoever asks twice shall not have to wait.
-        signal.signal(number, signal.SIG_DFL)
+        # Whoever asks twice shall not have to wait. But SIGTERM comes twice where a job's processes
+        # are all sent it, torchrun among them, which sends it on.
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
