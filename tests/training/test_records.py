@@ -1,8 +1,10 @@
 """Records say what happened: in JSON, for TensorBoard, and to whoever watches."""
 
+import errno
 import io
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -112,14 +114,42 @@ def test_half_a_line_is_left_out(tmp_path: Path) -> None:
     assert read_records(tmp_path / "nothing") == []
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = Records(tmp_path)
-    with open("/dev/full", "wb", buffering=0) as full, monkeypatch.context() as patch:
-        patch.setattr(records, "_file", full)
-        with pytest.raises(RunFailedError, match="records must fit on the disk, got No space left"):
-            records.write({"kind": "step", "step": 1})
+@pytest.mark.parametrize("line", [b"nonsense", b"\0\0", b"\xff"])
+def test_other_lines_are_refused_by_number(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_bytes(b'{"step": 1}\n' + line + b"\n")
+    with pytest.raises(ValueError, match="must be lines of JSON, got something else in line 2 of"):
+        read_records(tmp_path)
+
+
+@pytest.mark.parametrize("left", [b"", b'{"step": 1}\n{"ste'])
+def test_records_that_were_lost_stay_lost(left: bytes, tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_bytes(left)
+    with pytest.warns(UserWarning, match=f"got {len(left)} of 36 bytes"):
+        records = Records(tmp_path, position=36)
+    records.write({"step": 4})
     records.close()
+    assert read_records(tmp_path) == [{"step": 1}, {"step": 4}][not left :]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    records._file.close()
+    records._file = open("/dev/full", "r+b")  # noqa: SIM115
+    with pytest.raises(RunFailedError, match="records must fit on the disk, got No space left"):
+        records.write({"kind": "step", "step": 1})
+    records.close()
+
+
+def test_a_disk_that_is_full_for_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("surrogap.training.records._summary_writer", lambda: full)
+    with pytest.raises(RunFailedError, match="records must fit on the disk, got No space left"):
+        Records(tmp_path, tensorboard=True)
 
 
 def test_meters_skip_pauses_and_go_on() -> None:
@@ -188,6 +218,25 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     bar.stop()
     assert "epoch 1  loss 0.5000  test accuracy 0.7500" in screen.getvalue()
     assert "3/4" in screen.getvalue()
+
+
+@pytest.mark.parametrize("width", [70, 80])
+def test_a_narrow_terminal_has_room_for_bar_and_time(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    monkeypatch.setattr(progress, "Console", lambda: screen)
+    bar = progress.Bar()
+    bar.start("small_resnet18 gsam", 0, 10_000)
+    bar.record({"kind": "step", "step": 5000, "loss": 1.0, "gap": 0.1, "images_per_second": 9e6})
+    bar.record({"kind": "epoch", "step": 5000, "epoch": 3, "loss": 1.0, "test_accuracy": 0.5})
+    bar.stop()
+    with screen.capture() as capture:
+        screen.print(bar._bar.get_renderable())
+    (line,) = capture.get().splitlines()
+    assert line.startswith(f"small_resnet18 gsam {9 * '━'}")
+    assert "5000/10000 -:--:-- loss" in line
+    assert "epoch" not in line
 
 
 def test_every_line_is_json(tmp_path: Path) -> None:

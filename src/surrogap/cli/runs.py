@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from torch.distributed import is_torchelastic_launched
 
@@ -20,7 +18,7 @@ from surrogap.experiments.probes import sharpness_probe
 from surrogap.training.config import Config
 from surrogap.training.folder import CONFIG, check_folder
 from surrogap.training.processes import device_of
-from surrogap.training.progress import Progress, essentials
+from surrogap.training.progress import Progress, essentials, rich_bar
 from surrogap.training.run import train
 
 
@@ -95,9 +93,7 @@ class Overall(Progress):
         self._bar: Bar | None = None
         self._moved = 0.0
         if sys.stdout.isatty():
-            columns = ("{task.description}", "{task.fields[now]}")
-            description, now = map(TextColumn, columns)
-            self._bar = Bar(description, BarColumn(), TimeRemainingColumn(), now, console=Console())
+            self._bar = rich_bar()
 
     def __enter__(self) -> "Overall":
         if self._bar is not None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 
 # In seconds: how often a bar moves, and how often a line tells of a long epoch.
 _BAR_INTERVAL = 0.1
@@ -72,19 +73,30 @@ class Lines(Progress):
         print("  ".join([place, *essentials(record), f"{_clock(left)} left"]), flush=True)
 
 
+def rich_bar(*columns: ProgressColumn) -> RichProgress:
+    """A bar with the time left; on a narrow terminal, what "now" says is cut off before them.
+
+    Args:
+        columns: What else to show, between the two.
+    """
+    now = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    return RichProgress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        *columns,
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[now]}", table_column=now),
+        console=Console(),
+        expand=True,
+    )
+
+
 @final
 class Bar(Progress):
     """A bar with the time left, and a line above it for each epoch."""
 
     def __init__(self) -> None:
-        self._bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[now]}"),
-            console=Console(),
-        )
+        self._bar = rich_bar(TextColumn("{task.completed}/{task.total}"))
         self._moved = 0.0
 
     def start(self, title: str, step: int, num_steps: int) -> None:
@@ -104,8 +116,10 @@ class Bar(Progress):
         if record["kind"] == "failure":
             return
         text = "  ".join(essentials(record))
-        self._bar.update(self._task, completed=record["step"], now=text)
-        if record["kind"] != "step":
+        self._bar.update(self._task, completed=record["step"])
+        if record["kind"] == "step":
+            self._bar.update(self._task, now=text)
+        else:
             self._bar.console.print(text, highlight=False)
 
     def stop(self) -> None:

@@ -20,8 +20,9 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -68,10 +69,25 @@ class Records:
             self.path.touch()
             self._file = self.path.open("r+b")
             self._lock()
-            self._file.truncate(position)
-            self._file.seek(position)
-        # What comes after the step that the run goes on from is written anew.
-        self._writer: Any = writer and writer(folder / TENSORBOARD, purge_step=step + 1)
+            self._go_on_from(position)
+            try:
+                # What comes after the step that the run goes on from is written anew.
+                self._writer: Any = writer and writer(folder / TENSORBOARD, purge_step=step + 1)
+            except OSError:
+                self._file.close()
+                raise
+
+    def _go_on_from(self, position: int) -> None:
+        lines = self._file.read(position)
+        if len(lines) < position:
+            warnings.warn(
+                f"records must be as long as the checkpoint knew them, got {len(lines)} of "
+                f"{position} bytes in {self.path}. What is missing stays missing.",
+                stacklevel=4,
+            )
+            position = lines.rfind(b"\n") + 1
+        self._file.truncate(position)
+        self._file.seek(position)
 
     def _lock(self) -> None:
         """Keeps other processes from the run until this one ends, however it does."""
@@ -109,9 +125,12 @@ class Records:
 
     def close(self) -> None:
         """Ends the files."""
-        self._file.close()
+        # Each tries again to write what could not be written, which has been told already.
+        with suppress(OSError):
+            self._file.close()
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):
+                self._writer.close()
 
     def _write_scalars(self, record: Mapping[str, Any]) -> None:
         for name, value in record.items():
@@ -133,12 +152,28 @@ def read_records(folder: Path) -> list[Record]:
     """The records of the run in a folder; none where there are none.
 
     A last line that was being written when the process died is left out.
+
+    Raises:
+        ValueError: Another line is no record.
     """
     path = folder / RECORDS
     if not path.is_file():
         return []
-    lines = path.read_text().split("\n")[:-1]  # behind the last newline is nothing, or half a line
-    return [json.loads(line) for line in lines]
+    lines = path.read_bytes().split(b"\n")[
+        :-1
+    ]  # behind the last newline is nothing, or half a line
+    return [_record_of(line, f"line {number} of {path}") for number, line in enumerate(lines, 1)]
+
+
+def _record_of(line: bytes, place: str) -> Record:
+    try:
+        record: Record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(
+            f"records must be lines of JSON, got something else in {place}. Remove the line, or "
+            "bring the file back from a copy."
+        ) from error
+    return record
 
 
 @final
