@@ -55,6 +55,18 @@ def test_what_a_probe_measured_is_drawn_over_the_same_epochs(
     assert "worst 2h/rho^2" in capsys.readouterr().out
 
 
+def test_scores_that_are_not_finite(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "versions.json"):
+        (tmp_path / name).write_text((run / name).read_text())
+    records = read_records(run)
+    records[-1] |= {"test_loss": None, "test_calibration_error": None}
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    assert main(["show", str(tmp_path)]) == 0
+    assert "test loss          not finite" in capsys.readouterr().out
+
+
 def test_without_unicode_it_uses_words(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
-from surrogap.cli.results import bar
+from surrogap.cli.results import bar, plain
 from surrogap.experiments.tables import Table
 from surrogap.training.arguments import at_least
 
@@ -211,7 +211,7 @@ def _cells(scores: Mapping[str, float]) -> tuple[str, ...]:
 def _write(path: Path, found: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}")
     try:
-        temporary.write_text(json.dumps(found, indent=2) + "\n")
+        temporary.write_text(json.dumps(plain(found), indent=2, allow_nan=False) + "\n")
         os.replace(temporary, path)
     except OSError as error:
         raise ValueError(

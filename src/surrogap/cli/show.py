@@ -105,13 +105,17 @@ def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) 
         end = scored[-1]
         rows += [
             ("test accuracy", f"{100 * end['test_accuracy']:.2f} %"),
-            ("test loss", f"{end['test_loss']:.4f}"),
-            ("calibration error", f"{100 * end['test_calibration_error']:.2f} %"),
+            ("test loss", _told(end["test_loss"], "{:.4f}")),
+            ("calibration error", _told(end["test_calibration_error"], "{:.2f} %", factor=100)),
         ]
     skipped = sum(record["kind"] == "skip" for record in records)
     if skipped:
         rows.append(("skipped steps", f"{skipped}, since their loss was not finite"))
     return Table(("", str(folder)), rows)
+
+
+def _told(value: float | None, text: str, factor: float = 1.0) -> str:
+    return "not finite" if value is None else text.format(factor * value)
 
 
 def _curve(records: Sequence[Mapping[str, Any]], name: str, steps: float) -> list[Point]:

@@ -44,6 +44,7 @@ def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
         device: Where to compute.
 
     Raises:
+        RunFailedError: Something is not finite there.
         ValueError: It has no checkpoint, or its images are not where they were.
     """
     splits = run.splits().to(device)
@@ -64,14 +65,8 @@ def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
 
     surface = Surface(run.network(splits, device), images, loss_fn, is_checked=False)
     (found,) = surrogate_gaps(surface, [rho], num_ascent_steps=NUM_ASCENT_STEPS).gaps
-    return {
-        "rho": rho,
-        "loss": found.loss,
-        "gap": found.gap,
-        "sharpness": found.sharpness,
-        "worst_gap": found.worst_gap,
-        "worst_sharpness": found.worst_sharpness,
-    }
+    names = ("loss", "gap", "sharpness", "worst_gap", "worst_sharpness")
+    return {"rho": rho, **_finite({name: getattr(found, name) for name in names}, run)}
 
 
 def sharpness_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
@@ -94,14 +89,17 @@ def sharpness_of(run: Run, rho: float, device: torch.device) -> dict[str, float]
     few = part_of(splits, NUM_IMAGES)
     model = run.network(splits, device)
     surface = still_surface(run.config, model, few, World(device), _batch_size(run.config))
-    found = measured_at(surface, rho)
+    return {"num_images": len(few.train), **_finite(measured_at(surface, rho), run)}
+
+
+def _finite(found: dict[str, float], run: Run) -> dict[str, float]:
     for name, value in found.items():
         if not math.isfinite(value):
             raise RunFailedError(
                 f"{name} must be finite where a run has ended, got {value} in {run.folder}. "
                 "Pass a smaller rho or alpha."
             )
-    return {"num_images": len(few.train), **found}
+    return found
 
 
 def _batch_size(config: Config) -> int:
