@@ -15,6 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from surrogap.cli import main
 from surrogap.cli import runs as rows
+from surrogap.experiments.methods import Planned
+from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.runs import Run
 from surrogap.training.records import read_records
 from tests.training.made_up import archive
@@ -64,10 +66,30 @@ def test_numbers_are_those_of_the_records(compared: Path) -> None:
 def test_every_objective_has_its_own_radius(compared: Path) -> None:
     radius = {method: Run.read(compared / f"{method}-0").config.objective for method in METHODS}
     recipe = "fashion-mnist"
-    from surrogap.experiments.recipes import RECIPES
-
     assert radius["sam"].rho == RECIPES[f"{recipe}-sam"]().objective.rho
     assert (radius["asam"].rho, radius["asam"].rho_min) == (None, None)  # its default
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("--rho 0.3", "rho", 0.3),
+        ("--rho=0.3", "rho", 0.3),
+        ("--rho 0.31", "rho", 0.31),
+        ("--weight_decay 0.0", "weight_decay", 0.0),
+        ("--no-compile", "compile", False),
+    ],
+)
+def test_what_is_set_holds_for_all(
+    words: str, name: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is what the recipe has, and its sibling for SAM has something else."""
+    planned: list[Planned] = []
+    monkeypatch.setattr(rows, "train_all", lambda runs, *_, **__: planned.extend(runs) or 1)
+    sibling = RECIPES["fashion-mnist-sam"]().override(weight_decay=0.1, compile=True)
+    monkeypatch.setitem(RECIPES, "fashion-mnist-sam", lambda: sibling)
+    assert main([*arguments(tmp_path, seeds=1), *words.split()]) == 1
+    assert [run.config.flat()[name] for run in planned] == [value] * len(METHODS)
 
 
 def test_the_gap_is_that_of_all_training_images_at_the_last_weights(compared: Path) -> None:
@@ -186,6 +208,7 @@ def test_one_seed_and_no_vanilla(tmp_path: Path, capsys: pytest.CaptureFixture[s
             "objectives must be different ones, at least one, got sam",
         ),
         (("--objective", "sam"), "objective must be left to --objectives, got 'sam'"),
+        (("--objective=gsam",), "objective must be left to --objectives, got 'gsam'"),
         (("--seeds", 0), "seeds must be at least 1, got 0"),
         (("--gap-rho", 0), "gap_rho must be above 0 and finite, got 0.0"),
         (("--recipe", "fashion-mnist"), "recipe must be one of"),

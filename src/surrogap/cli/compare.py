@@ -16,7 +16,7 @@ from surrogap.cli.results import Results
 from surrogap.experiments.methods import Planned, planned
 from surrogap.experiments.recipes import RECIPES
 from surrogap.training.arguments import at_least, one_of
-from surrogap.training.config import Config
+from surrogap.training.config import FIELDS, Config
 
 if TYPE_CHECKING:
     from surrogap.experiments.comparison import Result
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     base = _recipe(arguments)
     chosen = options(Compare, "compare", arguments, default=Compare(config=base))
     at_least("seeds", chosen.seeds, 1, remedy="Pass how many runs of each, as 3.")
-    folder, runs = _folder(chosen), list(_runs(chosen, base))
+    folder, runs = _folder(chosen), _runs(chosen, _given(arguments))
     rho = _gap_rho(chosen)
     from surrogap.cli.runs import train_all
     from surrogap.experiments.measured import gap_of
@@ -92,9 +92,21 @@ def _folder(chosen: Compare) -> Path:
     return Path("runs") / f"compare-{chosen.recipe}"
 
 
-def _runs(chosen: Compare, base: Config) -> "list[Planned]":
-    flat = base.flat()
-    changes = {name: value for name, value in chosen.config.flat().items() if value != flat[name]}
+def _given(arguments: Sequence[str]) -> set[str]:
+    """The fields of a configuration that the arguments name.
+
+    A value tells nothing: one that is the recipe's own need not be its siblings'.
+
+    >>> sorted(_given(["--rho=0.3", "--batch-size", "8", "--no-tensorboard", "--seeds", "2"]))
+    ['batch_size', 'rho', 'tensorboard']
+    """
+    words = (word[2:].partition("=")[0] for word in arguments if word.startswith("--"))
+    names = {word.replace("-", "_") for word in words}
+    return {field for field in FIELDS if names & {field, f"no_{field}"}}
+
+
+def _runs(chosen: Compare, given: set[str]) -> "list[Planned]":
+    changes = {name: value for name, value in chosen.config.flat().items() if name in given}
     if "objective" in changes:
         raise ValueError(
             f"objective must be left to --objectives, got {changes['objective']!r}. "
