@@ -19,14 +19,17 @@ from tests.data.made_up import pixels
 TIMES = ("images_per_second", "seconds")
 
 
-def archive(path: Path, *, num_images: int = 32, size: int = 8) -> Path:
-    """Grey noise in four classes, so 32 images make 4 batches of 8."""
+def archive(
+    path: Path, *, num_images: int = 32, size: int = 8, width: int | None = None, channels: int = 1
+) -> Path:
+    """Noise in four classes, so 32 images make 4 batches of 8; grey, and square by default."""
+    shape = (size, width or size, channels)
     labels = np.arange(num_images) % 4
     np.savez(
         path,
-        train_images=pixels(num_images, size, size, 1),
+        train_images=pixels(num_images, *shape),
         train_labels=labels,
-        test_images=pixels(num_images // 2, size, size, 1, seed=1),
+        test_images=pixels(num_images // 2, *shape, seed=1),
         test_labels=labels[: num_images // 2],
         classes=np.array(["ant", "bee", "cat", "dog"]),
     )

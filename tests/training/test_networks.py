@@ -29,6 +29,19 @@ def test_it_fits_the_images(splits: Splits, tmp_path: Path) -> None:
     assert model(torch.zeros(1, 3, 224, 224)).shape == (1, 2)
 
 
+@pytest.mark.parametrize("name", ["small_mlp", "small_vit_narrow", "small_mixer", "test_vit3"])
+def test_images_that_are_not_square(name: str, tmp_path: Path) -> None:
+    data = made_up.archive(tmp_path / "images.npz", size=28, width=20)
+    config = made_up.config(tmp_path, model=name)
+    message = f"image_size must be given for images that are not square, got 28x20 for {name}. Pass"
+    with pytest.raises(ValueError, match=message):
+        train(config)
+    assert not config.folder.exists()
+    for model in (ModelConfig(name="small_mlp", image_size=28), ModelConfig(name="resnet10t")):
+        size = (28, 28) if model.image_size else (28, 20)
+        assert network_of(model, load(data)).eval()(torch.zeros(2, 1, *size)).shape == (2, 4)
+
+
 @pytest.mark.parametrize(
     "name", ["small_vit_narrow", "small_mixer_narrow", "small_resnet18_narrow"]
 )

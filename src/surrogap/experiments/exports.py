@@ -6,6 +6,7 @@ from typing import Any, final
 from torch import nn
 
 from surrogap.data import Splits
+from surrogap.models.registry import is_sized
 
 # Averages its patches after normalising them, without a class token: see models/networks.py.
 _AVERAGED = {"class_token": False, "global_pool": "avg", "fc_norm": False}
@@ -123,7 +124,7 @@ def _named(
     if known.startswith("vit") and known != name:
         patch_size = model.get_submodule("patch_embed").patch_size[0]  # type: ignore[index]
         arguments = arguments | {"patch_size": patch_size}
-    if known != name or _is_sized(name):
+    if known != name or is_sized(name):
         arguments = arguments | {"img_size": image_size}
     return known, {**arguments, **basics}
 
@@ -143,10 +144,3 @@ def _resnet_code(stem: nn.Module, basics: dict[str, int]) -> str:
     width = int(stem.out_channels)  # type: ignore[arg-type]
     stages = tuple(width * 2**i for i in range(4))
     return _RESNET.format(width=width, half=width // 2, stages=stages, **basics)
-
-
-def _is_sized(name: str) -> bool:
-    """Whether timm's network wants to know the size of its images."""
-    import timm
-
-    return bool(getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False))

@@ -23,10 +23,8 @@ def from_timm(
     import timm
 
     arguments = {"num_classes": num_classes, "in_chans": in_channels}
-    # timm refuses an image size where the network takes any. Models that users register with
-    # timm may have no configuration.
-    is_sized = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)
-    if image_size is None or not is_sized:
+    # timm refuses an image size where the network takes any.
+    if image_size is None or not is_sized_by_timm(name):
         model: nn.Module = timm.create_model(name, **arguments)
         return model
     model = timm.create_model(name, img_size=image_size, **arguments)
@@ -34,6 +32,14 @@ def from_timm(
         if isinstance(module, timm.layers.PatchEmbed) and not module.dynamic_img_pad:
             _check_patches(image_size, module.patch_size[0])
     return model
+
+
+def is_sized_by_timm(name: str) -> bool:
+    """Whether timm builds the network of that name for images of one size."""
+    import timm
+
+    # Models that users register with timm may have no configuration.
+    return bool(getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False))
 
 
 def vit(

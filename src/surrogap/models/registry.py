@@ -93,6 +93,15 @@ def create(
         ) from error
 
 
+def is_sized(name: str) -> bool:
+    """Whether the network of that name is built for square images of one size.
+
+    >>> is_sized("small_mlp"), is_sized("small_resnet18")
+    (True, False)
+    """
+    return "resnet" not in name if name in names() else networks.is_sized_by_timm(name)
+
+
 def _build(name: str, num_classes: int, image_size: int | None, in_channels: int) -> nn.Module:
     arguments = {"num_classes": num_classes, "in_channels": in_channels}
     if name in _PAPER:

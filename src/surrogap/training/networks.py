@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.data import Splits, TensorSet
 from surrogap.models import create
+from surrogap.models.registry import is_sized
 from surrogap.training.checkpoints import Checkpoints
 from surrogap.training.config import Config
 from surrogap.training.groups import ModelConfig
@@ -43,10 +44,22 @@ def network_of(config: ModelConfig, splits: Splits) -> nn.Module:
 
 
 def image_size(config: ModelConfig, splits: Splits) -> int:
-    """The side of the images that the network sees."""
+    """The side of the images that the network sees; their width, where they are not square.
+
+    Raises:
+        ValueError: They are not square, and the network takes no others.
+    """
     if config.image_size is not None:
         return config.image_size
-    return splits.train.images.shape[-1] if isinstance(splits.train, TensorSet) else 224
+    if not isinstance(splits.train, TensorSet):
+        return 224
+    height, width = splits.train.images.shape[-2:]
+    if height != width and is_sized(config.name):
+        raise ValueError(
+            f"image_size must be given for images that are not square, got {height}x{width} for "
+            f"{config.name}. Pass --image-size {max(height, width)}."
+        )
+    return width
 
 
 def _set_dropout(model: nn.Module, config: ModelConfig) -> None:
