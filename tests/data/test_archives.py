@@ -87,6 +87,29 @@ def test_files_that_are_no_archives(tmp_path: Path, content: bytes) -> None:
         load(tmp_path / "set.npz")
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        (8, 1, "encrypted"),  # zipfile raises RuntimeError
+        (10, 99, "compression"),  # NotImplementedError
+        (None, 7, "invalid block type"),  # zlib.error
+    ],
+)
+def test_damaged_archives(tmp_path: Path, place: int | None, value: int, reason: str) -> None:
+    path = tmp_path / "set.npz"
+    np.savez_compressed(path, **arrays())
+    content = bytearray(path.read_bytes())
+    if place is None:  # the first byte of the first file, behind its header, name and extra field
+        place = 30 + content[26] + content[28]
+    else:
+        place += content.index(b"PK\x01\x02")  # the first entry of the directory at the end
+    content[place] = value
+    path.write_bytes(content)
+    message = rf"path must be a NumPy archive, got .*set.npz, which cannot be read .*{reason}"
+    with pytest.raises(ValueError, match=message):
+        load(path)
+
+
 def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
     np.save(tmp_path / "set.npy", np.zeros(3))
     with pytest.raises(
