@@ -126,6 +126,15 @@ def test_weights_of_another_network(change: str, message: str, tmp_path: Path) -
         load_weights(nn.Linear(3, 4, bias=False), path, num_classes=4)
 
 
+@pytest.mark.parametrize("length", [0, 4, 20, -1])
+def test_weights_of_a_damaged_file(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"weight": torch.zeros(4, 3)}, path)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"weights must be a .safetensors file that is whole, got"):
+        load_weights(nn.Linear(3, 4, bias=False), path, num_classes=4)
+
+
 def test_weights_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="weights must be a run's folder with a checkpoint, or a"):
         load_weights(nn.Linear(3, 4), tmp_path / "nothing", num_classes=4)

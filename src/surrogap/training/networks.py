@@ -129,16 +129,23 @@ def read_weights(source: Path) -> dict[str, Tensor]:
     """The weights of a run's newest checkpoint, or of a .safetensors file.
 
     Raises:
-        ValueError: There are none.
+        ValueError: There are none, or they are damaged.
     """
     state = Checkpoints(source / "checkpoints").newest()
     if state is not None:
         weights: dict[str, Tensor] = state["model"]
         return weights
     if source.suffix == ".safetensors" and source.is_file():
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return load_file(source)
+        try:
+            return load_file(source)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(
+                f"weights must be a .safetensors file that is whole, got {source} ({error}). "
+                "Pass another one."
+            ) from error
     raise ValueError(
         f"weights must be a run's folder with a checkpoint, or a .safetensors file, got {source}. "
         "Train it first, or pass the path of a file."
