@@ -140,14 +140,17 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ("train --model small_mlp --out {tmp}/file/a", "out must be a folder that can be written"),
         ("train --capture --device cpu --out {tmp}/a", "capture must be for one process on a CUDA"),
         ("train --resume --out {tmp}/broken", "configuration must be JSON, got .*broken"),
+        ("train --resume --out {tmp}/binary", "configuration must be JSON, got .*binary"),
+        ("train --resume --out {tmp}/list", r"configuration must be groups of fields, .*got \[\]"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(
     arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text("{half a")
+    for name, content in (("broken", b"{half a"), ("binary", b"\xff\xfe{}"), ("list", b"[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes(content)
     text = mistake(capsys, *arguments.format(tmp=tmp_path).split())
     assert re.search(message, text), text
     assert not (tmp_path / "a").exists()

@@ -90,10 +90,10 @@ def test_a_mistake_leaves_no_folder(tmp_path: Path) -> None:
     assert not config.folder.exists()
 
 
-@pytest.mark.parametrize("text", [None, "{half a"])
-def test_a_folder_without_a_run(text: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [None, b"{half a", b"\xff\xfe{}"])
+def test_a_folder_without_a_run(text: bytes | None, tmp_path: Path) -> None:
     if text is not None:
-        (tmp_path / "config.json").write_text(text)
+        (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(ValueError, match=r"run must be a folder with a readable config.json"):
         read_config(tmp_path)
 

@@ -87,7 +87,7 @@ def _defaults(arguments: Sequence[str]) -> Config:
         return Config()
     try:
         return Config.from_dict(json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"configuration must be JSON, got {path} ({error}). Pass another --out."
         ) from error

@@ -173,6 +173,11 @@ class Config:
             TypeError: A value has the wrong type.
             ValueError: A group or a field is unknown, or a value is not valid.
         """
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                "configuration must be groups of fields, as a run's config.json has them, got "
+                f"{values!r}. Pass such groups."
+            )
         groups: dict[str, Any] = {}
         for group, fields in values.items():
             if group not in _GROUPS:

@@ -37,7 +37,7 @@ def read_config(folder: Path) -> Config:
     """
     try:
         return Config.from_dict(json.loads((folder / CONFIG).read_text()))
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"run must be a folder with a readable {CONFIG}, got {folder}. "
             "Pass the folder that surrogap train wrote."
