@@ -177,6 +177,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ({"capture": True}, "capture must be for one process on a CUDA device, got device cpu"),
         ({"device": "nonsense"}, "device must be one that torch finds here, got 'nonsense'"),
+        ({"device": "meta"}, "device must be one that computes, got 'meta'"),
         ({"batch_size": 64}, "batch_size must leave a full batch"),
         ({"warmup_steps": 12}, "warmup_steps must be fewer than the run's steps, got 12 of 12"),
     ],

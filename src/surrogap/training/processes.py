@@ -144,4 +144,6 @@ def device_of(name: str, local_rank: int | None = None) -> torch.device:
         raise ValueError(
             f"device must be one that torch finds here, got {name!r} ({reason}). Pass cpu or auto."
         ) from error
+    if device.type == "meta":
+        raise ValueError("device must be one that computes, got 'meta'. Pass cpu or auto.")
     return device
