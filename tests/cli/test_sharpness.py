@@ -171,6 +171,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
         ("{run} --images 0", "images must be at least 1, got 0"),
         ("{run} --batch-size 0", "batch_size must be at least 1, got 0"),
         ("{run} --seed -1", "seed must be at least 0, got -1"),
+        ("{run} --seed 99999999999999999999", "seed must be below 2**63, got 99999999999999999999"),
         ("{run} --eigenvalues 0", "eigenvalues must be at least 1, got 0"),
         ("{run} --eigenvalues 9 --max-products 8", "max_products must be at least 9, got 8"),
         ("{run} --tolerance 0", "tolerance must be above 0 and finite, got 0.0"),

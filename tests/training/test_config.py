@@ -79,6 +79,7 @@ def test_names_are_those_of_the_rooms_that_know_them() -> None:
         ({"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
         ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": 2**63}, r"seed must be below 2\*\*63, got 9223372036854775808. Pass a smaller"),
         ({"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
         ({"micro_batches": 3}, "micro_batches must divide batch_size, got 3 and batch_size=128"),
         ({"max_skipped": -1}, "max_skipped must be at least 0, got -1"),
@@ -125,11 +126,11 @@ def test_types_that_are_refused(changes: dict[str, Any], message: str) -> None:
             "field of schedule must .*The closest is 'epochs'",
         ),
         ({"schedule": 3}, TypeError, "schedule must be a group of fields, got 3"),
+        ([], TypeError, r"configuration must be groups of fields, as .*, got \[\]. Pass such"),
+        (None, TypeError, "configuration must be groups of fields, as .*, got None. Pass such"),
     ],
 )
-def test_dictionaries_that_are_refused(
-    values: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_dictionaries_that_are_refused(values: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Config.from_dict(values)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 
 from tyro.conf import Positional, Suppress, arg
 
-from surrogap.training.arguments import at_least
+from surrogap.training.arguments import at_least, check_seed
 from surrogap.training.config import Config
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Subject:
         """
         at_least("images", self.images, 1, remedy="Pass how many to measure on, as 1000.")
         at_least("batch_size", self.batch_size, 1, remedy="Pass a number of images, as 250.")
-        at_least("seed", self.seed, 0, remedy="Pass a whole number, such as 0.")
+        check_seed(self.seed)
         own = {"data_root": self.data_root, "num_workers": self.num_workers}
         changes: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         if self.run is not None:

@@ -74,6 +74,19 @@ def at_least(name: str, value: int, bound: int, *, remedy: str) -> None:
         raise ValueError(f"{name} must be at least {bound}, got {value}. {remedy}")
 
 
+def check_seed(seed: int) -> None:
+    """Checks a seed, which torch must be able to hold.
+
+    Raises:
+        ValueError: It is out of bounds.
+
+    >>> check_seed(0)
+    """
+    at_least("seed", seed, 0, remedy="Pass a whole number, such as 0.")
+    if seed >= 2**63:
+        raise ValueError(f"seed must be below 2**63, got {seed}. Pass a smaller one, such as 0.")
+
+
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 _EXAMPLES = {bool: "one of the two", int: "one, such as 1", float: "one, such as 0.1", str: "one"}
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, final, get_type_hints
 from tyro.conf import arg
 
 from surrogap.core.arguments import number
-from surrogap.training.arguments import at_least, check_type
+from surrogap.training.arguments import at_least, check_seed, check_type
 
 TWO_PASS = ("sam", "gsam", "asam", "gap-penalty")
 
@@ -294,7 +294,7 @@ class ExecutionConfig(Group):
     """After how many steps in a row with a loss that is not finite the run stops."""
 
     def _check(self) -> None:
-        at_least("seed", self.seed, 0, remedy="Pass a whole number, such as 0.")
+        check_seed(self.seed)
         at_least("micro_batches", self.micro_batches, 1, remedy="Pass 1 for whole batches.")
         at_least("max_skipped", self.max_skipped, 0, remedy="Pass 0 to stop at the first.")
         if self.capture and self.precision == "fp16":
