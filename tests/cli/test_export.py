@@ -50,6 +50,26 @@ def test_checkpoint_path_works_too(run: Path, tmp_path: Path) -> None:
     assert told["surrogap"]["run"] == Run.read(run).config.to_dict()
 
 
+def test_weights_that_layers_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in timm's CoaT; what is not contiguous is refused by safetensors too."""
+    from surrogap.training import networks
+
+    def tied(*_: object, **__: object) -> torch.nn.Module:
+        first, second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        second.weight = first.weight
+        last = torch.nn.Linear(64, 4)
+        last.weight.data = torch.randn(64, 4).T
+        return torch.nn.Sequential(torch.nn.Flatten(), first, second, last)
+
+    monkeypatch.setattr(networks, "create", tied)
+    run = train(config(tmp_path, steps=1)).folder
+    assert main(["export", str(run)]) == 0
+    expected = Run.read(run).network(load(tmp_path / "images.npz")).state_dict()
+    found = load_file(run / "export" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
 def test_what_timm_has_not_comes_with_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

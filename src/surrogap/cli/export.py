@@ -75,7 +75,9 @@ def _write(folder: Path, weights: "dict[str, Tensor]", config: dict[str, Any]) -
     try:
         unfinished.mkdir(parents=True, exist_ok=True)
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_file(weights, unfinished / WEIGHTS, metadata={"format": "pt"})
+        # Weights that a network shares between layers are one tensor, which safetensors refuses.
+        apart = {name: weight.contiguous().clone() for name, weight in weights.items()}
+        save_file(apart, unfinished / WEIGHTS, metadata={"format": "pt"})
         unfinished.rename(folder)  # whole, or not there
     except OSError as error:
         raise ValueError(
