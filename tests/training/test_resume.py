@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from surrogap.training.folder import read_config
 from surrogap.training.run import train
 from tests.data.made_up import folder as image_folder
 from tests.training import made_up
@@ -91,6 +92,24 @@ def test_checkpoints_between_epochs_change_nothing(tmp_path: Path) -> None:
     other = whole(tmp_path / "b", checkpoint_every=1)
     made_up.assert_same(made_up.state(one), made_up.state(other))
     assert made_up.timeless_records(one) == made_up.timeless_records(other)
+
+
+def test_what_it_started_from_may_be_gone(tmp_path: Path) -> None:
+    source = whole(tmp_path / "source", seed=1)
+    changes = {"weights": str(source), "augmentation": "medium"}
+    one = whole(tmp_path / "a", **changes)
+    config = made_up.config(tmp_path / "b", **changes)
+    train(config, resume=True, progress=made_up.Interrupting(5))
+    source.rename(tmp_path / "gone")
+    assert train(config, resume=True).step == 12
+    made_up.assert_same(made_up.state(one), made_up.state(config.folder))
+    assert read_config(config.folder).model.weights == str(source)
+
+
+def test_what_it_starts_from_must_be_there(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, weights=str(tmp_path / "gone"))
+    with pytest.raises(ValueError, match="weights must be a run's folder with a checkpoint, or a"):
+        train(config, resume=True)
 
 
 def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:

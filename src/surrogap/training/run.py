@@ -103,10 +103,12 @@ class _Run:
         self.config = config
         self.world = world
         self.progress = progress
-        self.parts = parts_of(config, world)
+        self.checkpoints = Checkpoints(config.folder / CHECKPOINTS)
+        # What a run started from may be gone, and does not matter once there is a checkpoint.
+        goes_on = world.from_first(lambda: bool(self.checkpoints.paths()))
+        self.parts = parts_of(config.override(weights=None) if goes_on else config, world)
         self.probe = probe_of(probe, config, self.parts, world)
         world.from_first(lambda: prepare_folder(config, world))
-        self.checkpoints = Checkpoints(config.folder / CHECKPOINTS)
         self.step = 0
         self.rho: float | None = None
         self.saved_at = time.monotonic()
