@@ -225,6 +225,19 @@ def test_refusals(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["comparison.json", "comparison.png"])
+def test_somebody_elses_file_is_found_before_anything_is_trained(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text("years of work")
+    assert main(arguments(tmp_path)) == 2
+    message = f"out must be a folder where surrogap compare may write {name}, got {out}"
+    assert message in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == [name]
+
+
 def test_a_runs_folder_is_none_for_many(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = arguments(compared.parent)
     words[words.index("--out") + 1] = str(compared / "sam-0")

@@ -62,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     at_least("seeds", chosen.seeds, 1, remedy="Pass how many runs of each, as 3.")
     folder, runs = _folder(chosen), _runs(chosen, _given(arguments))
     rho = _gap_rho(chosen)
+    written = Results(folder, "compare", "comparison", [FIGURE], make_folder=False)
     from surrogap.cli.runs import train_all
     from surrogap.experiments.measured import gap_of
 
@@ -70,7 +71,6 @@ def main(arguments: Sequence[str]) -> int:
         return status
     from surrogap.experiments.comparison import read_result
 
-    written = Results(folder, "compare", "comparison", [FIGURE])
     _show([read_result(run) for run in runs], runs, written, rho)
     return 0
 

@@ -29,16 +29,25 @@ class Results:
     They replace those of the same command, and nothing else.
 
     Args:
-        folder: Where to write; it is made if it is not there.
+        folder: Where to write.
         command: Whose results they are.
         stem: What the JSON file is called.
         figures: What the figures' files are called.
+        make_folder: Whether to make the folder if it is not there; else who trains in it does.
 
     Raises:
         ValueError: A file is there that the command did not write, or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, command: str, stem: str, figures: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        command: str,
+        stem: str,
+        figures: Sequence[str],
+        *,
+        make_folder: bool = True,
+    ) -> None:
         self.path = folder / f"{stem}.json"
         self.figures = [folder / name for name in figures]
         self._command = f"surrogap {command}"
@@ -50,10 +59,11 @@ class Results:
                     f"{folder}, which has a file of that name that it did not write. Pass "
                     "another --out."
                 )
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _not_writable(folder, error) from error
+        if make_folder:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise _not_writable(folder, error) from error
 
     def _own(self) -> set[str]:
         """The files that an earlier call of the same command wrote."""
