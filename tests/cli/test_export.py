@@ -39,6 +39,19 @@ def test_timm_loads_it_and_says_the_same(run: Path, capsys: pytest.CaptureFixtur
     assert list(model.pretrained_cfg["mean"]) == list(splits.mean)
 
 
+@pytest.mark.parametrize(("image_size", "sides"), [(16, [16, 16]), (None, [12, 8])])
+def test_timm_knows_the_size_that_a_network_was_trained_with(
+    image_size: int | None, sides: list[int], tmp_path: Path
+) -> None:
+    archive(tmp_path / "images.npz", size=12, width=8, channels=3)
+    run = train(config(tmp_path, model="resnet10t", image_size=image_size, steps=1)).folder
+    assert main(["export", str(run)]) == 0
+    model = timm.create_model(f"local-dir:{run / 'export'}", pretrained=True)
+    told = timm.data.resolve_model_data_config(model)
+    assert list(told["input_size"]) == [3, *sides]
+    assert told["crop_pct"] == 1.0
+
+
 def test_checkpoint_path_works_too(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "weights"
     assert main(["export", str(run), "--out", str(out)]) == 0

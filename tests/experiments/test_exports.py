@@ -7,18 +7,21 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import save_file
+from timm.data import create_transform, resolve_data_config
 from torch import Tensor, nn
 
-from surrogap.data import Splits, TensorSet
+from surrogap.data import Splits, TensorSet, loader
 from surrogap.experiments.exports import architecture_of
 from surrogap.models import create, names
+from tests.data.made_up import files
 
 TIMM = ["convnext_atto", "test_vit3"]
 
 
-def splits_of(channels: int, size: int) -> Splits:
-    images = torch.randint(256, (3, channels, size, size), dtype=torch.uint8)
+def splits_of(channels: int, size: int, width: int | None = None) -> Splits:
+    images = torch.randint(256, (3, channels, size, width or size), dtype=torch.uint8)
     part = TensorSet(images, torch.arange(3))
     return Splits("three", ("a", "b", "c"), part, part)
 
@@ -26,7 +29,7 @@ def splits_of(channels: int, size: int) -> Splits:
 def rebuilt(name: str, model: nn.Module, splits: Splits, size: int, folder: Path) -> nn.Module:
     """The network from the files of an export, without any code of ours."""
     architecture = architecture_of(name, model, splits, size)
-    (folder / "config.json").write_text(json.dumps(architecture.config(splits)))
+    (folder / "config.json").write_text(json.dumps(architecture.config(splits, (size, size))))
     save_file(model.state_dict(), folder / "model.safetensors")
     if architecture.name is not None:
         return timm.create_model(f"local-dir:{folder}", pretrained=True)
@@ -62,6 +65,36 @@ def test_timm_says_the_same(name: str, channels: int, tmp_path: Path) -> None:
     logits = outputs(again, images)
     assert logits.shape == (2, 3)
     assert torch.equal(logits, outputs(model, images))
+
+
+@pytest.mark.parametrize(
+    ("splits", "size", "sides"),
+    [
+        (splits_of(3, 8), None, (8, 8)),
+        (splits_of(3, 8, width=6), None, (8, 6)),
+        (splits_of(3, 8, width=6), 16, (16, 16)),
+        (None, 14, (14, 14)),
+    ],
+)
+def test_timm_prepares_images_alike(
+    splits: Splits | None, size: int | None, sides: tuple[int, int], tmp_path: Path
+) -> None:
+    """For networks that are built for no size too, by the transform that timm makes of it."""
+    splits = splits or files(tmp_path)
+    model = create("resnet10t", num_classes=len(splits.classes))
+    told = architecture_of("resnet10t", model, splits, sides[-1]).config(splits, sides)
+    transform = create_transform(**resolve_data_config(pretrained_cfg=told["pretrained_cfg"]))
+    part = splits.test
+    images = (
+        [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in part.images]
+        if isinstance(part, TensorSet)
+        else [Image.open(path) for path in part.paths]
+    )
+    ours, _ = next(iter(loader(splits, "test", batch_size=len(part), size=size, num_workers=0)))
+    theirs = torch.stack([transform(image) for image in images])
+    assert ours.shape == theirs.shape
+    level = 1 / 255 / min(splits.std)  # Pillow and torch may round to another one
+    assert (ours - theirs).abs().max() <= 1.01 * level
 
 
 @pytest.mark.parametrize("name", [n for n in names() if "small" not in n])

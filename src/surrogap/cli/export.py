@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     from surrogap.experiments.exports import architecture_of
     from surrogap.experiments.runs import Run
-    from surrogap.training.networks import image_size
+    from surrogap.training.networks import image_sides, image_size
 
     run = Run.read(chosen.run)
     splits = run.splits()
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     size = image_size(run.config.model, splits)
     architecture = architecture_of(run.config.model.name, model, splits, size)
     config = {
-        **architecture.config(splits),
+        **architecture.config(splits, image_sides(run.config.model, splits)),
         "surrogap": {"run": run.config.to_dict(), "classes": splits.classes},
     }
     _write(folder, model.state_dict(), config)

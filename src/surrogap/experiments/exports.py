@@ -5,7 +5,7 @@ from typing import Any, final
 
 from torch import nn
 
-from surrogap.data import Splits
+from surrogap.data import Splits, TensorSet
 from surrogap.models.registry import is_sized
 
 # Averages its patches after normalising them, without a class token: see models/networks.py.
@@ -78,16 +78,25 @@ class Architecture:
     arguments: dict[str, Any] = field(default_factory=dict)
     code: str = ""
 
-    def config(self, splits: Splits) -> dict[str, Any]:
-        """What timm looks for in `config.json`, beside the weights."""
-        size = self.arguments.get("img_size", 224)
+    def config(self, splits: Splits, sides: tuple[int, int]) -> dict[str, Any]:
+        """What timm looks for in `config.json`, beside the weights.
+
+        Args:
+            splits: The set that the network is for.
+            sides: The height and the width of its images.
+        """
+        # Images in memory are seen whole; of files, the loader takes the middle.
+        is_whole = isinstance(splits.train, TensorSet)
         return {
             "architecture": self.name,
             "num_classes": len(splits.classes),
             "model_args": self.arguments,
             "code": self.code,
             "pretrained_cfg": {
-                "input_size": [splits.channels, size, size],
+                "input_size": [splits.channels, *sides],
+                "interpolation": "bilinear",
+                "crop_pct": 1.0 if is_whole else 0.875,
+                "crop_mode": "squash" if is_whole else "center",
                 "mean": splits.mean,
                 "std": splits.std,
                 "num_classes": len(splits.classes),

@@ -49,17 +49,23 @@ def image_size(config: ModelConfig, splits: Splits) -> int:
     Raises:
         ValueError: They are not square, and the network takes no others.
     """
-    if config.image_size is not None:
-        return config.image_size
-    if not isinstance(splits.train, TensorSet):
-        return 224
-    height, width = splits.train.images.shape[-2:]
+    height, width = image_sides(config, splits)
     if height != width and is_sized(config.name):
         raise ValueError(
             f"image_size must be given for images that are not square, got {height}x{width} for "
             f"{config.name}. Pass --image-size {max(height, width)}."
         )
     return width
+
+
+def image_sides(config: ModelConfig, splits: Splits) -> tuple[int, int]:
+    """The height and the width of the images that the network sees."""
+    if config.image_size is not None:
+        return config.image_size, config.image_size
+    if not isinstance(splits.train, TensorSet):
+        return 224, 224
+    height, width = splits.train.images.shape[-2:]
+    return height, width
 
 
 def _set_dropout(model: nn.Module, config: ModelConfig) -> None:
