@@ -262,13 +262,14 @@ class Buffers:
 
 @contextmanager
 def traceless(weights: Weights, buffers: Buffers) -> Iterator[None]:
-    """Further passes in the body leave the model's buffers as the first pass left them.
+    """Passes in the body leave buffers and frozen parameters as the first pass left them.
 
-    And the frozen parameters that it has written to. torch's norms are told to track nothing. To
-    track, to copy and to put back are kernels, for whose launch an eager step of a small network
-    waits. Not where anything is compiled, which would be compiled again for modules told otherwise.
-    Statistics that move nevertheless, because something else writes to them, are copied too: they
-    are looked at in the first step, and copied where a norm runs code that is not its class's.
+    torch's norms are told to track nothing. To track, to copy and to put back are kernels, for
+    whose launch an eager step of a small network waits. Not where anything is compiled, which would
+    be compiled again for modules told otherwise.
+
+    Something else may write to their statistics. Whether they stay is looked at once, and they are
+    copied as well if they did not, or if a norm runs code that is not its class's.
 
     Args:
         weights: The model.
