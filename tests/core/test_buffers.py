@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from surrogap import SAM
-from surrogap.core import passes
+from surrogap.core import buffers
 from surrogap.core.copies import Copies
 from tests import zoo
 from tests.table import OBJECTIVES, every_objective, every_two_pass
@@ -195,7 +195,7 @@ def test_a_norm_tracks_nothing_in_the_second_pass(
     model[1].momentum = momentum
     results = []
     for has_compiled in (False, True):  # where it tracks, all is put back, and costs more
-        monkeypatch.setattr(passes, "_has_compiled", lambda result=has_compiled: result)
+        monkeypatch.setattr(buffers, "_has_compiled", lambda result=has_compiled: result)
         mine, seen = copy.deepcopy(model), []
         mine[1].register_forward_hook(lambda m, *_, seen=seen: seen.append(m.track_running_stats))
         OBJECTIVES[name].make(mine).backward(lambda m=mine: m(x).square().mean())
@@ -231,7 +231,7 @@ def shifted(module: nn.Module) -> None:
 def test_what_else_a_norm_runs_is_undone(
     alter: Callable[[nn.Module], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+    monkeypatch.setattr(buffers, "_has_compiled", lambda: False)
     models = [nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     (plain, model), x = models, torch.randn(4, 3)
@@ -247,7 +247,7 @@ def test_what_else_a_norm_runs_is_undone(
 
 def test_statistics_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the step, for the case that it raises; the second pass does not move them."""
-    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+    monkeypatch.setattr(buffers, "_has_compiled", lambda: False)
     saved, save = [], Copies.save
     monkeypatch.setattr(Copies, "save", lambda self: saved.append(self) or save(self))
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
@@ -285,7 +285,7 @@ class Counted(nn.Sequential):
 def test_statistics_that_others_write_move_once(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+    monkeypatch.setattr(buffers, "_has_compiled", lambda: False)
     model, x = kind(), torch.randn(4, 3)
     plain, objective = copy.deepcopy(model), SAM(model)
     for _ in range(3):
@@ -295,7 +295,7 @@ def test_statistics_that_others_write_move_once(
 
 
 def test_what_a_hook_of_all_modules_writes_moves_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+    monkeypatch.setattr(buffers, "_has_compiled", lambda: False)
     model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
     plain, objective = copy.deepcopy(model), SAM(model)
     objective.backward(lambda: model(x).square().mean())
@@ -340,7 +340,7 @@ def test_buffers_may_be_views_of_complex_ones(view: Callable[[Tensor], Tensor]) 
 
 
 def test_norms_are_told_nothing_that_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+    monkeypatch.setattr(buffers, "_has_compiled", lambda: False)
 
     class Own(nn.BatchNorm1d):
         pass
@@ -354,7 +354,7 @@ def test_norms_are_told_nothing_that_they_know(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_statistics_are_used_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "_has_compiled", lambda: False)
+    monkeypatch.setattr(buffers, "_has_compiled", lambda: False)
     model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval(), torch.randn(4, 3)
     with torch.no_grad():
         model[1].running_var.fill_(4.0)
@@ -373,13 +373,13 @@ def test_a_compiled_model_is_not_compiled_twice() -> None:
 
     model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
     torch.compiler.reset()
-    assert not passes._has_compiled()
+    assert not buffers._has_compiled()
     network = torch.compile(model, backend=backend)
     objective = SAM(model)
     for _ in range(2):
         objective.backward(lambda: network(x).square().mean())
     assert len(compiled) == 1
-    assert passes._has_compiled()
+    assert buffers._has_compiled()
 
 
 def test_spectral_norm_iterates_once() -> None:

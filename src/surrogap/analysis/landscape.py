@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.analysis.surface import Progress, Surface, unwrapped
-from surrogap.core.passes import Buffers
+from surrogap.core.buffers import Buffers
 
 
 @dataclass(frozen=True)

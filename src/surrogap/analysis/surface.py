@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.analysis.batches import LossFn, cross_entropy, num_samples_of
 from surrogap.analysis.space import Space
-from surrogap.core.passes import Buffers, RandomState
+from surrogap.core.buffers import Buffers
+from surrogap.core.passes import RandomState
 from surrogap.core.replicas import Replicas
 from surrogap.core.shards import fsdp_modules
 from surrogap.core.vectors import Layout, wide

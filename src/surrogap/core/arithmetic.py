@@ -196,8 +196,8 @@ class Flat(Arithmetic):
         gp, pp = totals([dot(self._g, vector), dot(vector, vector)], self._group_shardings)
         products = torch.stack([gg, gp, pp])
         a_0, b_0, a_1, b_1 = (_beside(gg, number) for number in coefficients)
-        a = a_0 + a_1 * _ratio(gp, gg, a_1)
-        b = b_0 + b_1 * _ratio(gp, pp, b_1)
+        a = a_0 + _share(a_1, gp, gg)
+        b = b_0 + _share(b_1, gp, pp)
         views = combine_(a, self._g, b, vector).views()
         del self._g
         pairs = zip(views, is_reached, strict=True)
@@ -229,7 +229,10 @@ def _beside(tensor: Tensor, number: Number) -> Number:
     return number.to(tensor) if isinstance(number, Tensor) else number
 
 
-def _ratio(numerator: Tensor, squared_norm: Tensor, factor: Number) -> Tensor:
-    # A norm beyond float32 must not make NaN of a direction that has no use for the ratio.
+def _share(factor: Number, numerator: Tensor, squared_norm: Tensor) -> Tensor:
+    """`factor * numerator / squared_norm`; 0 on a squared norm of 0, or if the factor is 0.
+
+    A norm beyond float32 must not make NaN of a direction that has no use for the ratio.
+    """
     is_zero = (squared_norm == 0) | (factor == 0)
-    return torch.where(is_zero, 0.0, numerator / squared_norm)
+    return factor * torch.where(is_zero, 0.0, numerator / squared_norm)

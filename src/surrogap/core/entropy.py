@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from surrogap.core.arguments import number
 from surrogap.core.arithmetic import Number
+from surrogap.core.buffers import traceless
 from surrogap.core.objective import Objective, single_pass_report
-from surrogap.core.passes import Passes, traceless
+from surrogap.core.passes import Passes
 from surrogap.core.report import Report
 from surrogap.core.rho import num_steps
 from surrogap.core.shards import has_copies

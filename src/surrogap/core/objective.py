@@ -4,7 +4,7 @@ One two-pass step at weights `w`, on one batch:
 
 1. `g = grad f(w)` (`passes.py`, `weights.py`).
 2. Climb to `w + delta`, at distance `rho` (`ascent.py`, `arithmetic.py`).
-3. `g_p = grad f(w + delta)`, on the same batch with the same random numbers.
+3. `g_p = grad f(w + delta)`, on the same batch with the same random numbers (`buffers.py`).
 4. Put `w` back exactly, and add `d = a * g + b * g_p` to `.grad`.
 
 `a` and `b` are functions of three numbers, `<g, g>`, `<g, g_p>` and `<g_p, g_p>`. They are all that
@@ -24,7 +24,8 @@ from torch.nn.parameter import is_lazy
 
 from surrogap.core.arithmetic import Arithmetic, Coefficients, Memory, Number, choose
 from surrogap.core.ascent import Ascent, Kind
-from surrogap.core.passes import Buffers, Closure, Passes, traceless
+from surrogap.core.buffers import Buffers, traceless
+from surrogap.core.passes import Closure, Passes
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
@@ -45,7 +46,7 @@ class Objective(ABC):
         scope: Whose gradients a climb follows, where there are many processes; see `Replicas`.
 
     Raises:
-        TypeError: `model` is no module, or `scope` no scope.
+        TypeError: `model` is no module or holds one of TorchScript, or `scope` is no scope.
         ValueError: `model` has no trainable parameter, or a complex one; or `scope` does not fit.
         RuntimeError: A parameter has a post-accumulate-grad hook.
     """

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surrogap.core.passes import Buffers
+from surrogap.core.buffers import Buffers
 from surrogap.core.weights import Weights
 
 
