@@ -41,6 +41,16 @@ def test_curves() -> None:
     assert figures.curves([Line((0.0,), (1.0,))]).axes[0].get_legend() is None
 
 
+def test_long_names_leave_room_for_what_they_name() -> None:
+    """With the names as they were, matplotlib warned that there was none, and warnings fail."""
+    run, other = (f"/somewhere/{'far/away/' * 20}{name}" for name in ("a", "b"))
+    figure = figures.curves([Line((0.0, 1.0), (2.0, 3.0), f"0: {run}\n1: {other}")], title=run)
+    assert shown(figure) == [[2.0, 3.0]]
+    assert shown(figures.gap_curves({run: GAPS}, title=run))
+    assert figures.brief(run) == "/somewhere/…way/far/away/far/away/far/away/a"
+    assert figure.axes[0].get_position().width > 0.5
+
+
 @pytest.mark.parametrize("draw", [figures.contour, figures.relief])
 def test_planes(draw: Any) -> None:
     figure = draw(PLANE, title="a title")

@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_MOST_LETTERS = 44  # in a line of text, which a panel has room for
+
+
+def brief(text: str) -> str:
+    """The text, without the middle of its long lines: names of folders may be long."""
+    head = _MOST_LETTERS // 4
+    return "\n".join(
+        line if len(line) <= _MOST_LETTERS else f"{line[:head]}…{line[head + 1 - _MOST_LETTERS :]}"
+        for line in text.split("\n")
+    )
+
 
 def _new(num_columns: int = 1, **settings: Any) -> "tuple[Figure, list[Axes]]":
     try:
@@ -39,8 +50,8 @@ def curves(lines: Sequence[Line], *, title: str = "") -> "Figure":
     """
     figure, (axes,) = _new()
     for line in lines:
-        axes.plot(line.steps, line.losses, marker=".", label=line.label)
-    axes.set(title=title, xlabel="step along the direction", ylabel="loss")
+        axes.plot(line.steps, line.losses, marker=".", label=brief(line.label))
+    axes.set(title=brief(title), xlabel="step along the direction", ylabel="loss")
     if any(line.label for line in lines):
         axes.legend(frameon=False)
     return figure
@@ -56,7 +67,7 @@ def contour(plane: Plane, *, title: str = "") -> "Figure":
     shown = axes.contourf(plane.x_steps, plane.y_steps, plane.losses, levels=20, cmap="viridis")
     axes.contour(shown, colors="white", linewidths=0.3)
     axes.plot(0.0, 0.0, "r+", markersize=10)
-    axes.set(title=title, xlabel=plane.labels[0], ylabel=plane.labels[1])
+    axes.set(title=brief(title), xlabel=plane.labels[0], ylabel=plane.labels[1])
     figure.colorbar(shown, ax=axes, label="loss")
     return figure
 
@@ -71,7 +82,7 @@ def relief(plane: Plane, *, title: str = "") -> "Figure":
     x, y = torch.meshgrid(torch.tensor(plane.x_steps), torch.tensor(plane.y_steps), indexing="xy")
     solid: Any = axes[0]  # of three dimensions
     solid.plot_surface(x.numpy(), y.numpy(), torch.tensor(plane.losses).numpy(), cmap="viridis")
-    solid.set(title=title, xlabel=plane.labels[0], ylabel=plane.labels[1], zlabel="loss")
+    solid.set(title=brief(title), xlabel=plane.labels[0], ylabel=plane.labels[1], zlabel="loss")
     return figure
 
 
@@ -88,7 +99,7 @@ def spectrum(density: Density, *, title: str = "") -> "Figure":
     axes.semilogy(values.tolist(), density.at(values, width).tolist())
     # Beyond 1e-7 of the weights there is nothing but the Gaussians' tails.
     axes.set_ylim(bottom=1e-7 / width)
-    axes.set(title=title, xlabel="eigenvalue", ylabel="density")
+    axes.set(title=brief(title), xlabel="eigenvalue", ylabel="density")
     return figure
 
 
@@ -107,18 +118,19 @@ def gap_curves(
     """
     figure, (left, right) = _new(2)
     for index, (name, result) in enumerate(runs.items()):
+        label = brief(name)
         rhos = [gap.rho for gap in result.gaps]
         style: Any = {"color": f"C{index}", "marker": "."}
-        left.loglog(rhos, [gap.gap for gap in result.gaps], label=f"{name}, one step", **style)
+        left.loglog(rhos, [gap.gap for gap in result.gaps], label=f"{label}, one step", **style)
         right.loglog(rhos, [gap.sharpness for gap in result.gaps], **style)
         if not any(math.isnan(gap.worst_gap) for gap in result.gaps):
             style["linestyle"] = "--"
             worst = [gap.worst_gap for gap in result.gaps]
-            left.loglog(rhos, worst, label=f"{name}, worst found", **style)
+            left.loglog(rhos, worst, label=f"{label}, worst found", **style)
             right.loglog(rhos, [gap.worst_sharpness for gap in result.gaps], **style)
         if eigenvalues and name in eigenvalues:
             right.axhline(eigenvalues[name], color=f"C{index}", linestyle=":")
-    left.set(title=title, xlabel="rho", ylabel="gap h")
+    left.set(title=brief(title), xlabel="rho", ylabel="gap h")
     right.set(xlabel="rho", ylabel="2 h / rho^2 (dotted: dominant eigenvalue)")
     left.legend(frameon=False)
     return figure
@@ -149,7 +161,7 @@ def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> 
             axes.axvspan(sweep.low, min(sweep.high, rhos[-1]), color="C2", alpha=0.15)
         if rho is not None:
             axes.axvline(rho, color="C3", linewidth=1)
-    left.set(title=title, ylabel="cosine of g and g_p")
+    left.set(title=brief(title), ylabel="cosine of g and g_p")
     right.set(ylabel="loss")
     right.legend(frameon=False)
     return figure

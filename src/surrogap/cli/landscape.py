@@ -138,7 +138,7 @@ def _steps(chosen: Landscape, direction: Direction) -> list[float]:
 def _between(chosen: Landscape, loaded: Loaded, other: "nn.Module") -> "Line":
     from surrogap.analysis import between
 
-    label = f"0: {chosen.run}, 1: {chosen.other}"
+    label = f"0: {chosen.run}\n1: {chosen.other}"
     with bar("landscape") as tell:
         return between(loaded.surface, other, _line_steps(chosen), label=label, progress=tell)
 
