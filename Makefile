@@ -11,7 +11,7 @@ test: .venv/installed
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy src
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # On a machine with a GPU and torch in its own Python; the last run is in results/gpu_tests.txt.
 test-gpu:
