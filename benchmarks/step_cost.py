@@ -515,6 +515,30 @@ def cell(value: float | tuple[float, float] | str, spec: str) -> str:
     return "{:.3f}-{:.3f}".format(*value) if isinstance(value, tuple) else format(value, spec)
 
 
+def add_cores(parser: argparse.ArgumentParser) -> None:
+    """The option --cores, checked; see `keep_to`."""
+
+    def number(text: str) -> int:
+        there = len(os.sched_getaffinity(0))
+        if not (text.isdecimal() and 1 <= int(text) <= there):
+            message = f"must be from 1 to the {there} that there are, got {text}."
+            raise argparse.ArgumentTypeError(message)
+        return int(text)
+
+    parser.add_argument(
+        "--cores",
+        type=number,
+        metavar="N",
+        help="keep to so many processor cores (Linux); all of them by default",
+    )
+
+
+def keep_to(num_cores: int | None) -> None:
+    """Keeps this thread, and all that it starts from now on, to so many cores; None is all."""
+    if num_cores is not None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-num_cores:])
+
+
 def arguments() -> argparse.Namespace:
     """The command line, checked; a mistake exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -528,9 +552,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sections", nargs="+", metavar="NAME", help="such as eager; all by default"
     )
-    parser.add_argument(
-        "--cores", type=int, metavar="N", help="keep to so many processor cores (Linux); all else"
-    )
+    add_cores(parser)
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
     parser.add_argument(
         "--summary", type=Path, metavar="PATH", help="measure nothing, and print a record's summary"
@@ -551,9 +573,6 @@ def arguments() -> argparse.Namespace:
             )
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device must be present, got cuda without a CUDA GPU. Pass --device cpu.")
-    if args.cores is not None and not 1 <= args.cores <= len(os.sched_getaffinity(0)):
-        there = len(os.sched_getaffinity(0))
-        parser.error(f"--cores must be from 1 to the {there} that there are, got {args.cores}.")
     every = sections(args.device, args.peers)
     for name in args.sections or []:
         if name not in every:
@@ -588,8 +607,7 @@ def main() -> None:
     if args.summary is not None:
         print(summary(json.loads(args.summary.read_text())))
         return
-    if args.cores is not None:  # threads that start from now on keep to them too
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.cores :])
+    keep_to(args.cores)
     torch.backends.cudnn.benchmark = True
     gc.disable()  # a collection takes longer than many a step, and falls on whoever comes then
     absent = [name for name, (package, _) in PEERS.items() if args.peers and package is None]

@@ -26,8 +26,10 @@ from step_cost import (
     GRAPHS,
     Section,
     Step,
+    add_cores,
     captured,
     captured_plain,
+    keep_to,
     measure,
     ours,
     plain,
@@ -239,6 +241,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the folder for the figures")
     parser.add_argument("--draw", type=Path, metavar="PATH", help="a record to draw from")
     parser.add_argument("--seconds", type=float, default=3, help="timing of each point")
+    add_cores(parser)
     args = parser.parse_args()
     if args.draw is not None and not args.draw.is_file():
         parser.error(f"--draw must be a record that --json wrote, got {args.draw}.")
@@ -252,6 +255,7 @@ def main() -> None:
     if args.draw is not None:
         draw(json.loads(args.draw.read_text()), args.out)
         return
+    keep_to(args.cores)
     torch.backends.cudnn.benchmark = True
     drawn, kernels = timelines()
     record = provenance(args, "cuda") | {

@@ -77,7 +77,7 @@ def test_step_cost_prints_a_table_and_writes_json(
         ),
         (
             ("benchmarks/step_cost.py", "--device", "cpu", "--cores", 0),
-            "--cores must be from 1 to the",
+            "--cores: must be from 1 to the",
         ),
         (("benchmarks/step_profile.py", "--out", "x"), "a CUDA GPU must be present, got none"),
         (
