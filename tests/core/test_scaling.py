@@ -185,6 +185,26 @@ def test_a_non_finite_gradient_climbs_nowhere(poison: float) -> None:
             assert zoo.same_bits(seen[:1], seen[1:]), name
 
 
+@pytest.mark.parametrize("averaging", [0.75, 0.0])
+@pytest.mark.parametrize("poison", [float("inf"), float("nan")])
+def test_a_non_finite_gradient_leads_no_walk_astray(poison: float, averaging: float) -> None:
+    """It reaches `.grad`, for a scaler to see, while the loss of the passes to come is finite."""
+    model, seen = nn.Linear(4, 1, bias=False), []
+    slopes = iter([torch.tensor([1.0, poison, 3.0, -2.0]), *[torch.ones(4)] * 3])
+    before = zoo.bits(model)
+
+    def closure() -> Tensor:
+        seen.append(model.weight.detach().clone())
+        return (model.weight * next(slopes)).sum()
+
+    EntropySGD(model, inner_steps=4, averaging=averaging, noise=0.0).backward(closure)
+    assert zoo.same_bits(before, zoo.bits(model))
+    assert all(bool(weight.isfinite().all()) for weight in seen)
+    assert not torch.equal(seen[0], seen[1])
+    assert model.weight.grad is not None
+    assert model.weight.grad.isfinite().tolist() == [[True, False, True, True]]
+
+
 def test_entropy_sgd_with_a_scaler_walks_unscaled() -> None:
     """The walk is not homogeneous in the loss: a scale left in it would show."""
     model, data = zoo.mlp().double(), zoo.batch()

@@ -164,6 +164,19 @@ def test_meters_skip_pauses_and_go_on() -> None:
     assert 100 < other.seconds < 110
 
 
+def test_gradients_that_overflow_are_counted_and_spare_the_means() -> None:
+    meter = Meter(WORLD)
+    for loss, norm in ((1.0, 2.0), (3.0, math.inf), (5.0, 4.0)):
+        meter.add(torch.tensor([loss, math.nan, math.nan, norm, math.nan, norm, loss]))
+    means = meter.means()
+    assert meter.num_overflows == 1
+    assert (means["loss"], means["grad_norm"], means["cosine"]) == (3.0, 3.0, 3.0)
+    assert math.isnan(means["gap"])  # not measured
+    assert math.isnan(means["perturbed_grad_norm"])
+    meter.add(torch.full((7,), math.nan))
+    assert math.isnan(meter.means()["loss"])  # never passed over: captured steps are stopped by it
+
+
 RECORDS: list[dict[str, Any]] = [
     {"kind": "step", "step": 1, "loss": 1.0},
     {"kind": "epoch", "step": 2, "epoch": 1, "loss": 0.5, "gap": math.nan, "test_accuracy": 0.75},

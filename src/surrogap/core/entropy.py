@@ -176,7 +176,11 @@ class _Walk:
         self._mu = w.widened()
 
     def step_(self, gradient: Vector) -> None:
-        """One step along `gradient`."""
+        """One step along `gradient`.
+
+        Where that is not finite, `mu` is not either from then on, which the caller will see; but
+        the walk goes back to `w` there, so that the passes to come have a finite loss.
+        """
         lr, averaging = self._settings.inner_lr, self._settings.averaging
         for flats in zip(self._w.flats, gradient.flats, self.v.flats, strict=True):
             unscale = 1.0 if self._scale is None else 1.0 / scalar_for(flats[0], self._scale)
@@ -187,8 +191,10 @@ class _Walk:
             # Piece by piece, so that the numbers drawn do not depend on the layout.
             for piece in self.v.views():
                 piece.add_(torch.randn_like(piece), alpha=lr**0.5 * self._settings.noise)
-        for v, mu in zip(self.v.flats, self._mu.flats, strict=True):
-            mu.mul_(averaging).add_(v, alpha=1.0 - averaging)
+        for flats in zip(self._w.flats, self.v.flats, self._mu.flats, strict=True):
+            for w, v, mu in chunks(*flats):
+                mu.mul_(averaging).add_(v, alpha=1.0 - averaging)
+                torch.where(v.isfinite(), v, widened(w), out=v)
 
     def direction(self) -> Vector:
         """`gamma * (w - mu)`, times the scale, since the caller will unscale it."""

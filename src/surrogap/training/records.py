@@ -4,7 +4,8 @@ Every line of `records.jsonl` has a `kind` and the `step` after which it was wri
 
 * "step", every `record_every` steps: the means since the last one of loss, perturbed_loss, gap,
   grad_norm, perturbed_grad_norm, cosine and accuracy (on the training images as augmented); lr and
-  rho of the step; images_per_second; seconds since the run began, pauses left out.
+  rho of the step; images_per_second; seconds since the run began, pauses left out; and, where there
+  were any, overflows: how many steps had a gradient that was not finite, which fp16's scaler drops.
 * "epoch": the same over the epoch; epoch, from 1; and, where it was evaluated, test_loss,
   test_accuracy, test_top5 and test_calibration_error.
 * "sharpness", every `sharpness_every` steps: what the probe measured between two steps on some
@@ -180,6 +181,8 @@ def _record_of(line: bytes, place: str) -> Record:
 class Meter:
     """Means of what steps measure, kept on the device until they are read, and the time they took.
 
+    Norms and cosine are those of the steps whose gradients were finite: with fp16 some never are.
+
     >>> meter = Meter(World(torch.device("cpu")))
     >>> for loss in (1.0, 3.0):
     ...     meter.add(torch.tensor([loss] * len(MEASURES)))
@@ -189,23 +192,34 @@ class Meter:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        may_overflow = ("grad_norm", "perturbed_grad_norm", "cosine")
+        self._counts_always = torch.tensor(
+            [name not in may_overflow for name in MEASURES], device=world.device
+        )
         self.reset()
 
     def reset(self) -> None:
         """Begins anew."""
-        self._sums = torch.zeros(len(MEASURES), device=self._world.device)
+        self._sums, self._counts = torch.zeros(2, len(MEASURES), device=self._world.device)
         self.count = 0
         self._start = time.perf_counter()
 
     def add(self, measures: torch.Tensor) -> None:
         """Adds what a step measured, without waiting for it."""
-        self._sums += measures
+        counts = measures.isfinite() | self._counts_always
+        self._sums += torch.where(counts, measures, 0.0)
+        self._counts += counts
         self.count += 1
 
     def means(self) -> dict[str, float]:
         """The means over steps and processes. Reading them waits for the device."""
-        means = self._world.mean(self._sums) / self.count if self.count else self._sums * math.nan
+        means = self._world.mean(self._sums) / self._world.mean(self._counts)
         return dict(zip(MEASURES, means.tolist(), strict=True))
+
+    @property
+    def num_overflows(self) -> int:
+        """In how many steps a gradient was not finite. Reading it waits for the device."""
+        return self.count - round(float(self._counts[MEASURES.index("grad_norm")]))
 
     @property
     def seconds(self) -> float:
@@ -218,14 +232,14 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums of each process, and the time."""
-        sums = self._world.gathered(self._sums.cpu())
+        sums = self._world.gathered(torch.stack([self._sums, self._counts]).cpu())
         return {"sums": sums, "count": self.count, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there, also among another number of processes."""
         sums, rank = state["sums"], self._world.rank
         own = sums[rank] if len(sums) == self._world.size else torch.stack(sums).mean(0)
-        self._sums = own.to(self._world.device, copy=True)
+        self._sums, self._counts = own.to(self._world.device, copy=True)
         self.count = state["count"]
         self._start = time.perf_counter() - state["seconds"]
 

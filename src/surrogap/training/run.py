@@ -196,7 +196,7 @@ class _Run:
         """Writes what a meter has seen, and resets it."""
         means = meter.means()
         self._check_captured(means["loss"])
-        num_images = meter.count * self.config.data.batch_size
+        num_images, overflows = meter.count * self.config.data.batch_size, meter.num_overflows
         self._write(
             {
                 "kind": kind,
@@ -207,6 +207,7 @@ class _Run:
                 "rho": self.rho,
                 "images_per_second": num_images / meter.seconds,
                 "seconds": self.whole.seconds,
+                **({"overflows": overflows} if overflows else {}),
             }
         )
         meter.reset()
