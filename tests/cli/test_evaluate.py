@@ -103,7 +103,8 @@ def test_people_who_all_vote_for_the_label_give_the_labels_scores(
     votes = 7 * np.eye(4, dtype=np.uint8)[labels]
     np.save(tmp_path / "votes.npy", votes)
     np.savez(tmp_path / "votes.npz", counts=votes)
-    for name in ("votes.npy", "votes.npz"):
+    np.save(tmp_path / "fractions.npy", votes / np.float32(7))
+    for name in ("votes.npy", "votes.npz", "fractions.npy"):
         words = ["evaluate", str(run), "--no-corruptions", "--votes", str(tmp_path / name)]
         assert main(words) == 0
         sets = result_of(run)["sets"]
@@ -129,6 +130,8 @@ def test_votes_in_the_runs_own_archive_are_found(tmp_path: Path) -> None:
     [
         (np.ones((16, 3)), "votes must have a row for each test image and a column for each class"),
         (None, "votes must be an .npy file of counts, or an .npz archive with test_human_counts"),
+        (np.full((16, 4), np.nan), "(some of its numbers are not finite)"),
+        (np.full((16, 4), "7"), "(its numbers are <U1)"),
     ],
 )
 def test_other_votes_are_refused(
@@ -140,6 +143,27 @@ def test_other_votes_are_refused(
     assert main(["evaluate", str(run), "--votes", str(tmp_path / "votes.npy")]) == 2
     assert message in capsys.readouterr().err
     assert [path for path in run.iterdir() if path.name == "evaluation.json"] == before
+
+
+def test_parts_of_people_are_votes(run: Path, tmp_path: Path) -> None:
+    """As whole numbers they would all be 0, and the images left out."""
+    np.save(tmp_path / "votes.npy", np.full((16, 4), 0.25))
+    words = ["evaluate", str(run), "--no-corruptions", "--votes", str(tmp_path / "votes.npy")]
+    assert main(words) == 0
+    assert result_of(run)["sets"]["votes"]["num_samples"] == 16
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"), [(0.5, "is not a zip file"), (1.0, "it has labels, images")]
+)
+def test_other_archives_of_votes_are_refused(
+    kept: float, reason: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "votes.npz"
+    np.savez(path, labels=np.ones((16, 4)), images=np.ones(3))
+    path.write_bytes(path.read_bytes()[: round(kept * path.stat().st_size)])
+    assert main(["evaluate", str(run), "--votes", str(path)]) == 2
+    assert reason in capsys.readouterr().err
 
 
 def write_images(folder: Path, names: tuple[str, ...], *, seed: int, number: int = 2) -> None:
@@ -190,6 +214,20 @@ def test_imagenets_shifted_sets(imagenet: Path) -> None:
     assert list(found["corruptions"]["by_severity"]) == list(IMAGENET_C)
     mean = found["corruptions"]["mean"]
     assert mean == pytest.approx({name: sets["test"][name] for name in mean})
+
+
+def test_shifted_sets_need_a_run_on_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config(tmp_path, epochs=1)
+    data = tmp_path / "images.npz"
+    with np.load(data) as archive:
+        names = {"classes": np.array([*CLASSES, "n09999999"])}
+        arrays = dict(archive) | names
+    np.savez(data, **arrays)
+    run = train(settings).folder
+    assert main(["evaluate", str(run), "--v2", str(tmp_path)]) == 2
+    assert "whose images are in memory. Leave them out." in capsys.readouterr().err
 
 
 def test_real_counts_every_right_label(imagenet: Path) -> None:

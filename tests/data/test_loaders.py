@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -24,7 +25,7 @@ from surrogap.data import (
     loader,
 )
 from surrogap.data.augmentation import transform_of_files
-from surrogap.data.files import Reader, collated
+from surrogap.data.files import Reader, Request, Unreadable, collated
 from surrogap.data.seeds import derived
 from tests.data.made_up import files, folder, tensors
 
@@ -293,6 +294,22 @@ def test_files_of_all_modes_become_rgb(tmp_path: Path) -> None:
         Image.new(mode, (30, 30)).save(root / "train" / "ant" / f"{mode}{i}.{suffix}")
     images, _ = next(iter(make(load(root), batch_size=14)))
     assert images.shape == (14, 3, 16, 16)
+
+
+def test_sixteen_bits_keep_their_shades(tmp_path: Path) -> None:
+    """Pillow alone would make all above 255 white."""
+    ramp = np.linspace(0, 65535, 256, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(ramp).save(tmp_path / "a.png")
+    read = Reader(lambda image: image)[Request(str(tmp_path / "a.png"), label=0, seed=0)]
+    assert isinstance(read, tuple)
+    assert read[0].flatten(1).tolist() == 3 * [list(range(256))]
+
+
+def test_images_whose_white_nobody_knows(tmp_path: Path) -> None:
+    Image.new("F", (4, 4), 0.5).save(tmp_path / "a.tif")
+    read = Reader(lambda image: image)[Request(str(tmp_path / "a.tif"), label=0, seed=0)]
+    reason = "ValueError: its pixels must have 8 or 16 bits, got Pillow's mode F"
+    assert read == Unreadable(str(tmp_path / "a.tif"), reason)
 
 
 def state(**changes: Any) -> dict[str, Any]:

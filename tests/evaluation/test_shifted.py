@@ -219,6 +219,12 @@ def test_a_wrong_number_of_images(tmp_path: Path) -> None:
     assert len(imagenet_val(tmp_path, SYNSETS, num_images=None)) == 8
 
 
+def test_a_class_without_images(tmp_path: Path) -> None:
+    folders(tmp_path, {"0": ["a.jpeg"], "1": []})
+    with pytest.raises(ValueError, match="root must hold images of each class, got none in 1 of"):
+        imagenet_v2(tmp_path, num_classes=2, num_images=None)
+
+
 def test_wrong_synsets(tmp_path: Path) -> None:
     message = "synsets must be different names, and one or more, got 2 of which 1 differ. Pass None"
     with pytest.raises(ValueError, match=message):

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -152,6 +153,19 @@ def test_skips_in_a_row_are_counted_on(tmp_path: Path, monkeypatch: pytest.Monke
     train(config, resume=True, progress=made_up.Interrupting(2))
     with pytest.raises(RunFailedError, match="in 4 steps in a row, up to step 4"):
         train(config, resume=True)
+
+
+def test_images_that_have_changed_are_told(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path)
+    train(config, resume=True, progress=made_up.Interrupting(3))
+    data = tmp_path / "images.npz"
+    with np.load(data) as archive:
+        arrays = dict(archive)
+    np.savez(data, **arrays | {"classes": np.array([*arrays["classes"], "another"])})
+    before = made_up.state(config.folder)["step"]
+    with pytest.raises(ValueError, match=r"whose checkpoint differs .* Have the images changed\?"):
+        train(config, resume=True)
+    assert made_up.state(config.folder)["step"] == before
 
 
 def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -51,13 +52,27 @@ class Reader(Dataset[tuple[Tensor, int] | Unreadable]):
     def __getitem__(self, request: Request) -> tuple[Tensor, int] | Unreadable:
         try:
             with Image.open(request.path) as file:
-                image = file.convert("RGB")
+                image = _in_colour(file)
         except Exception as error:  # Pillow's formats raise errors of many kinds
             return Unreadable(request.path, f"{type(error).__name__}: {error}")
         # No devices: torch.manual_seed would also seed those, which nobody puts back.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(request.seed)
             return functional.pil_to_tensor(self.transform(image)), request.label
+
+
+def _in_colour(image: Image.Image) -> Image.Image:
+    """The image as RGB, of eight bits.
+
+    Raises:
+        ValueError: Its numbers have no known range, so nobody knows what is white.
+    """
+    # Sixteen bits, which Pillow would cut off at 255; in PNG, older versions of it call them "I".
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):
+        return Image.fromarray((np.asarray(image) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels must have 8 or 16 bits, got Pillow's mode {image.mode}")
+    return image.convert("RGB")
 
 
 def collated(

@@ -366,6 +366,13 @@ def _samples(root: Path, labels: Mapping[str, int], num_images: int | None) -> l
             f"root must hold {num_images} images, got {len(samples)} in {root}. "
             "Unpack the set anew, or pass num_images=None to use a part of it."
         )
+    without = sorted(set(labels.values()) - {label for _, label in samples})
+    if without:
+        names = [name for name, label in labels.items() if label in without]
+        raise ValueError(
+            f"root must hold images of each class, got none in {_few(names)} of {root}. "
+            "Unpack the set anew."
+        )
     return samples
 
 

@@ -5,7 +5,7 @@ are published for it, where their folders are.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,8 +43,8 @@ class Places:
     """Where sets are that do not come with the run's own images; None for those that are not there.
 
     Attributes:
-        votes: How many people chose each class for each test image, as CIFAR-10H has it: an `.npy`
-            file, or an `.npz` archive with `test_human_counts` or `counts`.
+        votes: How many people chose each class for each test image, as CIFAR-10H has it, or which
+            part of them: an `.npy` file, or an `.npz` archive with `test_human_counts` or `counts`.
         real: ReaL's labels of ImageNet's validation set, `real.json`.
         v2: ImageNet-V2.
         r: ImageNet-R.
@@ -131,21 +131,26 @@ def _voted(splits: Splits, path: Path, loading: Loading) -> Trial:
 
 
 def read_votes(path: Path) -> Tensor:
-    """How many people chose each class for each test image.
+    """How many people, or which part of them, chose each class for each test image.
 
     Raises:
         ValueError: There is no such file, or it holds something else.
     """
     try:
-        found = np.load(path, allow_pickle=False)
-        names = ("test_human_counts", "counts")
-        array = found if isinstance(found, np.ndarray) else found[_first(names, found.files)]
-    except (OSError, ValueError, KeyError, StopIteration) as error:
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            array = found if isinstance(found, np.ndarray) else _counts(found)
+        if array.dtype.kind not in "iuf":
+            raise ValueError(f"its numbers are {array.dtype}")
+        votes = torch.from_numpy(array.astype(np.float64))
+        if not votes.isfinite().all():
+            raise ValueError("some of its numbers are not finite")
+    except Exception as error:  # what is damaged decides which kind
         raise ValueError(
             f"votes must be an .npy file of counts, or an .npz archive with test_human_counts, got "
             f"{path} ({error}). Pass cifar10h-counts.npy, as it is published."
         ) from error
-    return torch.from_numpy(array.astype(np.int64))
+    return votes
 
 
 def has_votes(path: Path) -> bool:
@@ -156,8 +161,11 @@ def has_votes(path: Path) -> bool:
         return "test_human_counts" in archive.files
 
 
-def _first(names: Sequence[str], there: Sequence[str]) -> str:
-    return next(name for name in names if name in there)
+def _counts(archive: Mapping[str, np.ndarray]) -> np.ndarray:
+    for name in ("test_human_counts", "counts"):
+        if name in archive:
+            return archive[name]
+    raise ValueError(f"it has {', '.join(archive) or 'nothing'}")
 
 
 def _with_truth(batches: Batches, truth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -172,6 +180,7 @@ def _imagenet(splits: Splits, places: Places, loading: Loading) -> Iterator[Tria
     if not any((places.real, places.v2, places.r, places.c)):
         return
     synsets = _synsets(splits)
+    _check_are_files(splits)
     # All of ImageNet must be there to the last image; of a part of its classes nobody knows.
     settings: dict[str, Any] = {} if synsets is None else {"num_images": None}
     if places.real is not None:
@@ -210,6 +219,14 @@ def _synsets(splits: Splits) -> list[str] | None:
     )
 
 
+def _check_are_files(splits: Splits) -> None:
+    if not isinstance(splits.test, FileSet):
+        raise ValueError(
+            "ImageNet's shifted sets must go with a run on image files, which they are resized "
+            f"with, got one on {splits.name}, whose images are in memory. Leave them out."
+        )
+
+
 def _files(splits: Splits, samples: Sequence[tuple[Path, int]], loading: Loading) -> Batches:
     paths, labels = zip(*samples, strict=True)
     part = FileSet([str(path) for path in paths], labels)
@@ -224,7 +241,8 @@ def _real(
     settings: dict[str, Any],
 ) -> Trial:
     # The validation set is the run's own test set: its folder is two above an image.
-    root = Path(splits.test.paths[0]).parent.parent if isinstance(splits.test, FileSet) else path
+    assert isinstance(splits.test, FileSet)
+    root = Path(splits.test.paths[0]).parent.parent
     samples = imagenet_real(root, path, synsets, **settings)
     sets = label_sets([labels for _, labels in samples], len(splits.classes))
     ordered = [(path, 0) for path, _ in samples]

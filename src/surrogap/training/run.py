@@ -293,7 +293,14 @@ class _Run:
         rest = self.world.from_first(read)
         if rest is None:
             return 0
-        load_weights_and_moments(self.parts.model, self.parts.optimizer, large, self.world)
+        try:
+            load_weights_and_moments(self.parts.model, self.parts.optimizer, large, self.world)
+        except RuntimeError as error:
+            raise ValueError(
+                f"out must hold a checkpoint of this network for these images, got "
+                f"{self.config.folder}, whose checkpoint differs "
+                f"({str(error).splitlines()[-1].strip()}) Have the images changed?"
+            ) from error
         step = self.parts.step
         if isinstance(step, EagerStep) and rest["scaler"]:
             step.scaler.load_state_dict(rest["scaler"])
