@@ -95,6 +95,33 @@ def test_before_the_end_of_an_epoch_it_draws_steps(
     assert "test accuracy" not in out
 
 
+def test_what_a_run_failed_of_is_told(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "versions.json"):
+        (tmp_path / name).write_text((run / name).read_text())
+    records = [
+        {"kind": "skip", "step": 1, "in_a_row": 1},
+        {"kind": "failure", "step": 1, "reason": "the reason"},
+    ]
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    assert main(["show", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "1, since their loss was not finite" in out
+    assert "the reason" in out
+
+
+def test_a_narrow_terminal_has_one_chart_in_a_row(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["show", str(run)]) == 0
+    assert all(
+        len(line) <= 40
+        for line in capsys.readouterr().out.split("training loss")[1].splitlines()[:-1]
+    )
+
+
 def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(tmp_path / "none")]) == 2
     assert "run must be a folder with a readable config.json" in capsys.readouterr().err

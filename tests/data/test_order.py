@@ -56,7 +56,7 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
             {"batch_size": 5},
             ValueError,
             "batch_size must leave a full batch for each process, got 9 images for 2 processes "
-            "with batch_size=5. Pass a smaller one, or drop_last=False.",
+            "with batch_size=5. Pass a smaller one.",
         ),
         (
             {"num_images": 1, "drop_last": False},

@@ -134,7 +134,9 @@ def test_a_network_that_is_lost_has_failed(grid: Grid, monkeypatch: pytest.Monke
     model = run.network(run.splits())
     nn.init.constant_(next(model.parameters()), math.nan)
     monkeypatch.setattr(Run, "network", lambda *_: model)
-    message = r"loss must be finite where a run has ended, got nan in .*seed-0\. Pass a smaller rho"
+    message = (
+        r"loss must be finite where a run has ended, got nan in .*seed-0\. Train with a smaller rho"
+    )
     with pytest.raises(RunFailedError, match=message):
         measure(run.folder, 0.1, CPU, sharpness_of)
     assert not (run.folder / "measured.json").exists()

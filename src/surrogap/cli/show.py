@@ -4,6 +4,7 @@ surrogap show runs/a
 surrogap show runs/a --png curves.png
 """
 
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
-from surrogap.experiments.charts import Point, chart, side_by_side
+from surrogap.experiments.charts import CHART_WIDTH, Point, chart, side_by_side
 from surrogap.experiments.tables import Table
 from surrogap.training.config import Config
 
@@ -58,11 +59,13 @@ def main(arguments: Sequence[str]) -> int:
     records = run.records()
     epochs = [record for record in records if record["kind"] == "epoch"]
     points = epochs if epochs else [record for record in records if record["kind"] == "step"]
-    if not points:
+    if not records:
         raise ValueError(
             f"run must have records, got none yet in {run.folder}. Train it for an epoch."
         )
     summary(run.folder, run.config, records).print()
+    if not points:  # it has failed before the first
+        return 0
     measured = [record for record in records if record["kind"] == "sharpness"]
     steps = epochs[0]["step"] / epochs[0]["epoch"] if epochs else 1.0
     curves = {
@@ -73,7 +76,8 @@ def main(arguments: Sequence[str]) -> int:
     }
     if _can_draw():
         charts = [chart(label, curve, width=26, height=5) for label, curve in curves.items()]
-        print("", *side_by_side(charts), sep="\n")
+        fits_two = shutil.get_terminal_size().columns >= 2 * CHART_WIDTH
+        print("", *(side_by_side(charts) if fits_two else charts), sep="\n")
     else:
         print("", *(_in_words(label, curve) for label, curve in curves.items()), sep="\n")
     path = run.folder / FIGURE if chosen.png is None else chosen.png
@@ -111,6 +115,11 @@ def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) 
     skipped = sum(record["kind"] == "skip" for record in records)
     if skipped:
         rows.append(("skipped steps", f"{skipped}, since their loss was not finite"))
+    overflows = sum(record.get("overflows", 0) for record in epochs)
+    if overflows:
+        rows.append(("overflows", f"{overflows} steps, since a gradient was not finite"))
+    if last["kind"] == "failure":
+        rows.append(("failed", last["reason"]))
     return Table(("", str(folder)), rows)
 
 

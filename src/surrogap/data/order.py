@@ -65,11 +65,7 @@ class Order:
                 f"batch_size must leave {'a full batch' if self.drop_last else 'an image'} for "
                 f"each process, got {self.num_images} images for {self.world_size} processes with "
                 f"batch_size={self.batch_size}. "
-                + (
-                    "Pass a smaller one, or drop_last=False."
-                    if self.drop_last
-                    else "Use fewer processes."
-                )
+                + ("Pass a smaller one." if self.drop_last else "Use fewer processes.")
             )
         if self.batch_size == 1 and self._num_lacking:
             raise ValueError(

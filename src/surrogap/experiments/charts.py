@@ -7,6 +7,8 @@ from itertools import zip_longest
 # Which bit of a letter is the dot at (row, column): Unicode counts down the left column first.
 _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BLANK = 0x2800
+# Of one of two charts in a row, in letters: two fit a terminal of 80.
+CHART_WIDTH = 39
 
 Point = tuple[float, float]
 
@@ -41,7 +43,7 @@ def chart(title: str, points: Sequence[Point], *, width: int = 60, height: int =
     return "\n".join([title, *map(str.__add__, labels, lines), foot])
 
 
-def side_by_side(charts: Sequence[str], *, width: int = 39) -> list[str]:
+def side_by_side(charts: Sequence[str], *, width: int = CHART_WIDTH) -> list[str]:
     r"""Charts of one height, two in a row.
 
     >>> print(*side_by_side(["a\nb", "c\nd", "e\nf"], width=3), sep="\n")

@@ -97,7 +97,7 @@ def _finite(found: dict[str, float], run: Run) -> dict[str, float]:
         if not math.isfinite(value):
             raise RunFailedError(
                 f"{name} must be finite where a run has ended, got {value} in {run.folder}. "
-                "Pass a smaller rho or alpha."
+                "Train with a smaller rho or alpha, or measure with a smaller --gap-rho."
             )
     return found
 

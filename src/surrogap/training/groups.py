@@ -189,7 +189,8 @@ class OptimizerConfig(Group):
     """What moves the weights along the objective's direction."""
 
     name: Annotated[str, arg(name="optimizer")] = "sgd"
-    """The optimizer: sgd, adamw, any other of torch.optim, or adabelief where its package is."""
+    """The optimizer: sgd, adamw, another of torch.optim (not lbfgs or sparseadam; muon for matrices
+    alone), or adabelief where its package is."""
 
     lr: float = 0.1
     """The largest learning rate."""

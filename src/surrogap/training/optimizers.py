@@ -61,7 +61,7 @@ def optimizer_of(config: OptimizerConfig, model: nn.Module, *, fused: bool = Fal
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"optimizer must suit the network and its settings, got {config.name}, which says: "
-            f"{error}. Pass sgd or adamw."
+            f"{error}. Pass other settings, or another optimizer."
         ) from error
 
 
