@@ -181,6 +181,33 @@ def test_a_buffer_whose_storage_is_swapped_is_followed() -> None:
     assert torch.equal(model.running_mean, plain.running_mean)
 
 
+class Assigning(nn.Linear):
+    """A running mean whose data is assigned anew by each pass."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.mean.data = 0.9 * self.mean.data + 0.1 * y.detach().mean(0)
+        return y
+
+
+@every_objective
+def test_a_buffer_whose_storage_a_pass_swaps_moves_once(name: str, device: torch.device) -> None:
+    model, x = Assigning().to(device), torch.randn(8, 3, device=device)
+    plain, objective = copy.deepcopy(model), OBJECTIVES[name].make(model)
+    for _ in range(3):
+        plain(x)
+        objective.backward(lambda: model(x).square().mean())
+        assert zoo.same_bits([plain.mean], [model.mean])
+    before, losses = model.mean.clone(), iter([1.0])
+    with pytest.raises(StopIteration):
+        objective.backward([lambda: model(x).square().mean() * next(losses)] * 2)
+    assert torch.equal(model.mean, before)
+
+
 @every_two_pass
 @pytest.mark.parametrize("norm", ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"])
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -267,7 +294,7 @@ class Bypassed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         norm = self.norm
         statistics = (norm.running_mean, norm.running_var)
-        return nn.functional.batch_norm(self.linear(x), *statistics, training=True)
+        return nn.functional.batch_norm(self.linear(x), *statistics, training=self.training)
 
 
 class Counted(nn.Sequential):
@@ -292,6 +319,49 @@ def test_statistics_that_others_write_move_once(
         plain(x)
         objective.backward(lambda: model(x).square().mean())
     assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+
+
+def test_statistics_that_others_write_from_some_step_on_move_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(buffers, "_has_compiled", lambda: False)
+    model, x = Bypassed().eval(), torch.randn(4, 3)
+    objective = SAM(model)
+    objective.backward(lambda: model(x).square().mean())
+    plain = copy.deepcopy(model.train())
+    plain(x)
+    objective.backward(lambda: model(x).square().mean())
+    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+
+
+def test_a_norm_added_by_the_first_pass_moves_once() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3)), torch.randn(4, 3)
+
+    def closure() -> Tensor:
+        if len(model) == 1:
+            model.append(nn.BatchNorm1d(3, affine=False))
+        return model(x).pow(3).mean()
+
+    SAM(model).backward(closure)
+    assert int(model[1].num_batches_tracked) == 1
+
+
+def test_norms_track_again_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may strike while they are told to."""
+    monkeypatch.setattr(buffers, "_has_compiled", lambda: False)
+    model, x, calls = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3), []
+    track = buffers._track
+
+    def struck(norms: list[nn.Module], value: bool) -> None:
+        calls.append(value)
+        if calls == [False, True]:
+            raise KeyboardInterrupt
+        track(norms, value)
+
+    monkeypatch.setattr(buffers, "_track", struck)
+    with pytest.raises(KeyboardInterrupt):
+        SAM(model).backward(lambda: model(x).square().mean())
+    assert model[1].track_running_stats
 
 
 def test_what_a_hook_of_all_modules_writes_moves_once(monkeypatch: pytest.MonkeyPatch) -> None:

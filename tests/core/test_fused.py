@@ -255,6 +255,50 @@ def test_a_gradient_in_the_same_order_is_not_copied(device: torch.device) -> Non
 
 
 @BOTH
+@pytest.mark.parametrize("is_whole", [False, True], ids=["cut short", "whole"])
+def test_weights_come_back_to_where_a_pass_has_put_them(
+    cls: type[Arithmetic], is_whole: bool, device: torch.device
+) -> None:
+    """As those do whose forward pass assigns to `p.data`, to keep their norm, say."""
+    w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
+    expected = step(Flat, w, g, g_p, KINDS["plain"], COEFFICIENTS["GSAM"])[1]
+    parameters = [t.clone() for t in w]
+    arithmetic = cls(parameters, KINDS["plain"], Ascent(eta=0.01, eps=1e-3), [WHOLE] * 6)
+    arithmetic.climb(g, 0.3, None)
+    places = [parameter.detach() for parameter in parameters]
+    climbed = [place.clone() for place in places]
+    for parameter in parameters:
+        parameter.data = 2 * parameter.data
+    if is_whole:
+        direction, _ = arithmetic.combination(g_p, COEFFICIENTS["GSAM"])
+        assert_close(direction, expected, torch.float32)
+    else:
+        arithmetic.restore()
+    assert zoo.same_bits(w, parameters)
+    assert zoo.same_bits(climbed, places)  # which are another's by now, perhaps
+
+
+def test_weights_that_a_pass_has_reshaped_are_refused(device: torch.device) -> None:
+    (weight,) = parameters = [torch.randn(3, 4, device=device)]
+    arithmetic = Fused(parameters, [Kind.PLAIN], Ascent(), [WHOLE])
+    arithmetic.climb([torch.ones_like(weight)], 0.3, None)
+    weight.data = torch.zeros(2, device=device)
+    with pytest.raises(RuntimeError, match="closure must leave parameters as they are, got one"):
+        arithmetic.restore()
+    arithmetic.restore()  # there is nowhere to put them
+
+
+def test_a_recording_refuses_weights_that_move(device: torch.device) -> None:
+    (weight,) = parameters = [torch.randn(3, 4, device=device)]
+    arithmetic = Fused(parameters, [Kind.PLAIN], Ascent(), [WHOLE])
+    arithmetic.climb([torch.ones_like(weight)], 0.3, None)
+    weight.data = weight.data.clone()
+    message = "a recorded step must find .* got a forward pass that assigns to p.data"
+    with arithmetic.recording(1), pytest.raises(RuntimeError, match=message):
+        arithmetic.restore()
+
+
+@BOTH
 def test_weights_come_back_from_a_climb_cut_short(
     cls: type[Arithmetic], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

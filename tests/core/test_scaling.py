@@ -1,6 +1,7 @@
 """Loss scaling and autocast: one `unscale_`, ordinary clipping, and overflows that hurt nothing."""
 
 import copy
+from contextlib import suppress
 
 import pytest
 import torch
@@ -107,6 +108,21 @@ def test_autocast_around_the_call_is_autocast_in_the_closure(
     assert torch.equal(zoo.flat_grad(outside), zoo.flat_grad(inside))
     assert float(report.gap) == pytest.approx(float(expected.gap), nan_ok=True)
     assert name in ("Vanilla", "EntropySGD") or float(report.gap) > 0.01
+
+
+@every_objective
+@pytest.mark.parametrize("raises", [False, True])
+def test_autocast_around_the_call_remembers_nothing_of_it(name: str, raises: bool) -> None:
+    """Its cache must not hold the weights of the last pass for what comes after."""
+    model, data = zoo.mlp(), zoo.batch()
+    plain, losses = copy.deepcopy(model), iter([1.0])
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = plain(data[0].float())
+    with torch.autocast("cpu", torch.bfloat16):
+        closure, objective = zoo.closure_of(model, data), OBJECTIVES[name].make(model, **loud(name))
+        with suppress(StopIteration):
+            objective.backward(lambda: closure() * (next(losses) if raises else 1.0))
+        assert torch.equal(model(data[0].float()), expected)
 
 
 def loud(name: str) -> dict[str, float]:

@@ -172,6 +172,26 @@ def test_a_climb_that_fails_midway_is_undone(monkeypatch: pytest.MonkeyPatch) ->
     assert zoo.same_bits(before, zoo.bits(model))
 
 
+def test_an_interrupt_while_weights_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two dtypes, the first is back already when it strikes."""
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
+    before, copy_, calls, passes = zoo.bits(model), torch._foreach_copy_, [], iter([1.0])
+
+    def struck(*arguments: object) -> None:
+        calls.append(None)
+        if len(calls) == 4:  # two for the climb, and the second of two back
+            raise KeyboardInterrupt
+        copy_(*arguments)
+
+    def closure() -> Tensor:
+        return next(passes) * model[1](model[0](torch.ones(1, 2)).double()).sum()
+
+    monkeypatch.setattr(torch, "_foreach_copy_", struck)
+    with pytest.raises(KeyboardInterrupt):
+        SAM(model, rho=1.0).backward(closure)
+    assert zoo.same_bits(before, zoo.bits(model))
+
+
 class Switching(nn.Module):
     """Four layers, of which each pass uses those that the next item of `plan` names."""
 
@@ -377,6 +397,55 @@ def test_a_frozen_parameter_that_a_pass_writes_moves_once(assigns: bool, name: s
         plain(data[0].float())
         objective.backward(zoo.closure_of(model, data))
         assert zoo.same_bits(zoo.bits(plain), zoo.bits(model))
+
+
+def test_a_frozen_parameter_is_what_one_pass_makes_of_it_when_the_second_raises() -> None:
+    model, data = zoo.Followed(assigns=False), zoo.batch()
+    plain, losses = copy.deepcopy(model), iter([1.0])
+    plain(data[0].float())
+    with pytest.raises(StopIteration):
+        SAM(model).backward(lambda: zoo.closure_of(model, data)() * next(losses))
+    assert zoo.same_bits(zoo.bits(plain), zoo.bits(model))
+
+
+class Quantised(nn.Parameter):
+    """A class of its own, whose data are not to be looked at."""
+
+    def data_ptr(self) -> int:
+        raise RuntimeError
+
+
+def test_frozen_parameters_of_other_kinds_are_let_be() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    model[0].weight = Quantised(torch.randn(3, 3), requires_grad=False)
+    with torch.inference_mode():
+        model[0].bias = nn.Parameter(torch.zeros(3), requires_grad=False)
+    SAM(model).backward(lambda: model(torch.ones(2, 3)).square().mean())
+    assert model[0].weight.grad is None
+    assert model[1].weight.grad is not None
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "Vanilla"])
+@pytest.mark.parametrize("adds", [False, True])
+def test_parameters_that_a_pass_adds_or_thaws_are_refused(adds: bool, name: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    parameters, before = list(model.parameters()), zoo.bits(model)
+
+    def closure() -> Tensor:
+        if adds:
+            model[0].scale = nn.Parameter(torch.ones(3))
+        else:
+            model[0].weight.requires_grad_(True)
+        return (model[1](model[0](torch.ones(2, 3)) * getattr(model[0], "scale", 1.0))).sum()
+
+    objective = OBJECTIVES[name].make(model)
+    message = f"closure must not add or thaw parameters, got 0.{'scale' if adds else 'weight'} anew"
+    with pytest.raises(RuntimeError, match=message):
+        objective.backward(closure)
+    assert all(p.grad is None for p in model.parameters())
+    assert zoo.same_bits(before, parameters)
+    objective.backward(lambda: model(torch.ones(2, 3)).sum())  # now that it is there
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:")

@@ -22,6 +22,7 @@ class Buffers:
     def __init__(self) -> None:
         self._tensors: list[Tensor | None] = []
         self._writable: list[Tensor] = []
+        self._originals: list[Tensor] = []
         self._places: list[int] = []
         self._homes: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
         self._copies: list[Copies] = []
@@ -39,7 +40,8 @@ class Buffers:
         before = contents(homes)
         if not (are_same(before, self._tensors) and _places(self._writable) == self._places):
             self._make_room(homes, before)
-        homes_before, copies = self._homes, self._copies
+        homes_before, copies, places = self._homes, self._copies, self._places
+        writable, originals = self._writable, self._originals
         for some in copies:
             some.save()
 
@@ -52,6 +54,9 @@ class Buffers:
                     home.update(content)
             for some in copies:
                 some.restore()
+            if _places(writable) != places:  # and some assign to its data
+                for tensor, original in zip(writable, originals, strict=True):
+                    tensor.data = original
 
         try:
             yield
@@ -68,6 +73,7 @@ class Buffers:
         self._tensors = [] if any(t is not None and is_lazy(t) for t in tensors) else tensors
         self._homes = [(home, home.copy()) for home in homes if home]
         self._writable = [t for t in tensors if t is not None and _is_writable(t)]
+        self._originals = [t.detach() for t in self._writable]
         self._places = _places(self._writable)
         groups: dict[object, list[Tensor]] = {}
         for words in map(_words, self._writable):
@@ -164,9 +170,11 @@ def _words(tensor: Tensor) -> Tensor:
 def _is_writable(buffer: Tensor) -> bool:
     """Whether a forward pass could write into it: not so if it repeats itself in memory.
 
-    Nested tensors, and views that conjugate or negate, are taken for constants.
+    Nested and quantised tensors, and views that conjugate or negate, are taken for constants.
     """
     if is_lazy(buffer) or buffer.layout is not torch.strided or buffer.is_nested:
+        return False
+    if buffer.is_quantized:
         return False
     if buffer.is_conj() or buffer.is_neg():
         return False

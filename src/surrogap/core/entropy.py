@@ -114,6 +114,7 @@ class EntropySGD(Objective):
                 f"{self.noise}. Each would walk by its own noise: pass noise=0, or shard over all."
             )
         loss, aux = passes.run(weights)
+        weights.look_again()
         scale = passes.scale(loss.device)
         tensors = weights.tensors
         layout = Layout(tensors)

@@ -56,12 +56,16 @@ class _Group:
         my_kinds = tuple([kinds[index] for index in members])
         self.plan, self._room = plan(tuple(map(Tensor.numel, mine)), my_kinds, self._device)
         self.num_blocks = self.plan.shape[1]
-        self.w_table = table(self._addresses(parameters), self._device)
+        self.find(parameters)
         self.copy = Kernel(copy_kernel, self._device)
         self.climb = Kernel(climb_kernel, self._device)
         self.restore = Kernel(restore_kernel, self._device)
         self.products = Kernel(products_kernel, self._device)
         self.combine = Kernel(combine_kernel, self._device)
+
+    def find(self, parameters: Sequence[Tensor]) -> None:
+        """Where the weights lie now."""
+        self.w_table = table(self._addresses(parameters), self._device)
 
     def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
         """The addresses of this group's tensors among all `tensors`; 0 for None.
@@ -198,6 +202,7 @@ class Fused(Arithmetic):
         """See `Arithmetic`."""
         if not self._has_copy:
             return
+        self._find_weights()
         with on(self._device):
             for group in self._groups:
                 group.restore(
@@ -205,6 +210,31 @@ class Fused(Arithmetic):
                     group.dtype, BLOCK, self._is_low,
                 )  # fmt: skip
         self._drop_copies()
+
+    def _find_weights(self) -> None:
+        """A forward pass may have assigned to `p.data`: the old addresses are another's then.
+
+        Raises:
+            RuntimeError: What it assigned is not like what was there, or a graph is recorded.
+        """
+        num = len(self._parameters)
+        if tuple(map(Tensor.data_ptr, self._parameters)) == self._signature[:num]:
+            return
+        now = _signature(self._parameters)
+        if now[num:] != self._signature[num:]:
+            self._has_copy = False  # there is nowhere to put it
+            raise RuntimeError(
+                "closure must leave parameters as they are, got one that assigned data of another "
+                "shape, dtype or memory format to them. Write into them in place."
+            )
+        if self._tables is not None:
+            raise RuntimeError(
+                "a recorded step must find parameters where they were, got a forward pass that "
+                "assigns to p.data. Write in place, by p.data.copy_(...), or do not capture."
+            )
+        self._signature = now
+        for group in self._groups:
+            group.find(self._parameters)
 
     def _drop_copies(self) -> None:
         self._has_copy = False
@@ -215,6 +245,7 @@ class Fused(Arithmetic):
         self, g_p: Gradients, coefficients: Coefficients
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
+        self._find_weights()
         result = _apart(self._in_order(g_p))
         if not are_all(result):
             result = [
@@ -278,9 +309,10 @@ class FusedCopies(Copies):
         self._device = device = tensors[0].device
         sizes = tuple(map(Tensor.numel, tensors))
         blocks, room = plan(sizes, (Kind.STILL,) * len(tensors), device)
-        addresses = table(tuple(map(Tensor.data_ptr, tensors)), device)
+        self._addresses = tuple(map(Tensor.data_ptr, tensors))
+        self._table = table(self._addresses, device)
         copy = tensors[0].new_empty(room)
-        self._arguments = (addresses, blocks, blocks.shape[1], copy, tl.int32, BLOCK)
+        self._arguments = (blocks, blocks.shape[1], copy, tl.int32, BLOCK)
         self._save = Kernel(save_kernel, device)
         self._restore = Kernel(restore_kernel, device)
 
@@ -292,12 +324,15 @@ class FusedCopies(Copies):
     def save(self) -> None:
         """See `Copies`."""
         with on(self._device):
-            self._save(*self._arguments)
+            self._save(self._table, *self._arguments)
 
     def restore(self) -> None:
         """See `Copies`."""
+        addresses = tuple(map(Tensor.data_ptr, self._tensors))
+        if addresses != self._addresses:  # memory that has grown has moved
+            self._addresses, self._table = addresses, table(addresses, self._device)
         with on(self._device):
-            self._restore(*self._arguments, False)  # not `is_low`
+            self._restore(self._table, *self._arguments, False)  # not `is_low`
 
 
 def _scalar(number: Number) -> Number:

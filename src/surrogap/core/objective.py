@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 from surrogap.core.arithmetic import Arithmetic, Coefficients, Memory, Number, choose
 from surrogap.core.ascent import Ascent, Kind
 from surrogap.core.buffers import Buffers, traceless
-from surrogap.core.passes import Closure, Passes
+from surrogap.core.passes import Closure, Passes, forget_weights
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
@@ -91,13 +91,15 @@ class Objective(ABC):
 
         Afterwards the weights are bit for bit what they were, BatchNorm's statistics have moved
         once, and the random generators are where one pass leaves them. If anything raises, weights,
-        gradients and buffers are what they were before the call.
+        gradients and buffers are what they were before the call. (Frozen parameters that the
+        closure itself writes to, such as a momentum encoder's, are what one pass makes of them.)
 
         Args:
             closure: Runs the forward pass and returns the loss, or `(loss, aux)`; it does not call
-                `backward`. A list of closures is one batch in micro-batches, with one perturbation
-                for all of them; as with `loss.backward()`, their losses add up, so divide each by
-                their number for a mean.
+                `backward`, and `zero_grad` neither: what `.grad` held is put aside while it runs,
+                so that would clear nothing. A list of closures is one batch in micro-batches, with
+                one perturbation for all of them; as with `loss.backward()`, their losses add up, so
+                divide each by their number for a mean.
             scaler: What scales the loss. Unscale, clip and step afterwards, as always.
             backward: What to call on the loss in place of `loss.backward()`, for frameworks that
                 bring their own. Where it scales the loss, the report's norms are scaled too.
@@ -109,7 +111,7 @@ class Objective(ABC):
             TypeError: An argument has the wrong type, or the closure returned no tensor.
             ValueError: The list of closures is empty, or the model or the radius is not valid now.
             RuntimeError: The closure returned a loss without graph or no scalar, called `backward`
-                itself, or reached no parameter; or a gradient is sparse.
+                itself, added or thawed parameters, or reached none; or a gradient is sparse.
         """
         passes = Passes(closure, scaler, backward)
         if self._is_running:
@@ -134,7 +136,10 @@ class Objective(ABC):
             weights.gradients_added() as add,
             replicas.unsynchronised(),
         ):
-            direction, report = self._direction(weights, passes, numbers)
+            try:
+                direction, report = self._direction(weights, passes, numbers)
+            finally:
+                forget_weights()
             if sync:
                 replicas.share_buffers(weights.buffers)
             add(direction, replicas.mean if sync and replicas.shares_direction else None)
@@ -275,6 +280,7 @@ class TwoPass(Objective):
         random_state = passes.random_state(weights.devices)
         loss, aux = passes.run(weights)
         scale = passes.scale(loss.device)
+        weights.look_again()
         # Lazy modules have no shape before the first pass, so this comes after it.
         self._check_memory(weights)
         arithmetic = choose(

@@ -84,10 +84,7 @@ class Passes:
 
     def _run(self, closure: Closure, weights: Weights, index: int) -> tuple[Tensor, Any]:
         versions = _versions(weights) if index else []  # before the first there are no gradients
-        # Around the whole call there may be an autocast or a `parametrize.cached`. What an earlier
-        # pass made of the weights would stand in for the weights of this one.
-        torch.clear_autocast_cache()
-        parametrize._cache.clear()
+        forget_weights()
         with torch.enable_grad():
             result = closure()
             loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
@@ -108,6 +105,15 @@ class Passes:
         if self._scaler is None:
             return None
         return self._scaler.scale(torch.ones((), dtype=torch.float32, device=device))
+
+
+def forget_weights() -> None:
+    """Has nothing stand in for the weights that was made of others before.
+
+    Around the whole call there may be an autocast or a `parametrize.cached`.
+    """
+    torch.clear_autocast_cache()
+    parametrize._cache.clear()
 
 
 def _versions(weights: Weights) -> list[int | None]:

@@ -31,6 +31,7 @@ Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
 _NORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm}
 
 _gradient = attrgetter("grad")
+_mode = attrgetter("training")
 _device = attrgetter("device")
 _hooks = attrgetter("_post_accumulate_grad_hooks")
 _dtype = attrgetter("dtype")
@@ -67,6 +68,7 @@ class Weights:
     do_norms_obey: bool | None
     wrappers: list[DistributedDataParallel]
     are_sharded: bool
+    _modes: list[bool]
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -81,14 +83,17 @@ class Weights:
         """
         self._reshard()
         # A walk through the modules takes percents of a small model's step, so the last one is
-        # used again while every module still holds the same children and parameters.
-        children, every = contents(self._child_homes), contents(self._parameter_homes)
-        if not (are_same(children, self._children) and are_same(every, self._every)):
+        # used again while it may be.
+        if not self._is_as_walked():
             self._walk()
+        # Where code asks whether it trains, other code may write to statistics now.
+        modes = list(map(_mode, self.modules))
+        if modes != self._modes:
+            self._modes, self.do_norms_obey = modes, None
         self.parameters = [p for p in self._unique if p.requires_grad]
         self.frozen = []
         if len(self.parameters) < len(self._unique):
-            plain = [p for p in self._unique if type(p) is nn.Parameter]
+            plain = [p for p in self._unique if type(p) is nn.Parameter and not p.is_inference()]
             self.frozen = [p for p in plain if not p.requires_grad]
         self._frozen_states = list(map(_state, self.frozen))
         if not self.parameters:
@@ -100,6 +105,29 @@ class Weights:
             self._refuse()
         if self._fsdp_modules and not all(map(is_sharded, self.parameters)):
             self._refuse_plain()
+
+    def look_again(self) -> None:
+        """After a first pass: finds the modules that it has added.
+
+        Raises:
+            RuntimeError: It has added trainable parameters, or thawed some. They have a gradient
+                already, to which that of the second pass would be added.
+        """
+        self._reshard()
+        if not self._is_as_walked():
+            self._walk()
+        now = [p for p in self._unique if p.requires_grad]
+        if are_same(now, self.parameters):
+            return
+        known = set(map(id, self.parameters))
+        others = {id(p) for p in now if id(p) not in known}
+        for name, parameter in self._model.named_parameters():
+            if id(parameter) in others:
+                parameter.grad = None
+                raise RuntimeError(
+                    f"closure must not add or thaw parameters, got {name} anew. Run the model once "
+                    "before the first step, and thaw between steps."
+                )
 
     def written(self) -> list[Tensor]:
         """The frozen parameters that a pass has written to since the last look.
@@ -116,18 +144,25 @@ class Weights:
                 "model must not hold modules of TorchScript, got one. Pass the modules that it was "
                 "made from; torch.compile is faster, too."
             )
-        self._child_homes = [module._modules for module in modules]
-        self._parameter_homes = [module._parameters for module in modules]
+        parameter_homes = [module._parameters for module in modules]
+        homes: list[dict[str, Any]] = [*(module._modules for module in modules), *parameter_homes]
+        self._homes = [home for home in homes if home]
+        self._empty_homes = [home for home in homes if not home]
+        self._held = contents(self._homes)
         self.buffers = [module._buffers for module in modules]
         self.norms = [module for module in modules if type(module) in _NORMS]
         self.other_buffers = [m._buffers for m in modules if type(m) not in _NORMS]
         self.do_norms_obey = None
-        self._children = contents(self._child_homes)
-        self._every = contents(self._parameter_homes)
-        self._unique = list({id(p): p for p in self._every if p is not None}.values())
+        self._modes = []
+        every = contents(parameter_homes)
+        self._unique = list({id(p): p for p in every if p is not None}.values())
         self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self.are_sharded = any(map(is_sharded, self._unique))
         self._fsdp_modules = fsdp_modules(modules)
+
+    def _is_as_walked(self) -> bool:
+        """Whether every module still holds the same children and parameters."""
+        return not any(self._empty_homes) and are_same(contents(self._homes), self._held)
 
     def _reshard(self) -> None:
         """Has FSDP's modules hold pieces, not the whole that they gathered for a pass.
