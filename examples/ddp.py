@@ -3,6 +3,7 @@
     torchrun --nproc-per-node 2 examples/ddp.py --checkpoint /tmp/digits_ddp
 
 Each climbs by its own images, and all take the mean. The command continues a stopped run.
+It needs scikit-learn.
 """
 
 import argparse

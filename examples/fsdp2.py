@@ -3,6 +3,7 @@
     torchrun --nproc-per-node 2 examples/fsdp2.py --checkpoint /tmp/digits_fsdp2
 
 They climb as one process would. The command continues a stopped run, with any number of processes.
+It needs scikit-learn.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Vanilla, SAM and GSAM side by side, on 100 images of handwritten digits.
 
 All three start from the same weights and see the same batches for the same number of steps. A step
-of SAM or GSAM makes two passes, so it takes about twice as long.
+of SAM or GSAM makes two passes, so it takes about twice as long. It needs scikit-learn.
 
     python examples/quickstart.py --seeds 5 --epochs 60
 """

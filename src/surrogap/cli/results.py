@@ -138,7 +138,9 @@ def tell_cost(cost: float, what: str) -> None:
     >>> tell_cost(99.3, "over 1,000 images")
     At most 100 gradient evaluations over 1,000 images.
     """
-    print(f"At most {math.ceil(cost):,} gradient evaluations {what}.", flush=True)
+    number = math.ceil(cost)
+    noun = "evaluation" if number == 1 else "evaluations"
+    print(f"At most {number:,} gradient {noun} {what}.", flush=True)
 
 
 @contextmanager

@@ -43,10 +43,10 @@ def capture(
     """Records a training step as a CUDA graph, and returns a function that replays it.
 
     Recording changes nothing: weights, statistics, the optimizer's state, `.grad` and the random
-    generators are as before. Learning rates, `rho`, `alpha` and `lam` may change from step to step,
-    and schedules and schedulers work as always. What else the step depends on must stay as it is,
-    and is checked: the model's parameters, buffers and mode, the optimizer's other settings and
-    its state. So load checkpoints before. `.grad` is left alone, the graph has gradients of its
+    generators are as before. Learning rates, `rho`, `alpha`, `lam` and `gamma` may change from step
+    to step, and schedules and schedulers work as always. What else the step depends on must stay as
+    it is, and is checked: the model's parameters, buffers and mode, the optimizer's other settings
+    and its state. So load checkpoints before. `.grad` is left alone, the graph has gradients of its
     own, and what it works on stays allocated as long as the function lives.
 
     Args:
