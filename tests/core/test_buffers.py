@@ -182,21 +182,25 @@ def test_a_buffer_whose_storage_is_swapped_is_followed() -> None:
 
 
 class Assigning(nn.Linear):
-    """A running mean whose data is assigned anew by each pass."""
+    """A running mean, written to and assigned anew by each pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(3, 3)
-        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("mean", torch.zeros(3, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        self.mean.data = 0.9 * self.mean.data + 0.1 * y.detach().mean(0)
+        self.mean.add_(1.0)
+        self.mean.data = (0.9 * self.mean.data + 0.1 * y.detach().mean(0)).to(self.mean.dtype)
         return y
 
 
 @every_objective
-def test_a_buffer_whose_storage_a_pass_swaps_moves_once(name: str, device: torch.device) -> None:
-    model, x = Assigning().to(device), torch.randn(8, 3, device=device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_buffer_whose_storage_a_pass_swaps_moves_once(
+    dtype: torch.dtype, name: str, device: torch.device
+) -> None:
+    model, x = Assigning(dtype).to(device), torch.randn(8, 3, device=device)
     plain, objective = copy.deepcopy(model), OBJECTIVES[name].make(model)
     for _ in range(3):
         plain(x)

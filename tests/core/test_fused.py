@@ -279,13 +279,52 @@ def test_weights_come_back_to_where_a_pass_has_put_them(
 
 
 def test_weights_that_a_pass_has_reshaped_are_refused(device: torch.device) -> None:
-    (weight,) = parameters = [torch.randn(3, 4, device=device)]
-    arithmetic = Fused(parameters, [Kind.PLAIN], Ascent(), [WHOLE])
-    arithmetic.climb([torch.ones_like(weight)], 0.3, None)
-    weight.data = torch.zeros(2, device=device)
+    weights = [torch.randn(3, 4, device=device) for _ in range(2)]
+    parameters = [weight.clone() for weight in weights]
+    arithmetic = Fused(parameters, [Kind.PLAIN] * 2, Ascent(), [WHOLE] * 2)
+    arithmetic.climb([torch.ones_like(weight) for weight in weights], 0.3, None)
+    parameters[0].data = torch.zeros(2, device=device)
     with pytest.raises(RuntimeError, match="closure must leave parameters as they are, got one"):
         arithmetic.restore()
-    arithmetic.restore()  # there is nowhere to put them
+    assert not torch.equal(parameters[1], weights[1])
+    arithmetic.restore()  # what can be, as an objective does
+    assert torch.equal(parameters[1], weights[1])
+    assert parameters[0].tolist() == [0.0, 0.0]
+
+
+def test_an_interrupt_while_weights_are_found(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(3, 4, device=device)
+    parameters = [weight.clone()]
+    arithmetic = Fused(parameters, [Kind.PLAIN], Ascent(), [WHOLE])
+    arithmetic.climb([torch.ones_like(weight)], 0.3, None)
+    old, parameters[0].data = parameters[0].detach(), parameters[0].data.clone()
+    climbed = old.clone()
+
+    def struck(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fused._Group, "find", struck)
+        with pytest.raises(KeyboardInterrupt):
+            arithmetic.restore()
+    arithmetic.restore()
+    assert torch.equal(parameters[0], weight)
+    assert torch.equal(old, climbed)
+
+
+def test_new_parameters_in_the_same_memory_are_taken_over(device: torch.device) -> None:
+    weight = torch.randn(3, 4, device=device)
+    old, new = weight.clone(), torch.empty(0, device=device)
+    new.data = old.data
+    arithmetic = Fused([old], [Kind.PLAIN], Ascent(), [WHOLE])
+    assert arithmetic.adopts([new], [Kind.PLAIN], [WHOLE], "exact")
+    old.data = torch.zeros(3, 4, device=device)
+    arithmetic.climb([torch.ones_like(weight)], 0.3, None)
+    arithmetic.restore()
+    assert torch.equal(new, weight)
+    assert not old.any()
 
 
 def test_a_recording_refuses_weights_that_move(device: torch.device) -> None:

@@ -431,21 +431,43 @@ def test_parameters_that_a_pass_adds_or_thaws_are_refused(adds: bool, name: str)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
     parameters, before = list(model.parameters()), zoo.bits(model)
+    gradients = [torch.ones_like(p) for p in model[1].parameters()]
+    for parameter, gradient in zip(model[1].parameters(), gradients, strict=True):
+        parameter.grad = gradient.clone()
 
     def closure() -> Tensor:
         if adds:
             model[0].scale = nn.Parameter(torch.ones(3))
         else:
-            model[0].weight.requires_grad_(True)
+            model[0].requires_grad_(True)
         return (model[1](model[0](torch.ones(2, 3)) * getattr(model[0], "scale", 1.0))).sum()
 
     objective = OBJECTIVES[name].make(model)
     message = f"closure must not add or thaw parameters, got 0.{'scale' if adds else 'weight'} anew"
     with pytest.raises(RuntimeError, match=message):
         objective.backward(closure)
-    assert all(p.grad is None for p in model.parameters())
+    assert all(p.grad is None for p in model[0].parameters())
+    assert zoo.same_bits(gradients, [p.grad for p in model[1].parameters()])
     assert zoo.same_bits(before, parameters)
     objective.backward(lambda: model(torch.ones(2, 3)).sum())  # now that it is there
+
+
+def test_a_teacher_may_be_made_in_the_first_pass() -> None:
+    """It is trainable, going by its parameters, and has no gradient."""
+    model, x = nn.Sequential(nn.Linear(3, 1)), torch.randn(4, 3)
+
+    def closure() -> Tensor:
+        if len(model) == 1:
+            model.append(copy.deepcopy(model[0]))
+        with torch.no_grad():
+            target = model[1](x) + 1.0
+        return (model[0](x) - target).square().mean()
+
+    objective = SAM(model)
+    for _ in range(2):
+        objective.backward(closure)
+    assert model[0].weight.grad is not None
+    assert model[1].weight.grad is None
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:")

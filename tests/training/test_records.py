@@ -165,16 +165,28 @@ def test_meters_skip_pauses_and_go_on() -> None:
 
 
 def test_gradients_that_overflow_are_counted_and_spare_the_means() -> None:
-    meter = Meter(WORLD)
-    for loss, norm in ((1.0, 2.0), (3.0, math.inf), (5.0, 4.0)):
-        meter.add(torch.tensor([loss, math.nan, math.nan, norm, math.nan, norm, loss]))
+    meter = Meter(WORLD, drops_overflows=True)
+    for loss, g, g_p in (
+        (1.0, 2.0, 6.0),
+        (2.0, math.inf, 1.0),
+        (3.0, 1.0, math.nan),
+        (6.0, 4.0, 8.0),
+    ):
+        meter.add(torch.tensor([loss, loss, 0.0, g, g_p, g / g_p, 1.0]))
     means = meter.means()
-    assert meter.num_overflows == 1
-    assert (means["loss"], means["grad_norm"], means["cosine"]) == (3.0, 3.0, 3.0)
-    assert math.isnan(means["gap"])  # not measured
-    assert math.isnan(means["perturbed_grad_norm"])
+    assert meter.num_overflows == 2
+    assert (means["loss"], means["grad_norm"], means["perturbed_grad_norm"]) == (3.0, 3.0, 7.0)
     meter.add(torch.full((7,), math.nan))
     assert math.isnan(meter.means()["loss"])  # never passed over: captured steps are stopped by it
+
+
+def test_one_pass_has_no_second_gradient_to_overflow() -> None:
+    meter = Meter(WORLD, drops_overflows=True)
+    for norm in (2.0, math.inf, 4.0):
+        meter.add(torch.tensor([1.0, math.nan, math.nan, norm, math.nan, math.nan, 1.0]))
+    assert meter.num_overflows == 1
+    assert meter.means()["grad_norm"] == 3.0
+    assert math.isnan(meter.means()["cosine"])
 
 
 RECORDS: list[dict[str, Any]] = [

@@ -33,7 +33,7 @@ Number: TypeAlias = float | Tensor
 
 # What a step holds beside weights and gradients: copies of the weights and of `g`; or of the
 # weights alone, and `g` is found again from where it led, but for rounding: to 6e-8 ||w|| / rho of
-# its length in SAM's ball, so not for the smallest radii.
+# its length in SAM's ball, so not for the smallest radii, nor if the closure writes to the weights.
 Memory: TypeAlias = Literal["exact", "low"]
 
 
@@ -75,14 +75,14 @@ class Arithmetic(ABC):
         self._shardings = shardings
         self._memory = memory
 
-    def fits(
+    def adopts(
         self,
         parameters: Sequence[Tensor],
         kinds: Sequence[Kind],
         shardings: Sequence[Sharding],
         memory: Memory,
     ) -> bool:
-        """Whether it can serve another step, of these parameters."""
+        """Whether it can serve another step, of these parameters, which it takes over then."""
         return False
 
     def recording(self, num_steps: int) -> AbstractContextManager[None]:
@@ -214,7 +214,7 @@ def choose(
     last: Arithmetic | None = None,
 ) -> Arithmetic:
     """The fastest arithmetic for these parameters: the `last` one, if it still fits."""
-    if last is not None and last.fits(parameters, kinds, shardings, memory):
+    if last is not None and last.adopts(parameters, kinds, shardings, memory):
         return last
     if parameters[0].device.type == "cuda" and find_spec("triton"):
         from surrogap.core.fused import Fused  # Triton takes a second to load

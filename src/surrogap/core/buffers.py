@@ -52,11 +52,11 @@ class Buffers:
                     home.clear()
                 for home, content in homes_before:
                     home.update(content)
-            for some in copies:
-                some.restore()
             if _places(writable) != places:  # and some assign to its data
                 for tensor, original in zip(writable, originals, strict=True):
                     tensor.data = original
+            for some in copies:
+                some.restore()
 
         try:
             yield

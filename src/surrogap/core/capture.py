@@ -185,6 +185,9 @@ class CapturedStep:
         current.wait_stream(stream)
 
     def _record(self) -> None:
+        weights = self._weights
+        tensors = [*weights.parameters, *weights.frozen, *contents(weights.buffers)]
+        places = [(t, t.detach()) for t in tensors if t is not None and t.layout is torch.strided]
         try:
             with (
                 gradients_kept(self._weights, self._optimizer),
@@ -202,8 +205,21 @@ class CapturedStep:
                 "loss_fn must do all its work on the GPU without waiting for it, got "
                 f"{type(error).__name__}: {error}. Train with objective.backward instead."
             ) from error
+        finally:
+            self._check_places(places)
         auxes = [tree_map_only(Tensor, Tensor.detach, report.aux) for report in reports]
         self._aux = auxes if self._num_calls > 1 else auxes[0]
+
+    def _check_places(self, places: list[tuple[Tensor, Tensor]]) -> None:
+        """A graph works on the memory that it was recorded with, and only there."""
+        moved = [pair for pair in places if pair[0].data_ptr() != pair[1].data_ptr()]
+        for tensor, place in moved:
+            tensor.data = place
+        if moved:
+            raise RuntimeError(
+                "model must write to its weights and buffers in place, got one that assigns to "
+                "their .data in its forward pass. Train with objective.backward instead."
+            )
 
     def _run(self, random_state: _RandomStates) -> list[Report]:
         numbers, lrs = self._scalars()

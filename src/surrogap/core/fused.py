@@ -63,8 +63,8 @@ class _Group:
         self.products = Kernel(products_kernel, self._device)
         self.combine = Kernel(combine_kernel, self._device)
 
-    def find(self, parameters: Sequence[Tensor]) -> None:
-        """Where the weights lie now."""
+    def find(self, parameters: Gradients | Sequence[Tensor]) -> None:
+        """Where the weights lie now; None for those that are not to be written to."""
         self.w_table = table(self._addresses(parameters), self._device)
 
     def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
@@ -139,7 +139,7 @@ class Fused(Arithmetic):
             and can_launch(device)
         )
 
-    def fits(
+    def adopts(
         self,
         parameters: Sequence[Tensor],
         kinds: Sequence[Kind],
@@ -147,12 +147,15 @@ class Fused(Arithmetic):
         memory: Memory,
     ) -> bool:
         """See `Arithmetic`."""
-        return (
+        if not (
             memory == self._memory
             and kinds == self._kinds
             and _signature(parameters) == self._signature
             and shardings == self._shardings
-        )
+        ):
+            return False
+        self._parameters = parameters
+        return True
 
     @contextmanager
     def recording(self, num_steps: int) -> Iterator[None]:
@@ -217,24 +220,27 @@ class Fused(Arithmetic):
         Raises:
             RuntimeError: What it assigned is not like what was there, or a graph is recorded.
         """
-        num = len(self._parameters)
-        if tuple(map(Tensor.data_ptr, self._parameters)) == self._signature[:num]:
+        parameters, num = self._parameters, len(self._parameters)
+        if tuple(map(Tensor.data_ptr, parameters)) == self._signature[:num]:
             return
-        now = _signature(self._parameters)
-        if now[num:] != self._signature[num:]:
-            self._has_copy = False  # there is nowhere to put it
-            raise RuntimeError(
-                "closure must leave parameters as they are, got one that assigned data of another "
-                "shape, dtype or memory format to them. Write into them in place."
-            )
         if self._tables is not None:
             raise RuntimeError(
                 "a recorded step must find parameters where they were, got a forward pass that "
                 "assigns to p.data. Write in place, by p.data.copy_(...), or do not capture."
             )
-        self._signature = now
+        now, before = _signature(parameters), self._signature
+        found: Gradients = [
+            p if p.device == self._device and now[i::num] == (now[i], *before[i::num][1:]) else None
+            for i, p in enumerate(parameters)
+        ]
         for group in self._groups:
-            group.find(self._parameters)
+            group.find(found)
+        self._signature = now  # last: if an interrupt strikes before, all is found again
+        if not are_all(found):  # the others can be put back
+            raise RuntimeError(
+                "closure must leave parameters as they are, got one that assigned data of another "
+                "shape, dtype, device or memory format to them. Write into them in place."
+            )
 
     def _drop_copies(self) -> None:
         self._has_copy = False

@@ -69,6 +69,7 @@ class Weights:
     wrappers: list[DistributedDataParallel]
     are_sharded: bool
     _modes: list[bool]
+    _other_gradients: dict[int, Tensor | None]
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -91,10 +92,11 @@ class Weights:
         if modes != self._modes:
             self._modes, self.do_norms_obey = modes, None
         self.parameters = [p for p in self._unique if p.requires_grad]
-        self.frozen = []
+        self.frozen, self._other_gradients = [], {}
         if len(self.parameters) < len(self._unique):
-            plain = [p for p in self._unique if type(p) is nn.Parameter and not p.is_inference()]
-            self.frozen = [p for p in plain if not p.requires_grad]
+            others = [p for p in self._unique if not p.requires_grad]
+            self.frozen = [p for p in others if type(p) is nn.Parameter and not p.is_inference()]
+            self._other_gradients = {id(p): p.grad for p in others}
         self._frozen_states = list(map(_state, self.frozen))
         if not self.parameters:
             raise ValueError(
@@ -110,8 +112,8 @@ class Weights:
         """After a first pass: finds the modules that it has added.
 
         Raises:
-            RuntimeError: It has added trainable parameters, or thawed some. They have a gradient
-                already, to which that of the second pass would be added.
+            RuntimeError: It has added trainable parameters, or thawed some, and they have a
+                gradient already, to which that of the second pass would be added.
         """
         self._reshard()
         if not self._is_as_walked():
@@ -119,15 +121,16 @@ class Weights:
         now = [p for p in self._unique if p.requires_grad]
         if are_same(now, self.parameters):
             return
-        known = set(map(id, self.parameters))
-        others = {id(p) for p in now if id(p) not in known}
-        for name, parameter in self._model.named_parameters():
-            if id(parameter) in others:
-                parameter.grad = None
-                raise RuntimeError(
-                    f"closure must not add or thaw parameters, got {name} anew. Run the model once "
-                    "before the first step, and thaw between steps."
-                )
+        known, before = set(map(id, self.parameters)), self._other_gradients
+        reached = [p for p in now if id(p) not in known and p.grad is not before.get(id(p))]
+        if reached:
+            names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+            for parameter in reached:
+                parameter.grad = before.get(id(parameter))
+            raise RuntimeError(
+                f"closure must not add or thaw parameters, got {names[id(reached[0])]} anew. Run "
+                "the model once before the first step, and thaw between steps."
+            )
 
     def written(self) -> list[Tensor]:
         """The frozen parameters that a pass has written to since the last look.

@@ -181,7 +181,10 @@ def _record_of(line: bytes, place: str) -> Record:
 class Meter:
     """Means of what steps measure, kept on the device until they are read, and the time they took.
 
-    Norms and cosine are those of the steps whose gradients were finite: with fp16 some never are.
+    Args:
+        world: The processes.
+        drops_overflows: Whether steps whose gradients are not finite have no effect, as with fp16.
+            Norms and cosine are those of the other steps then.
 
     >>> meter = Meter(World(torch.device("cpu")))
     >>> for loss in (1.0, 3.0):
@@ -190,36 +193,39 @@ class Meter:
     2.0
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, drops_overflows: bool = False) -> None:
         self._world = world
-        may_overflow = ("grad_norm", "perturbed_grad_norm", "cosine")
-        self._counts_always = torch.tensor(
-            [name not in may_overflow for name in MEASURES], device=world.device
-        )
+        self._drops_overflows = drops_overflows
+        norms = ("grad_norm", "perturbed_grad_norm", "cosine")
+        self._are_norms = torch.tensor([name in norms for name in MEASURES], device=world.device)
         self.reset()
 
     def reset(self) -> None:
         """Begins anew."""
-        self._sums, self._counts = torch.zeros(2, len(MEASURES), device=self._world.device)
+        # The last is the number of overflows.
+        self._sums = torch.zeros(len(MEASURES) + 1, device=self._world.device)
         self.count = 0
         self._start = time.perf_counter()
 
     def add(self, measures: torch.Tensor) -> None:
         """Adds what a step measured, without waiting for it."""
-        counts = measures.isfinite() | self._counts_always
-        self._sums += torch.where(counts, measures, 0.0)
-        self._counts += counts
         self.count += 1
+        if self._drops_overflows:
+            overflows = _overflows(measures)
+            self._sums[-1] += overflows
+            measures = torch.where(overflows & self._are_norms, 0.0, measures)
+        self._sums[:-1] += measures
 
     def means(self) -> dict[str, float]:
         """The means over steps and processes. Reading them waits for the device."""
-        means = self._world.mean(self._sums) / self._world.mean(self._counts)
-        return dict(zip(MEASURES, means.tolist(), strict=True))
+        *sums, overflows = self._world.mean(self._sums).unbind()
+        counts = self.count - self._are_norms * overflows
+        return dict(zip(MEASURES, (torch.stack(sums) / counts).tolist(), strict=True))
 
     @property
     def num_overflows(self) -> int:
-        """In how many steps a gradient was not finite. Reading it waits for the device."""
-        return self.count - round(float(self._counts[MEASURES.index("grad_norm")]))
+        """How many steps were dropped. Reading it waits for the device."""
+        return round(float(self._sums[-1])) if self._drops_overflows else 0
 
     @property
     def seconds(self) -> float:
@@ -232,16 +238,22 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums of each process, and the time."""
-        sums = self._world.gathered(torch.stack([self._sums, self._counts]).cpu())
+        sums = self._world.gathered(self._sums.cpu())
         return {"sums": sums, "count": self.count, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there, also among another number of processes."""
         sums, rank = state["sums"], self._world.rank
         own = sums[rank] if len(sums) == self._world.size else torch.stack(sums).mean(0)
-        self._sums, self._counts = own.to(self._world.device, copy=True)
+        self._sums = own.to(self._world.device, copy=True)
         self.count = state["count"]
         self._start = time.perf_counter() - state["seconds"]
+
+
+def _overflows(measures: torch.Tensor) -> torch.Tensor:
+    """Whether a gradient was not finite, in whichever pass that there was."""
+    finite = dict(zip(MEASURES, measures.isfinite().unbind(), strict=True))
+    return ~finite["grad_norm"] | (finite["perturbed_loss"] & ~finite["perturbed_grad_norm"])
 
 
 def _summary_writer() -> Any:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -113,7 +114,8 @@ class _Run:
         self.rho: float | None = None
         self.saved_at = time.monotonic()
         self.num_skipped = 0
-        self.interval, self.epoch, self.whole = Meter(world), Meter(world), Meter(world)
+        meter = partial(Meter, world, drops_overflows=config.execution.precision == "fp16")
+        self.interval, self.epoch, self.whole = meter(), meter(), meter()
         self.records: Records | None = None  # the first process's
         position = self._resume()
         world.from_first(lambda: self._open_records(position))
@@ -296,6 +298,8 @@ class _Run:
         try:
             load_weights_and_moments(self.parts.model, self.parts.optimizer, large, self.world)
         except RuntimeError as error:
+            if "loading state_dict" not in str(error):
+                raise
             raise ValueError(
                 f"out must hold a checkpoint of this network for these images, got "
                 f"{self.config.folder}, whose checkpoint differs "
