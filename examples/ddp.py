@@ -1,9 +1,8 @@
-"""GSAM in several processes under DistributedDataParallel, on images of handwritten digits.
+"""GSAM in several processes under DistributedDataParallel, on scikit-learn's images of digits.
 
     torchrun --nproc-per-node 2 examples/ddp.py --checkpoint /tmp/digits_ddp
 
 Each climbs by its own images, and all take the mean. The command continues a stopped run.
-It needs scikit-learn.
 """
 
 import argparse

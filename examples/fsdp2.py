@@ -1,9 +1,8 @@
-"""GSAM in processes that hold pieces of the weights (FSDP2), on images of handwritten digits.
+"""GSAM in processes that hold pieces of the weights (FSDP2), on scikit-learn's digits.
 
     torchrun --nproc-per-node 2 examples/fsdp2.py --checkpoint /tmp/digits_fsdp2
 
 They climb as one process would. The command continues a stopped run, with any number of processes.
-It needs scikit-learn.
 """
 
 import argparse

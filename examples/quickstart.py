@@ -1,7 +1,7 @@
-"""Vanilla, SAM and GSAM side by side, on 100 images of handwritten digits.
+"""Vanilla, SAM and GSAM side by side, on 100 of scikit-learn's images of digits.
 
 All three start from the same weights and see the same batches for the same number of steps. A step
-of SAM or GSAM makes two passes, so it takes about twice as long. It needs scikit-learn.
+of SAM or GSAM makes two passes, so it takes about twice as long.
 
     python examples/quickstart.py --seeds 5 --epochs 60
 """

@@ -61,7 +61,7 @@ def test_step_cost_prints_a_table_and_writes_json(
     assert together["over_floor"] == statistics.median(turns)
     # Two passes cost more than one: the least that a benchmark must see.
     best = {name: variant["best_ms"] for name, variant in variants.items()}
-    assert best["GSAM"] > 1.3 * best["vanilla"] > best["forward_backward"]
+    assert best["GSAM"] > best["forward_backward"]
 
 
 @pytest.mark.parametrize(
