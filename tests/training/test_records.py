@@ -180,6 +180,13 @@ def test_gradients_that_overflow_are_counted_and_spare_the_means() -> None:
     assert math.isnan(meter.means()["loss"])  # never passed over: captured steps are stopped by it
 
 
+def test_checkpoints_without_overflows_are_read() -> None:
+    meter = Meter(WORLD)
+    meter.load_state_dict({"sums": [torch.full((7,), 6.0)], "count": 2, "seconds": 1.0})
+    assert meter.means()["loss"] == 3.0
+    assert meter.num_overflows == 0
+
+
 def test_one_pass_has_no_second_gradient_to_overflow() -> None:
     meter = Meter(WORLD, drops_overflows=True)
     for norm in (2.0, math.inf, 4.0):

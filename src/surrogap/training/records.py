@@ -245,7 +245,8 @@ class Meter:
         """Goes on from there, also among another number of processes."""
         sums, rank = state["sums"], self._world.rank
         own = sums[rank] if len(sums) == self._world.size else torch.stack(sums).mean(0)
-        self._sums = own.to(self._world.device, copy=True)
+        self._sums = torch.zeros_like(self._sums)
+        self._sums[: len(own)] = own  # older checkpoints do not count overflows
         self.count = state["count"]
         self._start = time.perf_counter() - state["seconds"]
 
