@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from surrogap.core.copies import Copies, room_for
-from surrogap.core.fused import FusedCopies
+from surrogap.core.fused_copies import FusedCopies
 from tests import zoo
 
 
@@ -26,6 +26,19 @@ def test_what_was_saved_last_comes_back(cls: type[Copies], device: torch.device)
             assert zoo.same_bits(before, tensors)
         for tensor in tensors:
             tensor.mul_(3)
+
+
+@pytest.mark.parametrize("cls", [Copies, FusedCopies])
+def test_memory_that_has_grown_is_found(cls: type[Copies], device: torch.device) -> None:
+    """It lies elsewhere then, and where it was may be another's."""
+    tensor = torch.arange(64, dtype=torch.int32, device=device)
+    copies, before, place = cls([tensor]), tensor.clone(), tensor.data_ptr()
+    copies.save()
+    tensor.untyped_storage().resize_(2**24)
+    tensor.zero_()
+    assert tensor.data_ptr() != place
+    copies.restore()
+    assert torch.equal(tensor, before)
 
 
 def test_the_room_fits_the_device_and_dtype(device: torch.device) -> None:

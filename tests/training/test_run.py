@@ -168,6 +168,17 @@ def test_images_that_have_changed_are_told(tmp_path: Path) -> None:
     assert made_up.state(config.folder)["step"] == before
 
 
+@pytest.mark.parametrize("objective", ["vanilla", "gsam", "entropy-sgd"])
+def test_an_overflow_lowers_the_scale_and_is_counted(tmp_path: Path, objective: str) -> None:
+    changes = {"loss": "sigmoid", "head_bias": -10.0, "lr": 1e-3, "batch_size": 2, "epochs": 1}
+    config = made_up.config(tmp_path, precision="fp16", objective=objective, **changes)
+    assert train(config).step == 16
+    record = read_records(config.folder)[-1]
+    assert record["overflows"] >= 1  # 2^16 times these gradients is beyond fp16
+    assert record["overflows"] < 16
+    assert record["grad_norm"] > 0.1
+
+
 def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = made_up.config(tmp_path)
     train(config, resume=True, progress=made_up.Interrupting(3))

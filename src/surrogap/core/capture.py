@@ -19,7 +19,13 @@ from surrogap.core.arguments import number
 from surrogap.core.arithmetic import Number
 from surrogap.core.objective import Objective
 from surrogap.core.passes import Closure, Passes, RandomState, Replayable
-from surrogap.core.recording import Twins, gradients_kept, settings_replaced, undone
+from surrogap.core.recording import (
+    Twins,
+    gradients_kept,
+    places_kept,
+    settings_replaced,
+    undone,
+)
 from surrogap.core.report import Report
 from surrogap.core.weights import are_same, contents
 
@@ -130,7 +136,8 @@ class CapturedStep:
         with torch.cuda.device(device):
             self._random_state = Twins(self._graph)
             self._warm_up()
-            self._record()
+            with places_kept(self._weights):
+                self._record()
         self._circumstances = self._look_around()
 
     def __call__(self, *batch: Tensor) -> Report:
@@ -185,9 +192,6 @@ class CapturedStep:
         current.wait_stream(stream)
 
     def _record(self) -> None:
-        weights = self._weights
-        tensors = [*weights.parameters, *weights.frozen, *contents(weights.buffers)]
-        places = [(t, t.detach()) for t in tensors if t is not None and t.layout is torch.strided]
         try:
             with (
                 gradients_kept(self._weights, self._optimizer),
@@ -205,21 +209,8 @@ class CapturedStep:
                 "loss_fn must do all its work on the GPU without waiting for it, got "
                 f"{type(error).__name__}: {error}. Train with objective.backward instead."
             ) from error
-        finally:
-            self._check_places(places)
         auxes = [tree_map_only(Tensor, Tensor.detach, report.aux) for report in reports]
         self._aux = auxes if self._num_calls > 1 else auxes[0]
-
-    def _check_places(self, places: list[tuple[Tensor, Tensor]]) -> None:
-        """A graph works on the memory that it was recorded with, and only there."""
-        moved = [pair for pair in places if pair[0].data_ptr() != pair[1].data_ptr()]
-        for tensor, place in moved:
-            tensor.data = place
-        if moved:
-            raise RuntimeError(
-                "model must write to its weights and buffers in place, got one that assigns to "
-                "their .data in its forward pass. Train with objective.backward instead."
-            )
 
     def _run(self, random_state: _RandomStates) -> list[Report]:
         numbers, lrs = self._scalars()

@@ -25,7 +25,7 @@ class Copies:
 def room_for(tensors: list[Tensor]) -> Copies:
     """The fastest room for copies of these."""
     if tensors[0].device.type == "cuda" and find_spec("triton"):
-        from surrogap.core.fused import FusedCopies  # Triton takes a second to load
+        from surrogap.core.fused_copies import FusedCopies  # Triton takes a second to load
 
         if FusedCopies.takes(tensors):
             return FusedCopies(tensors)

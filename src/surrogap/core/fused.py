@@ -15,14 +15,12 @@ from torch import Tensor
 
 from surrogap.core.arithmetic import Arithmetic, Coefficients, Memory, Number
 from surrogap.core.ascent import Ascent, Kind
-from surrogap.core.copies import Copies
 from surrogap.core.kernels import (
     climb_kernel,
     combine_kernel,
     copy_kernel,
     products_kernel,
     restore_kernel,
-    save_kernel,
 )
 from surrogap.core.launching import Kernel, can_launch, num_programs, on
 from surrogap.core.shards import WHOLE, Sharding, totals
@@ -305,40 +303,6 @@ class Fused(Arithmetic):
             g if g is None or _is_ordered_like(g, p) else torch.empty_like(p).copy_(g)
             for g, p in zip(gradients, self._parameters, strict=True)
         ]
-
-
-class FusedCopies(Copies):
-    """Copies with one kernel each way, of 32-bit integers on one CUDA device."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._tensors = tensors  # whose addresses the table holds
-        self._device = device = tensors[0].device
-        sizes = tuple(map(Tensor.numel, tensors))
-        blocks, room = plan(sizes, (Kind.STILL,) * len(tensors), device)
-        self._addresses = tuple(map(Tensor.data_ptr, tensors))
-        self._table = table(self._addresses, device)
-        copy = tensors[0].new_empty(room)
-        self._arguments = (blocks, blocks.shape[1], copy, tl.int32, BLOCK)
-        self._save = Kernel(save_kernel, device)
-        self._restore = Kernel(restore_kernel, device)
-
-    @staticmethod
-    def takes(tensors: list[Tensor]) -> bool:
-        """Whether the kernels can work on these."""
-        return tensors[0].dtype == torch.int32 and can_launch(tensors[0].device)
-
-    def save(self) -> None:
-        """See `Copies`."""
-        with on(self._device):
-            self._save(self._table, *self._arguments)
-
-    def restore(self) -> None:
-        """See `Copies`."""
-        addresses = tuple(map(Tensor.data_ptr, self._tensors))
-        if addresses != self._addresses:  # memory that has grown has moved
-            self._addresses, self._table = addresses, table(addresses, self._device)
-        with on(self._device):
-            self._restore(self._table, *self._arguments, False)  # not `is_low`
 
 
 def _scalar(number: Number) -> Number:

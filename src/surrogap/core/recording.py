@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surrogap.core.buffers import Buffers
-from surrogap.core.weights import Weights
+from surrogap.core.weights import Weights, contents
 
 
 class Twins:
@@ -72,6 +72,28 @@ def undone(weights: Weights, optimizer: Optimizer) -> Iterator[None]:
                     for name, value in state.items():
                         if isinstance(value, Tensor):
                             value.copy_(before[name]) if name in before else value.zero_()
+
+
+@contextmanager
+def places_kept(weights: Weights) -> Iterator[None]:
+    """Weights and buffers are where they were after the body: a graph works on that memory alone.
+
+    Raises:
+        RuntimeError: They were not.
+    """
+    tensors = [*weights.parameters, *weights.frozen, *contents(weights.buffers)]
+    places = [(t, t.detach()) for t in tensors if t is not None and t.layout is torch.strided]
+    try:
+        yield
+    finally:
+        moved = [pair for pair in places if pair[0].data_ptr() != pair[1].data_ptr()]
+        for tensor, place in moved:
+            tensor.data = place
+        if moved:
+            raise RuntimeError(
+                "model must write to its weights and buffers in place, got one that assigns to "
+                "their .data in its forward pass. Train with objective.backward instead."
+            )
 
 
 @contextmanager

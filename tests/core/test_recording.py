@@ -1,0 +1,36 @@
+"""What a recording must leave as it was."""
+
+import pytest
+import torch
+from torch import nn
+
+from surrogap.core.recording import places_kept
+from surrogap.core.weights import Weights
+from tests import zoo
+
+
+@pytest.mark.parametrize("name", ["0.weight", "1.bias", "1.running_mean"])
+def test_what_has_moved_is_moved_back_and_told(name: str, device: torch.device) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(device)
+    model[1].requires_grad_(False)
+    tensors = dict(model.state_dict(keep_vars=True))
+    before = [tensor.detach().clone() for tensor in tensors.values()]
+    place = tensors[name].data_ptr()
+    with (
+        pytest.raises(RuntimeError, match="model must write to its weights and buffers in place"),
+        places_kept(Weights(model)),
+    ):
+        tensors[name].data = tensors[name].data + 1.0
+    assert tensors[name].data_ptr() == place
+    assert zoo.same_bits(before, list(tensors.values()))
+
+
+def test_what_is_written_in_place_may_change(device: torch.device) -> None:
+    model = nn.Linear(3, 3).to(device)
+    with places_kept(Weights(model)):
+        model.weight.data.add_(1.0)
+
+
+def test_an_error_is_passed_on() -> None:
+    with pytest.raises(ZeroDivisionError), places_kept(Weights(nn.Linear(3, 3))):
+        raise ZeroDivisionError
