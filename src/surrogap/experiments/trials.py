@@ -222,8 +222,8 @@ def _synsets(splits: Splits) -> list[str] | None:
 def _check_are_files(splits: Splits) -> None:
     if not isinstance(splits.test, FileSet):
         raise ValueError(
-            "ImageNet's shifted sets must go with a run on image files, which they are resized "
-            f"with, got one on {splits.name}, whose images are in memory. Leave them out."
+            f"ImageNet's shifted sets must go with a run on image files, got {splits.name}, whose "
+            "images are in memory. Leave them out."
         )
 
 
