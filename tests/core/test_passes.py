@@ -1,5 +1,6 @@
 """The closure's contract, and micro-batches."""
 
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -68,6 +69,34 @@ def test_aux_is_that_of_the_first_pass() -> None:
     report = SAM(model, rho=1.0).backward(closure)
     assert torch.equal(report.aux, model(x))
     assert SAM(model).backward(zoo.closure_of(model, (x, y))).aux is None
+
+
+@every_objective
+def test_backward_runs_in_the_calling_thread(name: str, device: torch.device) -> None:
+    model, data = zoo.mlp().to(device), zoo.batch(device=device)
+    threads: list[int] = []
+    model[3].weight.register_hook(lambda gradient: threads.append(threading.get_ident()))
+    OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
+    assert set(threads) == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_what_thread_torch_uses_is_the_callers_choice_again(mode: bool) -> None:
+    model, data = zoo.mlp(), zoo.batch()
+
+    def fail(gradient: Tensor) -> None:
+        seen.append(torch._C._is_multithreading_enabled())
+        raise KeyboardInterrupt
+
+    seen: list[bool] = []
+    with torch.autograd.set_multithreading_enabled(mode):
+        GSAM(model).backward(zoo.closure_of(model, data))
+        assert torch._C._is_multithreading_enabled() == mode
+        model[3].weight.register_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            GSAM(model).backward(zoo.closure_of(model, data))
+        assert torch._C._is_multithreading_enabled() == mode
+    assert seen == [False]
 
 
 def test_own_backward_is_called_once_per_pass() -> None:

@@ -3,6 +3,7 @@
 import copy
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -537,9 +538,17 @@ def test_one_model_on_two_devices(name: str) -> None:
         model = Split(second)
         before = zoo.bits(model)
         objective: Objective = OBJECTIVES[name].make(model)
-        report = objective.backward(lambda: model(torch.ones(2, 4).double()).square().mean())
+        threads: list[int] = []
+        model.second.weight.register_hook(lambda gradient: threads.append(threading.get_ident()))
+
+        def closure() -> Tensor:
+            return model(torch.ones(2, 4).double()).square().mean()
+
+        torch.autograd.grad(closure(), model.second.weight)
+        report = objective.backward(closure)
         assert zoo.same_bits(before, zoo.bits(model))
         assert report.loss.device.type == second
+        assert len(set(threads)) == 1  # as torch has it, so that both devices work at a time
         return zoo.flat_grad(model), float(report.grad_norm)
 
     (one, norm), (two, same_norm) = run("cpu"), run("cuda")

@@ -1,7 +1,7 @@
 """What the passes share: the closure and the random numbers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
@@ -94,7 +94,8 @@ class Passes:
                     "closure must not call backward, got one that changed .grad. "
                     "Return the loss; the objective calls backward itself, once per pass."
                 )
-            self._backward(loss if self._scaler is None else self._scaler.scale(loss))
+            with _in_this_thread(weights.devices):
+                self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled to CUDA graphs reuses the memory of what it returns; by a
         # kernel, since copies of memory were slow to launch in a profile.
         copy = loss.detach().to(wide(loss.dtype)) * 1
@@ -114,6 +115,15 @@ def forget_weights() -> None:
     """
     torch.clear_autocast_cache()
     parametrize._cache.clear()
+
+
+def _in_this_thread(devices: set[torch.device]) -> AbstractContextManager[None]:
+    """Has the body's backward passes run in the calling thread, if that is not slower.
+
+    Torch hands them to one thread per device, so that several devices can work at a time. With
+    one device nothing is gained, and an eager step of a small network waits for the handing over.
+    """
+    return nullcontext() if len(devices) > 1 else torch.autograd.set_multithreading_enabled(False)
 
 
 def _versions(weights: Weights) -> list[int | None]:
