@@ -67,7 +67,7 @@ WIDTHS, BATCHES = (96, 192, 384, 768, 1152), (16, 32, 64, 128, 256, 512)
 
 
 def vit(width: int = 384, batch_size: int = 128) -> Case:
-    network = partial(vit_cifar, embed_dim=width, depth=12, num_heads=width // 64 or 1)
+    network = partial(vit_cifar, width=width, depth=12, num_heads=width // 64 or 1)
     return Case("ViT", network, batch_size, **ADAMW)
 
 

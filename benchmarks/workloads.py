@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import timm
 import torch
 from timm.models.resnet import BasicBlock, ResNet
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torchvision.models import resnet18
+
+from surrogap.models import create
+from surrogap.models.networks import vit
 
 
 def cifar(build_resnet: Callable[..., nn.Module]) -> nn.Module:
@@ -20,6 +21,11 @@ def cifar(build_resnet: Callable[..., nn.Module]) -> nn.Module:
     model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model
+
+
+def papers(name: str) -> Callable[[], nn.Module]:
+    """One of the paper's networks, for ImageNet."""
+    return partial(create, name, num_classes=1000)
 
 
 @dataclass(frozen=True)
@@ -43,23 +49,21 @@ ADAMW: dict[str, Any] = {"optimizer": AdamW, "settings": {"lr": 1e-4}}
 MOMENTUM: dict[str, Any] = {"optimizer": SGD, "settings": {"lr": 1e-3, "momentum": 0.9}}
 CHANNELS_LAST: dict[str, Any] = {"memory_format": torch.channels_last}
 IMAGENET: dict[str, Any] = {"image_size": 224, "num_classes": 1000}
-vit_b32 = partial(timm.create_model, "vit_base_patch32_224")
-vit_b16 = partial(timm.create_model, "vit_base_patch16_224")
-mixer_s16 = partial(timm.create_model, "mixer_s16_224")
-vit_cifar = partial(VisionTransformer, img_size=32, patch_size=4, num_classes=10)
+vit_cifar = partial(vit, image_size=32, patch_size=4, in_channels=3, num_classes=10)
 # As wide as ViT-Ti: a network whose steps take longer to launch than to run.
-vit_small = partial(vit_cifar, embed_dim=192, depth=12, num_heads=3)
-vit_tiny = partial(vit_cifar, embed_dim=96, depth=6, num_heads=3)
-resnet50 = partial(timm.create_model, "resnet50")
+vit_small = partial(vit_cifar, width=192, depth=12, num_heads=3)
+vit_tiny = partial(vit_cifar, width=96, depth=6, num_heads=3)
 resnet18_narrow = partial(ResNet, BasicBlock, (2, 2, 2, 2), channels=(16, 32, 64, 128))
 
 # What the batches fill the card with, mostly; the last of CUDA's are bound by the processor.
 CASES = {
-    "vit_b32_128": Case("ViT-B/32", vit_b32, 128, **ADAMW, **IMAGENET),
-    "vit_b32_512": Case("ViT-B/32", vit_b32, 512, **ADAMW, **IMAGENET),
-    "resnet50_128": Case("ResNet-50", resnet50, 128, **MOMENTUM, **IMAGENET, **CHANNELS_LAST),
-    "vit_b16_256": Case("ViT-B/16", vit_b16, 256, **ADAMW, **IMAGENET),
-    "mixer_s16_256": Case("Mixer-S/16", mixer_s16, 256, **ADAMW, **IMAGENET),
+    "vit_b32_128": Case("ViT-B/32", papers("vit_b32"), 128, **ADAMW, **IMAGENET),
+    "vit_b32_512": Case("ViT-B/32", papers("vit_b32"), 512, **ADAMW, **IMAGENET),
+    "resnet50_128": Case(
+        "ResNet-50", papers("resnet50"), 128, **MOMENTUM, **IMAGENET, **CHANNELS_LAST
+    ),
+    "vit_b16_256": Case("ViT-B/16", papers("vit_b16"), 256, **ADAMW, **IMAGENET),
+    "mixer_s16_256": Case("Mixer-S/16", papers("mixer_s16"), 256, **ADAMW, **IMAGENET),
     "resnet18_cifar_128": Case(
         "ResNet-18, 32 px", partial(cifar, resnet18), 128, **MOMENTUM, **CHANNELS_LAST
     ),

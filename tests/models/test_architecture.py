@@ -7,6 +7,7 @@ import torchvision
 from torch import nn
 
 from surrogap import models
+from surrogap.models.patches import Patches
 
 CLASSES, CHANNELS, SIZE = 1000, 3, 224
 IMAGE = (2, CHANNELS, SIZE, SIZE)
@@ -176,6 +177,37 @@ def test_vit_averages_normalised_patches() -> None:
     tokens = model.blocks(model.patch_embed(images) + model.pos_embed)
     expected = model.head(model.norm(tokens).mean(dim=1))
     torch.testing.assert_close(model(images), expected)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("channels", "size"), [(1, (28, 28)), (3, (32, 16))])
+def test_patches_are_a_convolution(
+    channels: int, size: tuple[int, int], memory_format: torch.memory_format
+) -> None:
+    convolution = nn.Conv2d(channels, 6, kernel_size=4, stride=4, dtype=torch.float64)
+    convolution.to(memory_format=memory_format)
+    images = torch.randn(2, channels, *size, dtype=torch.float64).to(memory_format=memory_format)
+    results = []
+    for module in (convolution, Patches(convolution)):
+        convolution.zero_grad()
+        output = module(images)
+        output.square().sum().backward()
+        results.append((output, convolution.weight.grad, convolution.bias.grad))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("name", ["small_vit_narrow", "small_mixer_narrow"])
+def test_patches_keep_the_names_and_shapes_of_timm(name: str) -> None:
+    """So that a run's weights load into timm's network, and a checkpoint's of before into ours."""
+    model = models.create(name, num_classes=5)
+    embedding = "patch_embed.proj" if "vit" in name else "stem.proj"
+    patches = model.get_submodule(embedding)
+    convolution = nn.Conv2d(3, len(patches.weight), kernel_size=4, stride=4)
+    convolution.load_state_dict(patches.state_dict())
+    images = torch.randn(2, 3, 32, 32)
+    ours = model(images)
+    model.set_submodule(embedding, convolution)
+    torch.testing.assert_close(ours, model(images))
 
 
 @pytest.mark.parametrize(("size", "patch"), [(28, 4), (32, 4), (64, 8)])

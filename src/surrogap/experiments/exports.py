@@ -143,7 +143,7 @@ def _mixer_code(model: nn.Module, image_size: int, basics: dict[str, int]) -> st
     return _MIXER.format(
         image_size=image_size,
         patch_size=stem.patch_size[0],
-        width=stem.proj.out_channels,
+        width=len(stem.proj.weight),
         depth=len(list(model.get_submodule("blocks").children())),
         **basics,
     )

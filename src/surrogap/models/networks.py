@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from surrogap.models.patches import Patches
+
 # A grid of about 8 x 8 patches is what ViT-S/4 has at 32 px. Fewer than 7 see little, and
 # attention over more than 16 x 16 costs more than images of this size are worth.
 _GRID = range(7, 17)
@@ -80,7 +82,7 @@ def vit(
         fc_norm=False,  # timm would average first and normalise then
         weight_init="jax",
     )
-    return model
+    return _with_patches(model, "patch_embed.proj")
 
 
 def mixer(
@@ -107,7 +109,7 @@ def mixer(
         embed_dim=width,
         num_blocks=depth,
     )
-    return model
+    return _with_patches(model, "stem.proj")
 
 
 def small_resnet18(*, num_classes: int, image_size: int, in_channels: int, width: int) -> nn.Module:
@@ -151,6 +153,14 @@ def mlp(*, num_classes: int, image_size: int, in_channels: int, width: int) -> n
         nn.ReLU(),
         nn.Linear(width, num_classes),
     )
+
+
+def _with_patches(model: nn.Module, name: str) -> nn.Module:
+    """The model, with the convolution of that name as a product of matrices."""
+    convolution = model.get_submodule(name)
+    assert isinstance(convolution, nn.Conv2d)
+    model.set_submodule(name, Patches(convolution))
+    return model
 
 
 def _check_patches(image_size: int, patch_size: int) -> None:
