@@ -1,10 +1,10 @@
 """What a training step costs, against the least that any two-pass method can cost.
 
 The floor is two forward-backward passes and one update. Whatever an objective takes beyond it is
-overhead: copies, inner products, kernel launches, memory. On CUDA, where torch hands a backward
-pass to another thread and surrogap does not, `floor_same_thread` does not either. There are two
-more sections there: steps recorded as CUDA graphs, and recorded from a compiled model, each against
-two vanilla steps that were recorded in the same way, without surrogap.
+overhead: copies, inner products, kernel launches, memory. On CUDA torch hands a backward pass to
+another thread, where surrogap does not, nor does `floor_same_thread`. There are two more sections
+there: steps recorded as CUDA graphs, and recorded from a compiled model, each against two vanilla
+steps that were recorded in the same way, without surrogap.
 
 All variants of a section share one model and one batch, and take turns in a new order each round.
 Each turn begins with a step that is not timed: it finds caches full of what others left, and on a
@@ -246,6 +246,7 @@ EAGER: dict[str, Variant] = {
     "forward_backward": partial(plain, updates=False),
     "vanilla": plain,
     "floor": partial(plain, num_passes=2),
+    "floor_same_thread": partial(plain, num_passes=2, same_thread=True),
     "Vanilla": ours(Vanilla),
     "SAM": ours(SAM, rho=0.05),
     "GSAM": ours(GSAM, rho=0.05, alpha=0.4),
@@ -256,7 +257,6 @@ EAGER: dict[str, Variant] = {
     "GapPenalty": ours(GapPenalty, rho=0.05, lam=0.1),
     "EntropySGD_2": ours(EntropySGD, inner_steps=2),
 }
-SAME_THREAD = {"floor_same_thread": partial(plain, num_passes=2, same_thread=True)}
 # Those that launch the same kernels, for other numbers: a step of theirs costs the same.
 ALIKE = ("SAM", "GSAM", "GSAM_plain", "ASAM", "ASAM_ascent", "GapPenalty")
 PEERS: dict[str, tuple[Any, Variant]] = {
@@ -284,11 +284,10 @@ GRAPHS: dict[str, Any] = {"num_references": 2, "share": 0.5}
 
 def sections(device: str, with_peers: bool) -> dict[str, Section]:
     peers = {name: variant for name, (package, variant) in PEERS.items() if package is not None}
-    eager = EAGER | (peers if with_peers else {})
+    eager = {"eager": Section(EAGER | (peers if with_peers else {}), "floor")}
     if device == "cpu":
-        return {"eager": Section(eager, "floor")}
-    return {
-        "eager": Section(eager | SAME_THREAD, "floor"),
+        return eager
+    return eager | {
         "captured": Section(CAPTURED, "captured vanilla", **GRAPHS),
         "compiled and captured": Section(COMPILED, "compiled vanilla", is_compiled=True, **GRAPHS),
     }
@@ -358,7 +357,7 @@ def measure(
         if num_rounds >= MIN_ROUNDS and (spent > seconds or is_resolved(ratios)):
             break
         if num_rounds >= MIN_ROUNDS and spent > seconds / 3:
-            often = ("vanilla", reference, *SAME_THREAD)
+            often = ("vanilla", "floor_same_thread", reference)
             names = [name for name in steps if is_alike(name) or name in often]
         gc.collect()  # main() keeps it out of the turns
         turns[reference].append(ms_per_step(work, steps[reference], num_steps))

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 class Patches(nn.Module):
     """A convolution whose kernel is as large as its stride, as a product of matrices.
 
-    It computes the same to rounding, and its weights have the same names and shapes. cuDNN has no
-    fast kernels for such convolutions of three channels in bfloat16.
+    It computes the same to rounding, and its weights have the same names and shapes. In profiles,
+    cuDNN was slow at such convolutions of three channels in bfloat16.
 
     Args:
         convolution: Whose weights it takes over: square kernels, a stride of their size, and
