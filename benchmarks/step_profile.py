@@ -201,6 +201,7 @@ def draw_timelines(record: dict[str, Any], path: Path) -> None:
 
 def draw_growth(record: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
+    shown: list[float] = []
     labels = {"widths": "parameters, millions (batch 128)", "batches": "batch (21 million)"}
     for axis, (key, label) in zip(axes, labels.items(), strict=True):
         for name, costs in record[key].items():
@@ -211,11 +212,13 @@ def draw_growth(record: dict[str, Any], path: Path) -> None:
             medians = [cost["over_floor"] for cost in costs.values()]
             lows, highs = zip(*(cost["over_floor_95"] for cost in costs.values()), strict=True)
             axis.plot(xs, medians, "o-", label=name)
+            shown += medians
             axis.fill_between(xs, lows, highs, alpha=0.2)
         axis.axhline(1.0, color="grey", linewidth=0.8)
         axis.set(xscale="log", xlabel=label, xticks=xs, xticklabels=[f"{x:.3g}" for x in xs])
         axis.minorticks_off()
-    axes[0].set_ylabel("GSAM over two passes")
+    # Limits by the medians: wide bands would leave nothing to see of the curves.
+    axes[0].set(ylabel="GSAM over two passes", ylim=(min(shown) - 0.05, max(shown) + 0.05))
     axes[0].legend(frameon=False)
     figure.suptitle(
         f"A ViT of depth 12 for 32 px, bf16 autocast, {_gpu(record)}", fontsize="medium"
