@@ -1,0 +1,85 @@
+"""The objectives by name, without loading torch: their classes, arguments and cost.
+
+The command line needs names, arguments and the number of passes before torch is loaded. They are
+listed here once; a test checks the list against the classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from surrogap.core.objective import Objective
+
+_SHARED = {"perturb": None, "scope": None, "memory": "exact", "eps": 1e-12}
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """One objective.
+
+    Attributes:
+        class_name: Its class in `surrogap`.
+        arguments: Its keyword arguments and their defaults.
+        passes: The number of forward-backward passes of a step, or the argument that sets it.
+        takes_optimizer: Whether it is built from the optimizer as well as the model.
+    """
+
+    class_name: str
+    arguments: Mapping[str, Any]
+    passes: int | str = 2
+    takes_optimizer: bool = False
+
+    def num_passes(self, **arguments: Any) -> int:
+        """Return the number of passes of a step with these arguments."""
+        if isinstance(self.passes, int):
+            return self.passes
+        value: int = {**self.arguments, **arguments}[self.passes]
+        return value
+
+
+OBJECTIVES: Mapping[str, Entry] = MappingProxyType(
+    {
+        "vanilla": Entry("Vanilla", {}, passes=1),
+        "sam": Entry("SAM", {"rho": 0.05, **_SHARED}),
+        "gsam": Entry("GSAM", {"rho": 0.05, "alpha": 0.4, "minimize": "perturbed", **_SHARED}),
+        "asam": Entry("ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **_SHARED}),
+        "gap-penalty": Entry("GapPenalty", {"rho": 0.05, "lam": 0.1, **_SHARED}),
+        "momentum-sam": Entry(
+            "MomentumSAM",
+            {"rho": 3.0, "perturb": None, "eps": 1e-12},
+            passes=1,
+            takes_optimizer=True,
+        ),
+        "entropy-sgd": Entry(
+            "EntropySGD",
+            {
+                **{"gamma": 0.03, "inner_steps": 5, "inner_lr": 0.1, "noise": 1e-4},
+                **{"averaging": 0.75, "scoping": 0.0},
+            },
+            passes="inner_steps",
+        ),
+    }
+)
+
+
+def create(name: str, model: "nn.Module", optimizer: "Optimizer", **arguments: Any) -> "Objective":
+    """Build the objective called `name`.
+
+    Args:
+        name: A key of `OBJECTIVES`.
+        model: The model to train.
+        optimizer: The optimizer that will step; used only by objectives that read its momentum.
+        arguments: The objective's own keyword arguments.
+    """
+    import surrogap
+
+    entry = OBJECTIVES[name]
+    of = (model, optimizer) if entry.takes_optimizer else (model,)
+    objective: Objective = getattr(surrogap, entry.class_name)(*of, **arguments)
+    return objective
