@@ -131,7 +131,9 @@ def test_the_direction_is_the_reference(name: str, kind: str) -> None:
     run.dtype = torch.float64
     data = run.batch(0)
     f, w = reference.loss_of(copy.deepcopy(run.model), lambda net: zoo.cross_entropy(net, data))
-    expected = OBJECTIVES[name].reference(f, w, reference.is_matrix(run.model).cuda())
+    expected = OBJECTIVES[name].reference(
+        f, w, lambda select: reference.selected(run.model, select).cuda()
+    )
     before = nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
     run.captured()(*data)
     taken = before - nn.utils.parameters_to_vector(run.model.parameters()).detach()
@@ -465,7 +467,7 @@ def optimizer(**settings: Any) -> SGD:
 
 
 WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
-    (TypeError, "objective must be one of surrogap's, got int", {"objective": 3}),
+    (TypeError, "objective must be an objective, got int", {"objective": 3}),
     (TypeError, "optimizer must be a torch optimizer, got list", {"optimizer": []}),
     (TypeError, "loss_fn must be a function of a batch, got int", {"loss_fn": 3}),
     (TypeError, "example_batch must be a tuple of tensors, got int", {"example_batch": 3}),
