@@ -276,7 +276,7 @@ def test_numbers_of_numpy_and_integers_are_numbers() -> None:
         (
             lambda: GSAM(nn.Linear(2, 1), perturb=3),
             TypeError,
-            'perturb must be "norms" or a function of a parameter.s name and the parameter, got int',
+            'perturb must be "norms" or a function of a parameter.s name and the parameter, got',
         ),
         (
             lambda: SAM(nn.Linear(2, 1), perturb="norms"),
