@@ -29,7 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from surrogap import SAM, EntropySGD
-from surrogap.core.arithmetic import Arithmetic, Flat, choose
+from surrogap.core.arithmetic import Arithmetic, Flat, Task
+from surrogap.core.fused import choose
 from surrogap.core.fused.arithmetic import Fused
 from surrogap.core.report import Report
 from surrogap.core.shards import Sharding
@@ -735,8 +736,8 @@ def test_messages_are_those_of_two_passes_and_four_numbers(warm: int, two: Proce
     assert two.run(num_messages, "GSAM", warm)[0] == expected
 
 
-def fused(*arguments: Any, last: Any) -> Arithmetic:
-    return Fused(*arguments)
+def fused(task: Task, *, last: Any) -> Arithmetic:
+    return Fused(task)
 
 
 def fused_and_flat(name: str, mesh: Callable[[], DeviceMesh]) -> tuple[float, float]:
