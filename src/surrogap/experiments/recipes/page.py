@@ -33,9 +33,8 @@ def _section(module: ModuleType) -> str:
 
 
 def _row(recipe: Recipe) -> tuple[str, ...]:
-    objective = recipe.config.objective
-    radius = "" if objective.rho is None else f"{objective.rho:g}"
-    if objective.rho_min is not None:
-        radius += f" to {objective.rho_min:g}"
-    alpha = "" if objective.alpha is None else f"{objective.alpha:g}"
+    settings = recipe.config.flat()
+    radius, alpha = (f"{settings[name]:g}" if name in settings else "" for name in ("rho", "alpha"))
+    if settings.get("rho_min") is not None:
+        radius += f" to {settings['rho_min']:g}"
     return (f"`{recipe.name}`", f"`{recipe.config.model.name}`", radius, alpha, recipe.expected)
