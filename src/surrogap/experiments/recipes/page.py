@@ -8,8 +8,10 @@ from surrogap.experiments.recipes.recipe import Recipe
 _HEAD = """# Recipes
 
 `surrogap recipes NAME` shows one in full, with all its settings and where it departs from its
-source; `surrogap train --recipe NAME` trains it, and takes other flags for what shall be otherwise.
-This page is the output of `surrogap recipes --markdown`.
+source; `surrogap train --recipe NAME` trains it, and other flags change its settings. With
+`--objective`, settings that both objectives share stay. The learning rate of a recipe is one for a
+gradient: for `entropy-sgd` under SGD it is divided by `gamma`, since that direction is
+`gamma * (w - mu)`. This page is the output of `surrogap recipes --markdown`.
 """
 
 _COLUMNS = ("recipe", "network", "radius", "alpha", "expected")
