@@ -130,6 +130,10 @@ def test_a_recipe_gives_the_defaults(
             "model must be left out where a run is measured, got small_vit",
         ),
         ("{run} --data embedded", "data must be left out where a run is measured, got embedded"),
+        (
+            "{run} --optimizer adamw",
+            "optimizer must be left out where a run is measured, got adamw",
+        ),
         ("--recipe nonsense", "recipe must be "),
         ("--recipe", "options must be those of surrogap find-rho, got: Missing value"),
         ("{run} --batches 0", "batches must be at least 1, got 0"),

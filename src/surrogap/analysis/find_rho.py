@@ -103,10 +103,7 @@ class Sweep:
         if self.contains(rho):
             return f"{rho:g} is within."
         if self.low is None or rho < self.low:
-            return (
-                f"{rho:g} is too small to matter: the step is nearly that of plain training, at "
-                "twice its price."
-            )
+            return f"{rho:g} is too small to matter: the step is nearly that of plain training."
         return (
             f"{rho:g} is too large: the gradient up there tells little of the way down from here."
         )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FIGURE = "find-rho.png"
 # What a run was trained with: another value would measure something else under its name.
-_OF_THE_RUN = ("model", "image_size", "weights", "data")
+_OF_THE_RUN = ("model", "image_size", "weights", "data", "optimizer")
 
 
 @dataclass(frozen=True)

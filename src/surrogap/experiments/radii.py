@@ -12,13 +12,12 @@ from torch import Tensor
 from surrogap.analysis.find_rho import USUAL_RHOS, Climb, Sweep, cost_of_find_rho, find_rho
 from surrogap.analysis.surface import Surface
 from surrogap.core.catalog import OBJECTIVES, create
-from surrogap.experiments.surfaces import loss_fn_of
+from surrogap.experiments.surfaces import load_whole, loss_fn_of
 from surrogap.training.batches import Batch, start_of
 from surrogap.training.checkpoints import Checkpoints
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
 from surrogap.training.folder import CHECKPOINTS
-from surrogap.training.networks import read_weights
 from surrogap.training.objective_configs import PerturbedConfig
 from surrogap.training.parts import Parts, parts_of
 from surrogap.training.processes import World, device_of
@@ -33,8 +32,8 @@ def plain_parts(config: Config, run: Path | None, num_steps: int) -> Parts:
 
     Args:
         config: The configuration whose radius is in question.
-        run: The folder of a run, whose weights and optimizer state are loaded; None for a network
-            to be trained.
+        run: The folder of a run, whose weights are loaded, and the optimizer's state if the
+            objective uses it; None for a network to be trained.
         num_steps: The steps to train a network for.
 
     Raises:
@@ -42,10 +41,12 @@ def plain_parts(config: Config, run: Path | None, num_steps: int) -> Parts:
     """
     world = World(device_of(config.execution.device))
     parts = parts_of(_plain(config, run, num_steps), world)
-    if run is not None:
-        read_weights(run)  # for its errors: there must be a checkpoint
+    if run is None:
+        return parts
+    load_whole(parts.model, run)
+    if OBJECTIVES[config.objective.name].takes_optimizer:
         state = Checkpoints(run / CHECKPOINTS).newest()
-        assert state is not None
+        assert state is not None  # or there were no weights
         load_weights_and_moments(parts.model, parts.optimizer, state, world)
     return parts
 
