@@ -44,5 +44,5 @@ def start_of(batch: Batch, fraction: float) -> Batch:
     (tensor([0, 1]), tensor([0, 1]))
     """
     images, targets = batch
-    num_images = max(int(fraction * len(images)), 1)
+    num_images = max(1, round(fraction * len(images)))
     return images[:num_images], targets[:num_images]
