@@ -39,7 +39,7 @@ from surrogap.core.rho import Schedule, radius
 from surrogap.core.selection import Perturb, check_perturb, kinds
 from surrogap.core.shards import is_sharded, piece_of
 from surrogap.core.vectors import Gradients, wide, widened
-from surrogap.core.weights import Weights, without_gradients
+from surrogap.core.weights import Weights
 
 
 class Shared(TypedDict, total=False):
@@ -344,7 +344,7 @@ class Objective:
             roles = kinds(self.perturb, self.geometry, weights)
             pairs = zip(weights.parameters, roles, strict=True)
             idle = [parameter for parameter, kind in pairs if kind == Kind.STILL]
-        with without_gradients(idle):
+        with weights.without_gradients(idle) if idle else nullcontext():
             loss, aux = passes.first.run(weights)
         weights.check_after_first_pass()
         self._check_memory(weights)  # not before, since lazy modules have no dtype then
