@@ -24,7 +24,7 @@ TENSORBOARD = "tensorboard"
 FREE = {
     *("out", "data_root", "download", "num_workers", "eval_batch_size", "device", "parallel"),
     *("compile", "capture", "channels_last", "max_skipped"),
-    *("record_every", "eval_every", "checkpoint_every", "tensorboard"),
+    *("record_every", "eval_every", "eval_on", "checkpoint_every", "tensorboard"),
     *("sharpness_every", "sharpness_images"),
 }
 
