@@ -13,12 +13,12 @@ from PIL import Image
 
 from surrogap.cli import main
 from surrogap.cli import runs as rows
-from surrogap.experiments import theory
 from surrogap.experiments.recipes import RECIPES, Recipe
-from surrogap.experiments.reproductions import REPRODUCTIONS
 from surrogap.experiments.runs import Run
-from surrogap.experiments.statements import statements
-from surrogap.experiments.toys import Descent, GapToy, Hills, path
+from surrogap.paper import theory
+from surrogap.paper.reproductions import REPRODUCTIONS
+from surrogap.paper.statements import statements
+from surrogap.paper.toys import Descent, GapToy, Hills, path
 from tests.training import made_up
 
 

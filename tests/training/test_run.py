@@ -17,6 +17,7 @@ from surrogap.evaluation import evaluate
 from surrogap.training import checkpoints
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
+from surrogap.training.images import images_of
 from surrogap.training.parts import parts_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import read_records
@@ -225,12 +226,12 @@ def test_a_device_that_is_not_there() -> None:
 
 def test_downloads_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    real = parts_of.__globals__["load"]
+    real = images_of.__globals__["load"]
 
     def load(name: str, root: str, **settings: Any) -> Any:
         asked.append(settings)
         return real(name, root)
 
-    monkeypatch.setitem(parts_of.__globals__, "load", load)
+    monkeypatch.setitem(images_of.__globals__, "load", load)
     parts_of(made_up.config(tmp_path, download=True), WORLD)
-    assert asked == [{"download": True}, {}]
+    assert asked == [{"download": True}, {"download": False}]

@@ -16,8 +16,8 @@ from tyro.conf import Positional
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, bar
 from surrogap.experiments.methods import Planned
-from surrogap.experiments.reproductions import REPRODUCTIONS, Settings
 from surrogap.experiments.tables import Table
+from surrogap.paper.reproductions import REPRODUCTIONS, Settings
 from surrogap.training.arguments import at_least, one_of
 
 

@@ -59,8 +59,12 @@ OBJECTIVES: Mapping[str, Entry] = MappingProxyType(
         "entropy-sgd": Entry(
             "EntropySGD",
             {
-                **{"gamma": 0.03, "inner_steps": 5, "inner_lr": 0.1, "noise": 1e-4},
-                **{"averaging": 0.75, "scoping": 0.0},
+                "gamma": 0.03,
+                "inner_steps": 5,
+                "inner_lr": 0.1,
+                "noise": 1e-4,
+                "averaging": 0.75,
+                "scoping": 0.0,
             },
             passes="inner_steps",
         ),

@@ -89,7 +89,9 @@ def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
 
 def _is_ours(name: str) -> bool:
     part, _, kind = name.partition("_")
-    return name in ("classes", _NOISY) or (part in ("train", "test", "val") and kind in ("images", "labels"))
+    return name in ("classes", _NOISY) or (
+        part in ("train", "test", "val") and kind in ("images", "labels")
+    )
 
 
 def _tensors(part: str, arrays: _Arrays) -> TensorSet:
