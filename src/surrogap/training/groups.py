@@ -335,8 +335,8 @@ class OutputConfig(Group):
     """The images it is evaluated on: the test split, the validation split, or both."""
 
     checkpoint_every: int | None = None
-    """Save a checkpoint every so many steps and after the last. By default at the ends of epochs, at
-    most once a minute. 0 saves none."""
+    """Save a checkpoint every so many steps and after the last. By default at the ends of epochs,
+    at most once a minute. 0 saves none."""
 
     tensorboard: bool = True
     """Whether to write the records for TensorBoard too."""

@@ -246,7 +246,7 @@ class _Run:
         share_buffers(self.parts.model, self.world)
         dtype = DTYPES[self.config.execution.precision]
         names = ("loss", "accuracy", "top5", "calibration_error")
-        found = {}
+        found: dict[str, float] = {}
         for split, images in self.parts.eval_images.items():
             scores = evaluate(
                 self.parts.model,
