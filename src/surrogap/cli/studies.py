@@ -16,9 +16,6 @@ from surrogap.paper.plan import Stage, Todo, is_known, todo
 from surrogap.paper.study import SCALES, Scale
 from surrogap.training.arguments import at_least
 
-if TYPE_CHECKING:
-    pass
-
 
 @final
 @dataclass(frozen=True)
