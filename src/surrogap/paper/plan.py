@@ -116,7 +116,9 @@ def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyR
     for setup, method in tuned:
         for trial in trials(scale, setup, method):
             yield trial, True
-    numbers = [min(num_seeds(scale, cell), stage.max_seeds or 1000) for cell in cells]
+    numbers = [num_seeds(scale, cell) for cell in cells]
+    if stage.max_seeds is not None:
+        numbers = [min(number, stage.max_seeds) for number in numbers]
     runs = [final_runs(scale, cell, ledger) for cell in cells]
     for seed in range(max(numbers, default=0)):
         for cell, number, known in zip(cells, numbers, runs, strict=True):
@@ -163,4 +165,6 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
         for line, seconds in times
     ]
     rate = statistics.median(rates) if rates else scale.setups[run.setup].seconds
-    return OVERHEAD + rate * METHODS[run.method].passes * float(run.changes["epochs"])
+    passes = METHODS[run.method].passes if run.source is None else 1.0
+    before = 0.0 if run.source is None else expected_seconds(scale, run.source, ledger, jobs)
+    return before + OVERHEAD + rate * passes * float(run.changes["epochs"])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from surrogap.analysis.surface import Surface
 from surrogap.data import Loader, Splits, TensorSet, archive_of, loader
-from surrogap.evaluation import CORRUPTIONS, corrupted, evaluate
+from surrogap.evaluation import corrupted, evaluate
 from surrogap.experiments.probes import USUAL_RHO, evaluating, measured_at
 from surrogap.experiments.surfaces import loss_fn_of, part_of, still_batches
 from surrogap.experiments.trials import Places, has_votes, loading_of, trials
@@ -32,7 +32,7 @@ from surrogap.training.failure import RunFailedError
 from surrogap.training.images import images_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import Record, read_records
-from surrogap.training.run import train
+from surrogap.training.run import Outcome, train
 from surrogap.training.step import DTYPES
 from surrogap.training.versions import device_name, versions
 
@@ -40,7 +40,7 @@ NUM_POINTS = 100
 NUM_EVALUATIONS = 30
 # Drawn from the records of steps, and of epochs that were evaluated.
 CURVES = ("loss", "gap", "cosine", "grad_norm", "accuracy")
-EVALUATED = ("val_accuracy", "val_loss", "test_accuracy", "test_loss")
+EVALUATED = {"val_accuracy", "val_loss", "test_accuracy", "test_loss"}
 
 
 @final
@@ -66,12 +66,20 @@ class Environment:
         data_root: The folder of the named sets.
         jobs: The number of runs at once.
         compile: Whether to compile the model; None for the set-up's own choice.
+        weights: The folder of the weights that fine-tuning starts from.
     """
 
     scale: Scale
     data_root: str = "data"
     jobs: int = 1
     compile: bool | None = None
+    weights: str = "runs/study-weights"
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Values of the configuration, none of which changes the results."""
+        more: dict[str, Any] = {"data_root": self.data_root}
+        return more if self.compile is None else {**more, "compile": self.compile}
 
 
 def finished(run: StudyRun, environment: Environment) -> Line:
@@ -84,36 +92,63 @@ def finished(run: StudyRun, environment: Environment) -> Line:
         ValueError: The images are missing, or the configuration is not valid.
     """
     start = time.perf_counter()
-    more: dict[str, Any] = {"data_root": environment.data_root}
-    if environment.compile is not None:
-        more["compile"] = environment.compile
     with tempfile.TemporaryDirectory() as folder:
-        config = _recorded(run.config(**more, out=f"{folder}/run"))
+        config = _recorded(run.config(**environment.changes, out=f"{folder}/run"))
         line = _head(run, config, environment)
         try:
-            outcome = train(config)
+            if run.source is not None:
+                kept = _trained(_kept(run.source, environment)).folder
+                config = config.override(weights=str(kept))
+            if _is_source(run, environment.scale):
+                config = _kept(run, environment)
+            outcome = _trained(config)
         except RunFailedError as failure:
-            return line | {"kind": "failure", "reason": str(failure)}
-        if outcome.signal is not None:
-            raise Stopped(outcome.signal)
+            seconds = round(time.perf_counter() - start, 2)
+            return line | {"kind": "failure", "reason": str(failure), "seconds": seconds}
         line |= _of_records(read_records(config.folder), config)
     device = device_of(config.execution.device)
-    splits = _images(config.data.name, environment.data_root, config).to(device)
+    splits = _images(config).to(device)
+    model, scale = outcome.model, environment.scale
     line["num_steps"] = outcome.num_steps
-    line["train"] = _scored(outcome.model, _still(splits, "train", config, device), config, device)
+    line["train"] = _scored(model, _still(splits, "train", config, device), config, device)
     if run.purpose == "final":
-        scale = environment.scale
-        line["scores"] = _scores(outcome.model, splits, config, device, scale.severities)
-        line["sharpness"] = _sharpness(outcome.model, splits, config, scale.sharpness_images)
+        line["scores"] = _scores(model, splits, config, device, scale)
+    if run.purpose == "final" and run.source is None:
+        line["sharpness"] = _sharpness(model, splits, config, scale.sharpness_images)
     line["seconds"] = round(time.perf_counter() - start, 2)
-    del outcome
+    del outcome, model
     _forget(config, device)
     return line
 
 
+def _trained(config: Config) -> Outcome:
+    """A run from its start to its end, or from its last checkpoint where it keeps some."""
+    outcome = train(config, resume=True)
+    if outcome.signal is not None:
+        raise Stopped(outcome.signal)
+    return outcome
+
+
+def _kept(run: StudyRun, environment: Environment) -> Config:
+    """The configuration of a run whose weights fine-tuning starts from: in a folder that stays."""
+    folder = Path(environment.weights) / run.key
+    config = _recorded(run.config(**environment.changes, out=str(folder)))
+    return config.override(checkpoint_every=10**9)  # one, after the last step
+
+
+def _is_source(run: StudyRun, scale: Scale) -> bool:
+    return run.purpose == "final" and any(
+        setup.source == run.setup
+        and run.method in setup.methods
+        and run.seed < scale.num_seeds[letter]
+        and not run.label
+        for letter, setup in scale.setups.items()
+    )
+
+
 def _recorded(config: Config) -> Config:
     """About 100 points of each curve, 30 evaluations, and no checkpoint."""
-    splits = _images(config.data.name, config.data.data_root, config)
+    splits = _images(config)
     steps = config.schedule.epochs * max(len(splits.train) // config.data.batch_size, 1)
     return config.override(
         record_every=max(steps // NUM_POINTS, 1),
@@ -123,9 +158,11 @@ def _recorded(config: Config) -> Config:
     )
 
 
-def _images(name: str, root: str, config: Config) -> Splits:
+def _images(config: Config) -> Splits:
     data = config.data
-    return _splits(name, root, data.train_per_class, data.val_per_class, data.train_labels)
+    return _splits(
+        *(data.name, data.data_root, data.train_per_class, data.val_per_class, data.train_labels)
+    )
 
 
 @cache
@@ -139,10 +176,9 @@ def _splits(name: str, root: str, train: int | None, val: int | None, labels: st
 
 def _head(run: StudyRun, config: Config, environment: Environment) -> Line:
     device = device_of(config.execution.device)
-    splits = _images(config.data.name, environment.data_root, config)
+    splits = _images(config)
     values = config.to_dict()
-    values["output"]["out"] = None
-    values["data"]["data_root"] = None
+    values["output"]["out"] = values["model"]["weights"] = values["data"]["data_root"] = None
     return {
         "kind": "run",
         "key": run.key,
@@ -150,6 +186,8 @@ def _head(run: StudyRun, config: Config, environment: Environment) -> Line:
         "purpose": run.purpose,
         "setup": run.setup,
         "method": run.method,
+        "label": run.label,
+        "source": None if run.source is None else run.source.key,
         "settings": dict(run.settings),
         "seed": run.seed,
         "num_epochs": config.schedule.epochs,
@@ -196,16 +234,17 @@ def _of_records(records: Sequence[Record], config: Config) -> dict[str, Any]:
     """What the records of a finished run say: curves, last and best epoch, and the pace."""
     steps = [record for record in records if record["kind"] == "step"]
     epochs = [record for record in records if record["kind"] == "epoch"]
-    evaluated = [record for record in epochs if record.get("val_accuracy") is not None]
-    last, best = evaluated[-1], max(evaluated, key=lambda record: record["val_accuracy"])
+    evaluated = [record for record in epochs if EVALUATED & record.keys()]
+    validated = [record for record in epochs if record.get("val_accuracy") is not None]
     paces = [record["images_per_second"] for record in epochs]
-    return {
-        "val": {name: last[f"val_{name}"] for name in ("accuracy", "loss")},
-        "best": {
-            name: best.get(name) for name in ("epoch", "val_accuracy", "test_accuracy", "test_loss")
-        },
+    found: dict[str, Any] = {}
+    if validated:
+        last, best = validated[-1], max(validated, key=lambda record: record["val_accuracy"])
+        found["val"] = {name: last[f"val_{name}"] for name in ("accuracy", "loss")}
+        found["best"] = {name: best[name] for name in ("epoch", *sorted(EVALUATED & best.keys()))}
+    return found | {
         "seconds_per_step": config.data.batch_size / statistics.median(paces),
-        "curves": _curves(steps, "step", CURVES) | _curves(evaluated, "epoch", EVALUATED),
+        "curves": _curves(steps, "step", CURVES) | _curves(evaluated, "epoch", sorted(EVALUATED)),
     }
 
 
@@ -251,7 +290,7 @@ def _scores(
     splits: Splits,
     config: Config,
     device: torch.device,
-    severities: Sequence[int],
+    scale: Scale,
 ) -> dict[str, dict[str, float]]:
     """Scores on the test images: clean, with people's votes where there are some, corrupted."""
     archive = archive_of(config.data.name, config.data.data_root)
@@ -263,7 +302,8 @@ def _scores(
     }
     assert isinstance(splits.test, TensorSet)
     labels = splits.test.labels
-    sets = _corrupted(config.data.name, config.data.data_root, str(device), tuple(severities))
+    where = (config.data.name, config.data.data_root, str(device))
+    sets = _corrupted(*where, tuple(scale.corruptions), tuple(scale.severities))
     each = [
         _scored(model, loading(replace(splits, test=TensorSet(images, labels))), config, device)
         for images in sets.values()
@@ -278,7 +318,7 @@ def _scores(
 
 @cache
 def _corrupted(
-    name: str, root: str, device: str, severities: tuple[int, ...]
+    name: str, root: str, device: str, kinds: tuple[str, ...], severities: tuple[int, ...]
 ) -> Mapping[str, Tensor]:
     """The corrupted test images of a set, which take longer to make than a run to score."""
     test = _splits(name, root, None, None, "clean").test
@@ -286,7 +326,7 @@ def _corrupted(
     images = test.images.to(device)
     return {
         f"{kind} {severity}": corrupted(images, kind, severity)
-        for kind in CORRUPTIONS
+        for kind in kinds
         for severity in severities
         if kind != "saturate" or images.shape[1] == 3
     }

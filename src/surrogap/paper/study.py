@@ -33,6 +33,8 @@ class Setup:
         trials: What plain training is tuned over: learning rate and weight decay.
         seconds: A guess of the seconds for one pass over the training images, for the first plan.
         methods: The methods that the study compares on it.
+        source: For transfer: the set-up that the weights are trained in, with the settings that are
+            chosen there. The method is that of the source, and fine-tuning is plain.
     """
 
     title: str
@@ -40,6 +42,7 @@ class Setup:
     trials: Sequence[Changes]
     seconds: float
     methods: Sequence[str]
+    source: str | None = None
 
 
 @final
@@ -148,6 +151,7 @@ METHODS: dict[str, Method] = {
 # The most telling comparisons, which are tuned and trained first.
 MAIN = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms", "momentum-sam")
 SHORT = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
+TRANSFERRED = ("vanilla", "sam", "gsam")
 
 TUNING_SEED = 1000  # not among the seeds that are scored on test images
 
@@ -165,7 +169,8 @@ class Scale:
         many: The methods that get `num_seeds_main`.
         num_ablation_seeds: The number of seeds of a setting that is not a method's own.
         num_trials: The number of trials that a method is tuned with.
-        severities: The severities of corrupted test images.
+        corruptions: The corruptions of test images.
+        severities: Their severities.
         sharpness_images: The number of training images for eigenvalue and gap.
         ledger: The default path of the ledger.
     """
@@ -177,6 +182,7 @@ class Scale:
     many: Sequence[str]
     num_ablation_seeds: int
     num_trials: int
+    corruptions: Sequence[str]
     severities: Sequence[int]
     sharpness_images: int
     ledger: str
@@ -207,6 +213,17 @@ _A: Changes = {
     "eval_batch_size": 1000,
 }
 _TOKENS: Changes = {**_ADAMW, "epochs": 200, "warmup_epochs": 5.0, "channels_last": False}
+# As the paper's appendix has it: SGD without weight decay, a linear decay, 500 steps.
+_FINE_TUNING: Changes = {
+    **{name: value for name, value in _A.items() if not name.endswith("_per_class")},
+    "objective": "vanilla",
+    "nesterov": False,
+    "lr": 0.01,
+    "weight_decay": 0.0,
+    "clip_norm": 1.0,
+    "decay": "linear",
+    "warmup_steps": 100,
+}
 
 GPU = Scale(
     name="gpu",
@@ -232,12 +249,27 @@ GPU = Scale(
             {**_A, "train_labels": "noisy"},
             *(_SGD_TRIALS, 0.25, SHORT),
         ),
+        "F": Setup(
+            "A's weights fine-tuned to Flowers-102",
+            {**_FINE_TUNING, "data": "flowers102", "epochs": 72},
+            *((), 0.15, TRANSFERRED, "A"),
+        ),
+        "P": Setup(
+            "A's weights fine-tuned to Pets-37",
+            {**_FINE_TUNING, "data": "pets37", "epochs": 18},
+            *((), 0.6, TRANSFERRED, "A"),
+        ),
     },
-    num_seeds={"A": 5, "B": 3, "C": 3, "D": 3, "E": 3},
+    num_seeds={"A": 5, "B": 3, "C": 3, "D": 3, "E": 3, "F": 3, "P": 3},
     num_seeds_main=10,
     many=("vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms"),
     num_ablation_seeds=3,
     num_trials=4,
+    corruptions=(
+        *("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "gaussian_blur"),
+        *("defocus_blur", "fog", "brightness", "contrast", "saturate", "pixelate"),
+        "jpeg_compression",
+    ),
     severities=(3,),
     sharpness_images=500,
     ledger="results/study.jsonl",
@@ -247,10 +279,10 @@ _SMALL: Changes = {
     **_A,
     "model": "small_resnet18_narrow",
     "data": "embedded",
-    "train_per_class": 50,
+    "train_per_class": 30,
     "val_per_class": 20,
     "batch_size": 50,
-    "epochs": 5,
+    "epochs": 3,
     "precision": "fp32",
     "capture": False,
     "channels_last": False,
@@ -261,23 +293,30 @@ _SMALL_TOKENS: Changes = {**_SMALL, **_ADAMW, "warmup_epochs": 1.0}
 LAPTOP = Scale(
     name="laptop",
     setups={
-        "A": Setup("narrow ResNet-18, 500 images", _SMALL, _SGD_TRIALS, 1.0, tuple(METHODS)),
+        "A": Setup("narrow ResNet-18, 300 images", _SMALL, _SGD_TRIALS, 1.0, tuple(METHODS)),
         "C": Setup(
-            "narrow ViT, 500 images",
+            "narrow ViT, 300 images",
             {**_SMALL_TOKENS, "model": "small_vit_narrow"},
             *(_ADAMW_TRIALS, 1.0, SHORT),
         ),
         "D": Setup(
-            "narrow Mixer, 500 images",
+            "narrow Mixer, 300 images",
             {**_SMALL_TOKENS, "model": "small_mixer_narrow"},
             *(_ADAMW_TRIALS, 1.0, SHORT),
         ),
+        "F": Setup(
+            "A's weights fine-tuned to 200 images",
+            {**_SMALL, "objective": "vanilla", "lr": 0.01, "weight_decay": 0.0}
+            | {"train_per_class": 20, "decay": "linear", "epochs": 2},
+            *((), 1.0, TRANSFERRED, "A"),
+        ),
     },
-    num_seeds={"A": 2, "C": 2, "D": 2},
+    num_seeds={"A": 2, "C": 2, "D": 2, "F": 2},
     num_seeds_main=2,
     many=(),
     num_ablation_seeds=2,
     num_trials=2,
+    corruptions=("gaussian_noise", "contrast"),
     severities=(3,),
     sharpness_images=100,
     ledger="runs/study-laptop/study.jsonl",
@@ -326,6 +365,8 @@ class StudyRun:
         seed: Its seed.
         purpose: "tuning" runs are scored on validation images alone, "final" ones on all.
         changes: All values of its configuration that the study sets.
+        label: What distinguishes it from the method's own runs; empty for those.
+        source: The run whose weights it starts from, for transfer.
     """
 
     setup: str
@@ -334,6 +375,8 @@ class StudyRun:
     seed: int
     purpose: Purpose
     changes: Changes
+    label: str = ""
+    source: "StudyRun | None" = None
 
     @property
     def key(self) -> str:
@@ -345,7 +388,8 @@ class StudyRun:
         False
         """
         values = {name: value for name, value in self.changes.items() if name not in FREE}
-        text = json.dumps([self.purpose, values], sort_keys=True)
+        source = [] if self.source is None else [self.source.key]
+        text = json.dumps([self.purpose, values, *source], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -377,21 +421,30 @@ def study_run(
 ) -> StudyRun:
     """The run of a cell with some settings."""
     setup, method = scale.setups[cell.setup], METHODS[cell.method]
+    shown = {**settings, **cell.changes}
+    common = {"seed": seed, "eval_on": "val" if purpose == "tuning" else "both"}
+    if setup.source is not None:
+        before = study_run(
+            scale, Cell(setup.source, cell.method), settings, seed=seed, purpose=purpose
+        )
+        changes = {**setup.changes, **cell.changes, **common, "eval_on": "test"}
+        return StudyRun(
+            cell.setup, cell.method, shown, seed, purpose, changes, cell.label, source=before
+        )
     epochs = round(setup.changes["epochs"] * method.epochs)
-    changes = {**setup.changes, **method.changes, "epochs": epochs, **settings, **cell.changes}
+    changes = {**setup.changes, **method.changes, "epochs": epochs, **shown, **common}
     if method.start:
         changes["start_epoch"] = round(method.start * changes["epochs"])
-    changes |= {"seed": seed, "eval_on": "val" if purpose == "tuning" else "both"}
-    shown = {**settings, **cell.changes}
-    return StudyRun(cell.setup, cell.method, shown, seed, purpose, changes)
+    return StudyRun(cell.setup, cell.method, shown, seed, purpose, changes, cell.label)
 
 
 def trials(scale: Scale, setup: str, method: str) -> list[StudyRun]:
-    """The runs that a method is tuned with.
+    """The runs that a method is tuned with; for transfer, in the set-up of the source.
 
     >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]
     [0.05, 0.1, 0.2, 0.4]
     """
+    setup = scale.setups[setup].source or setup
     tried = METHODS[method].trials or scale.setups[setup].trials
     return [
         study_run(scale, Cell(setup, method), settings, seed=TUNING_SEED, purpose="tuning")
