@@ -8,20 +8,18 @@ surrogap reproduce fig-rho-alpha --rhos 0.1 0.3 --alphas 0 0.2
 surrogap reproduce theory
 """
 
-import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, bar
-from surrogap.cli.studies import StudyOptions, plan_study, train_study
+from surrogap.cli.studies import TITLES, StudyOptions, reproduce_study, show
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.tables import Table
-from surrogap.paper.artifacts import ARTIFACTS
 from surrogap.paper.reproductions import REPRODUCTIONS, Settings
 from surrogap.training.arguments import at_least, one_of
 
@@ -58,8 +56,20 @@ class Reproduce:
     dry_run: bool = False
     """List the runs that are left, with the time they are expected to take, and train nothing."""
 
+    train: bool = True
+    """Whether to train what the ledger lacks; otherwise what it has is drawn."""
+
+    draw: bool = True
+    """Whether to draw the table or figure once the runs are finished or time is up."""
+
+    page: Path | None = None
+    """Write a page with all tables and figures of the study here, in Markdown."""
+
     compile: bool | None = None
     """Whether to compile the models. By default as the set-up has it."""
+
+    weights: Path = Path("runs") / "study-weights"
+    """The folder for the weights that table-transfer fine-tunes."""
 
     out: Path | None = None
     """The folder to write to. By default runs/reproduce-NAME."""
@@ -92,15 +102,13 @@ def main(arguments: Sequence[str]) -> int:
         RunFailedError: A run failed.
     """
     chosen = options(Reproduce, "reproduce", arguments)
-    known: dict[str, Any] = {**REPRODUCTIONS, **ARTIFACTS}
-    titles = {name: found.title for name, found in known.items()}
-    titles["all"] = "All tables and figures of the study, the most telling runs first."
+    titles = {name: found.title for name, found in REPRODUCTIONS.items()} | TITLES
     if chosen.name is None:
         Table(("name", "what"), list(titles.items())).print()
         return 0
     name = one_of("name", chosen.name, titles, remedy="surrogap reproduce lists them.")
     if name not in REPRODUCTIONS:
-        return _study(chosen, name)
+        return reproduce_study(name, _study_options(chosen))
     if chosen.steps is not None:
         at_least("steps", chosen.steps, 16, remedy="Pass a number such as 600.")
     at_least("seeds", chosen.seeds, 1, remedy="Pass a number of runs, as 3.")
@@ -115,23 +123,12 @@ def main(arguments: Sequence[str]) -> int:
     with bar(name) as tell:
         found = reproduction.compute(settings, tell)
         results.write(found.numbers, found.writers)
-    found.table.print()
-    for line in found.words:
-        print(textwrap.fill(line, width=100, break_on_hyphens=False))
-    print(results.told)
+    show(found, results)
     return 0
 
 
-def _study(chosen: Reproduce, name: str) -> int:
-    study = StudyOptions(
-        scale=chosen.scale,
-        data_root=chosen.data_root,
-        ledger=chosen.ledger,
-        jobs=chosen.jobs,
-        time_limit=chosen.time_limit,
-        compile=chosen.compile,
-    )
-    return plan_study(name, study) if chosen.dry_run else train_study(name, study)
+def _study_options(chosen: Reproduce) -> StudyOptions:
+    return StudyOptions(**{f.name: getattr(chosen, f.name) for f in fields(StudyOptions)})
 
 
 def _settings(chosen: Reproduce, folder: Path) -> Settings:

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +10,30 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, final
 
+from surrogap.cli.results import Results
 from surrogap.experiments.tables import Table
-from surrogap.paper.artifacts import stages
+from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
+from surrogap.paper.cost import newest_timing
 from surrogap.paper.ledger import Ledger, Line
-from surrogap.paper.plan import Stage, Todo, is_known, todo
-from surrogap.paper.study import SCALES, Scale
+from surrogap.paper.page import write_page
+from surrogap.paper.plan import Stage, Todo, todo
+from surrogap.paper.reproductions import Reproduced
+from surrogap.paper.study import METHODS, SCALES, Scale
 from surrogap.training.arguments import at_least
+
+ALL, TIMING = "all", "timing"
+TITLES = {
+    **{name: artifact.title for name, artifact in ARTIFACTS.items()},
+    TIMING: "The cost of a step of every method, with nothing else on the device, for fig-cost.",
+    ALL: "All tables and figures of the study, the most telling runs first.",
+}
+_TIMED_SETUP = "A"
 
 
 @final
 @dataclass(frozen=True)
 class StudyOptions:
-    """How a study is trained."""
+    """The options of `surrogap reproduce` that concern the study, as it documents them."""
 
     scale: Literal["laptop", "gpu"]
     data_root: str
@@ -28,12 +41,40 @@ class StudyOptions:
     jobs: int
     time_limit: float | None
     compile: bool | None
+    weights: Path
+    dry_run: bool
+    train: bool
+    draw: bool
+    out: Path | None
+    page: Path | None
 
 
-def plan_study(name: str, options: StudyOptions) -> int:
-    """Prints the runs that are left, with the time that each is expected to take."""
-    scale, ledger, wanted = _opened(name, options)
-    left = todo(scale, wanted, ledger, jobs=options.jobs)
+def reproduce_study(name: str, options: StudyOptions) -> int:
+    """Trains what a table or figure needs, draws it, and returns the exit status.
+
+    Raises:
+        ValueError: An option is not valid, or the images are missing.
+    """
+    at_least("jobs", options.jobs, 1, remedy="Pass a number of processes, as 4.")
+    scale = SCALES[options.scale]
+    ledger = Ledger((options.ledger or Path(scale.ledger)).expanduser())
+    for remark in ledger.remarks:
+        print(remark)
+    wanted = [] if name == TIMING else stages(name)
+    if options.dry_run:
+        _print_plan(todo(scale, wanted, ledger, jobs=options.jobs), options.jobs)
+        return 0
+    status = _train(name, wanted, scale, ledger, options) if options.train else 0
+    if status == 0 and options.draw:
+        for one in ARTIFACTS if name == ALL else [name] if name in ARTIFACTS else []:
+            _draw(one, scale, ledger, options.out)
+    if status == 0 and options.page is not None:
+        write_page(options.page.expanduser(), scale, ledger)
+        print(f"Page: {options.page}.")
+    return status
+
+
+def _print_plan(left: Sequence[Todo], jobs: int) -> None:
     rows = [
         (
             item.run.purpose,
@@ -43,26 +84,42 @@ def plan_study(name: str, options: StudyOptions) -> int:
         for item in left
     ]
     Table(("purpose", "run", "expected"), rows).print()
-    print(_summary(left, options.jobs))
-    return 0
+    print(_summary(left, jobs))
 
 
-def train_study(name: str, options: StudyOptions) -> int:
-    """Trains the runs that are left until time is up, and returns the exit status."""
+def _summary(left: Sequence[Todo], jobs: int) -> str:
+    if not left:
+        return "All runs are finished."
+    minutes = sum(item.seconds for item in left) / 60 / jobs
+    at_once = f", {jobs} at once" if jobs > 1 else ""
+    return f"{len(left)} runs are left, about {minutes:.0f} minutes{at_once}."
+
+
+def _train(
+    name: str, wanted: Sequence[Stage], scale: Scale, ledger: Ledger, options: StudyOptions
+) -> int:
     from surrogap.paper.running import Environment, Stopped
     from surrogap.paper.workers import Clock, WorkerError, train_all
 
-    scale, ledger, wanted = _opened(name, options)
-    environment = Environment(scale, options.data_root, options.jobs, options.compile)
+    environment = Environment(
+        scale,
+        data_root=options.data_root,
+        jobs=options.jobs,
+        compile=options.compile,
+        weights=str(options.weights.expanduser()),
+    )
+    clock = Clock(options.time_limit)
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        left = train_all(
-            wanted,
-            ledger,
-            environment,
-            clock=Clock(options.time_limit),
-            tell=_Teller(options.jobs),
-        )
+        is_timed = newest_timing(ledger, scale.name, _TIMED_SETUP) is not None
+        if name == TIMING or (name in (ALL, "fig-cost") and not is_timed):
+            # Before any worker starts: what shares the device would be measured too.
+            from surrogap.paper.timing import timing
+
+            line = timing(_TIMED_SETUP, tuple(METHODS), environment)
+            ledger.append(line)
+            _print_times(line)
+        left = train_all(wanted, ledger, environment, clock=clock, tell=_print_line)
     except Stopped as stopped:
         print(
             f"surrogap: {stopped.signal.name} stopped surrogap reproduce. Finished runs are in "
@@ -75,22 +132,9 @@ def train_study(name: str, options: StudyOptions) -> int:
         return 1
     finally:
         signal.signal(signal.SIGTERM, before)
-    print(_summary(left, options.jobs))
+    if wanted:
+        print(_summary(left, options.jobs))
     return 0
-
-
-def _opened(name: str, options: StudyOptions) -> tuple[Scale, Ledger, list[Stage]]:
-    at_least("jobs", options.jobs, 1, remedy="Pass a number of processes, as 4.")
-    scale = SCALES[options.scale]
-    ledger = Ledger((options.ledger or Path(scale.ledger)).expanduser())
-    for remark in ledger.remarks:
-        print(remark)
-    wanted = stages(name)
-    cells = [cell for stage in wanted for cell in stage.cells if cell.setup in scale.setups]
-    unknown = dict.fromkeys(cell.method for cell in cells if not is_known(cell, scale))
-    if unknown:
-        print(f"Left out, since this version cannot be configured for them: {', '.join(unknown)}.")
-    return scale, ledger, wanted
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -99,29 +143,42 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped(signal.Signals(number))
 
 
-@final
-class _Teller:
-    """Prints a line for each finished run."""
+def _print_times(line: Line) -> None:
+    from surrogap.paper.cost import relative_cost
 
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
-
-    def __call__(self, line: Line, left: Sequence[Todo]) -> None:
-        words = [f"{line['title']}:"]
-        if line["kind"] == "failure":
-            words.append("failed")
-        else:
-            words.append(f"validation {100 * line['val']['accuracy']:.2f} %,")
-            if "scores" in line:
-                words.append(f"test {100 * line['scores']['test']['accuracy']:.2f} %,")
-            words.append(f"training {100 * line['train']['accuracy']:.2f} %,")
-            words.append(f"{line['seconds']:.0f} s")
-        print(time.strftime("%H:%M:%S"), *words, f"({len(left)} left)", flush=True)
+    rows = [
+        (method, f"{1e3 * seconds:.3f}", f"{relative_cost(line, method):.2f}")
+        for method, seconds in line["seconds_per_step"].items()
+    ]
+    Table(("method", "ms a step", "cost relative to vanilla"), rows).print()
 
 
-def _summary(left: Sequence[Todo], jobs: int) -> str:
-    if not left:
-        return "All runs are finished."
-    minutes = sum(item.seconds for item in left) / 60 / jobs
-    at_once = f", {jobs} at once" if jobs > 1 else ""
-    return f"{len(left)} runs are left, about {minutes:.0f} minutes{at_once}."
+def _print_line(line: Line, left: Sequence[Todo]) -> None:
+    words = [f"{line['title']}:"]
+    if line["kind"] == "failure":
+        words.append(f"failed, {line['reason']}")
+    else:
+        scores = {
+            "validation": line.get("val"),
+            "test": line.get("scores", {}).get("test"),
+            "training": line["train"],
+        }
+        found = [f"{name} {100 * s['accuracy']:.2f} %" for name, s in scores.items() if s]
+        words.append(", ".join([*found, f"{line['seconds']:.0f} s"]))
+    print(time.strftime("%H:%M:%S"), *words, f"({len(left)} left)", flush=True)
+
+
+def _draw(name: str, scale: Scale, ledger: Ledger, out: Path | None) -> None:
+    found = drawn(name, scale, ledger)
+    folder = Path("runs") / f"reproduce-{name}" if out is None else out.expanduser()
+    results = Results(folder, "reproduce", name, list(found.writers))
+    results.write(found.numbers, found.writers)
+    show(found, results)
+
+
+def show(found: Reproduced, results: Results) -> None:
+    """Prints a table, the words below it, and the names of its files."""
+    found.table.print()
+    for line in found.words:
+        print(textwrap.fill(line, width=100, break_on_hyphens=False))
+    print(results.told)

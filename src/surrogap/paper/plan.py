@@ -25,11 +25,12 @@ def chosen(scale: Scale, setup: str, method: str, ledger: Ledger) -> Changes | N
     runs = trials(scale, setup, method)
     if not all(run.key in ledger for run in runs):
         return None
-    return max(runs, key=lambda run: _val_accuracy(ledger[run.key])).settings
+    return max(runs, key=lambda run: val_accuracy(ledger[run.key]) or -1.0).settings
 
 
-def _val_accuracy(line: Line) -> float:
-    return float(line["val"]["accuracy"]) if line["kind"] == "run" else -1.0
+def val_accuracy(line: Line) -> float | None:
+    """The validation accuracy after the last epoch; None for a run that failed."""
+    return float(line["val"]["accuracy"]) if line["kind"] == "run" else None
 
 
 def num_seeds(scale: Scale, cell: Cell) -> int:
