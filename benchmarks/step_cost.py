@@ -2,9 +2,11 @@
 
 The floor is two forward-backward passes and one update. Whatever an objective takes beyond it is
 overhead: copies, inner products, kernel launches, memory. On CUDA torch hands a backward pass to
-another thread, where surrogap does not, nor does `floor_same_thread`. There are two more sections
-there: steps recorded as CUDA graphs, and recorded from a compiled model, each against two vanilla
-steps that were recorded in the same way, without surrogap.
+another thread, where surrogap does not, nor does `floor_same_thread`. There are three more sections
+there: steps captured as CUDA graphs, and captured from a compiled model, each against two vanilla
+steps that were captured in the same way, without surrogap; and captured steps that cost less than
+two passes, each against a floor of its own: the passes that it needs, over the samples and for the
+weight gradients that it needs, and one update.
 
 All variants of a section share one model and one batch, and take turns in a new order each round.
 Each turn begins with a step that is not timed: it finds caches full of what others left, and on a
@@ -25,6 +27,7 @@ juntang-zhuang/GSAM; and `sam`, from davda54/sam.
 import argparse
 import difflib
 import gc
+import itertools
 import json
 import os
 import random
@@ -33,7 +36,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -45,17 +48,30 @@ from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import set_multithreading_enabled
 from torch.optim.lr_scheduler import ConstantLR
 from workloads import CASES, Case, Workload
 
-from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Vanilla, capture
-from surrogap.core.arithmetic import Coefficients, choose
-from surrogap.core.ascent import Ascent
+from surrogap import (
+    ASAM,
+    GSAM,
+    SAM,
+    EntropySGD,
+    GapPenalty,
+    Intermittent,
+    MomentumSAM,
+    Vanilla,
+    capture,
+)
+from surrogap.core.arithmetic import Task
+from surrogap.core.fused import choose
+from surrogap.core.geometry import Kind
 from surrogap.core.shards import WHOLE
+from surrogap.parts import Coefficients
 
 MIN_ROUNDS = 3
+EVERY = 5
 # About how long a turn of the reference takes. Short, since the pace of a processor lasts for less
 # than a second: it changes least between turns that follow each other.
 TURN_MS = 50.0
@@ -188,8 +204,21 @@ def davda54_sam(work: Workload) -> Step:
     return step
 
 
-def captured_plain(work: Workload) -> Step:
-    """One forward-backward pass and the update as a CUDA graph, as torch alone does it."""
+def first_pass(work: Workload, *, norms: bool = False, fraction: float = 1.0) -> None:
+    """A pass before the whole one: on a fraction of the batch, for the norms' gradients alone."""
+    kinds = (nn.BatchNorm2d, nn.LayerNorm)
+    own = {p for m in work.model.modules() if isinstance(m, kinds) for p in m.parameters()}
+    others = [p for p in work.model.parameters() if norms and p not in own]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    work.loss_of(*(t[: round(fraction * len(t))] for t in work.batch)).backward()
+    for parameter in others:
+        parameter.requires_grad_(True)
+    work.model.zero_grad()
+
+
+def captured_plain(work: Workload, before: Callable[[Workload], None] = lambda _: None) -> Step:
+    """A pass and the update as a CUDA graph, as torch alone does it; another pass before, maybe."""
     settings = {"capturable": True} if "capturable" in work.optimizer().defaults else {}
     optimizer = work.optimizer(fused=True, **settings)
     stream = torch.cuda.Stream()
@@ -197,12 +226,14 @@ def captured_plain(work: Workload) -> Step:
     with torch.cuda.stream(stream):
         for _ in range(3):
             optimizer.zero_grad()
+            before(work)
             work.forward_backward()
             optimizer.step()
     torch.cuda.current_stream().wait_stream(stream)
     optimizer.zero_grad()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        before(work)
         work.forward_backward()
         optimizer.step()
 
@@ -213,14 +244,34 @@ def captured_plain(work: Workload) -> Step:
     return step
 
 
-def captured(objective_class: Callable[..., Any], **settings: Any) -> Variant:
+def in_turns(some: Variant, others: Variant) -> Variant:
+    """One step of a variant, then steps of another, as `Intermittent` with `every=EVERY`."""
+
+    def build(work: Workload) -> Step:
+        steps = itertools.cycle([some(work), *[others(work)] * (EVERY - 1)])
+        return lambda: next(steps)()
+
+    return build
+
+
+def captured(
+    objective_class: Callable[..., Any], climb_fraction: float = 1.0, **settings: Any
+) -> Variant:
     def build(work: Workload) -> Step:
         work.model.zero_grad()
-        objective = objective_class(work.model, **settings)
-        step = capture(objective, work.optimizer(fused=True), work.loss_of, work.batch)
+        optimizer = work.optimizer(fused=True)
+        of = (work.model, optimizer) if objective_class is MomentumSAM else (work.model,)
+        objective = objective_class(*of, **settings)
+        step = capture(
+            objective, optimizer, work.loss_of, work.batch, climb_fraction=climb_fraction
+        )
         return lambda: step(*work.batch)
 
     return build
+
+
+def every_fifth_sam(model: nn.Module) -> Intermittent:
+    return Intermittent(SAM(model), every=EVERY)
 
 
 @dataclass(frozen=True)
@@ -233,6 +284,8 @@ class Section:
         num_references: How many of its steps a two-pass step could cost at least.
         is_compiled: Whether they run a compiled model; "vanilla" does not.
         share: How much of the time it needs: the steps of a graph vary little.
+        floors: The references of variants that have their own; each costs one of its steps.
+        multiple: A turn has a multiple of so many steps.
     """
 
     variants: dict[str, Variant]
@@ -240,6 +293,8 @@ class Section:
     num_references: int = 1
     is_compiled: bool = False
     share: float = 1.0
+    floors: dict[str, str] = field(default_factory=dict)
+    multiple: int = 1
 
 
 EAGER: dict[str, Variant] = {
@@ -280,6 +335,25 @@ COMPILED: dict[str, Variant] = {
     "compiled GSAM": captured(GSAM, rho=0.05, alpha=0.4),
 }
 GRAPHS: dict[str, Any] = {"num_references": 2, "share": 0.5}
+# Steps that cost less than two passes, and the floor of each.
+CHEAPER: dict[str, Variant] = {
+    "vanilla": plain,
+    "captured vanilla": captured_plain,
+    "captured MomentumSAM": captured(MomentumSAM, rho=1e-3),
+    "floor of SAM_norms": partial(captured_plain, before=partial(first_pass, norms=True)),
+    "captured SAM_norms": captured(SAM, perturb="norms"),
+    "floor of SAM_quarter": partial(captured_plain, before=partial(first_pass, fraction=0.25)),
+    "captured SAM_quarter": captured(SAM, climb_fraction=0.25),
+    "floor of SAM_norms_quarter": partial(
+        captured_plain, before=partial(first_pass, norms=True, fraction=0.25)
+    ),
+    "captured SAM_norms_quarter": captured(SAM, perturb="norms", climb_fraction=0.25),
+    "floor of SAM_every_5": in_turns(partial(captured_plain, before=first_pass), captured_plain),
+    "captured SAM_every_5": captured(every_fifth_sam),
+}
+FLOORS = {
+    floor.replace("floor of", "captured"): floor for floor in CHEAPER if floor.startswith("floor")
+} | {"captured MomentumSAM": "captured vanilla"}
 
 
 def sections(device: str, with_peers: bool) -> dict[str, Section]:
@@ -290,6 +364,9 @@ def sections(device: str, with_peers: bool) -> dict[str, Section]:
     return eager | {
         "captured": Section(CAPTURED, "captured vanilla", **GRAPHS),
         "compiled and captured": Section(COMPILED, "compiled vanilla", is_compiled=True, **GRAPHS),
+        "cheaper": Section(
+            *(CHEAPER, "captured vanilla"), floors=FLOORS, share=0.5, multiple=EVERY
+        ),
     }
 
 
@@ -349,43 +426,56 @@ def measure(
         ms_per_step(work, step, num_steps=1)
         advance()
     num_steps = max(1, round(TURN_MS / ms_per_step(work, steps[reference], num_steps=3)))
+    num_steps = -(-num_steps // section.multiple) * section.multiple
     turns: dict[str, list[float]] = {name: [] for name in steps}
     ratios: dict[str, list[float]] = {name: [] for name in steps}
     names, order, start = list(steps), random.Random(0), time.perf_counter()
     while True:
         num_rounds, spent = len(turns["vanilla"]), time.perf_counter() - start
-        if num_rounds >= MIN_ROUNDS and (spent > seconds or is_resolved(ratios)):
+        if num_rounds >= MIN_ROUNDS and (spent > seconds or is_resolved(ratios, section)):
             break
         if num_rounds >= MIN_ROUNDS and spent > seconds / 3:
-            often = ("vanilla", "floor_same_thread", reference)
+            often = ("vanilla", "floor_same_thread", reference, *section.floors)
             names = [name for name in steps if is_alike(name) or name in often]
         gc.collect()  # main() keeps it out of the turns
-        turns[reference].append(ms_per_step(work, steps[reference], num_steps))
+        last = ""  # whose turn was the last
         for name in order.sample(names, len(names)):
-            mine, before = ms_per_step(work, steps[name], num_steps), turns[reference][-1]
-            after = ms_per_step(work, steps[reference], num_steps)
-            turns[reference].append(after)
-            ratios[name].append(2 * mine / (before + after) / section.num_references)
-            if name != reference:  # whose turn here shows what the ratios are worth
+            floor = section.floors.get(name, reference)
+            if last != floor:
+                turns[floor].append(ms_per_step(work, steps[floor], num_steps))
+            mine, before = ms_per_step(work, steps[name], num_steps), turns[floor][-1]
+            after, last = ms_per_step(work, steps[floor], num_steps), floor
+            turns[floor].append(after)
+            num_floors = 1 if name in section.floors else section.num_references
+            ratios[name].append(2 * mine / (before + after) / num_floors)
+            if name != floor:  # whose turn here shows what the ratios are worth
                 turns[name].append(mine)
             advance()
     if not work.loss().isfinite():
         raise RuntimeError("loss must stay finite, got NaN or infinity. Lower the case's lr.")
-    return compare(turns, ratios)
+    return compare(turns, ratios, section)
 
 
 def compare(
-    turns: dict[str, list[float]], ratios: dict[str, list[float]]
+    turns: dict[str, list[float]], ratios: dict[str, list[float]], section: Section
 ) -> dict[str, dict[str, Any]]:
-    """Each variant's times, beside those of vanilla and of the floor."""
+    """Each variant's times, beside those of vanilla, of the reference and of its floor."""
     medians = {name: statistics.median(values) for name, values in ratios.items()}
+    # A floor of one's own is timed against the reference as well.
+    over = {
+        name: median * medians[floor]
+        if (floor := section.floors.get(name, section.reference)) != section.reference
+        else median
+        for name, median in medians.items()
+    }
     return {
         name: {
             "turns_ms": times,
             "turns_over_floor": ratios[name],
             "best_ms": min(times),
             "median_ms": statistics.median(times),
-            "over_vanilla": medians[name] / medians["vanilla"],
+            "over_vanilla": over[name] / over["vanilla"],
+            "over_reference": over[name] * section.num_references,
             "over_floor": medians[name],
             "over_floor_95": interval(ratios[name]),
         }
@@ -402,9 +492,10 @@ def of_alike(ratios: dict[str, list[float]]) -> list[float]:
     return [ratio for name, some in ratios.items() if is_alike(name) for ratio in some]
 
 
-def is_resolved(ratios: dict[str, list[float]]) -> bool:
-    """Whether it is known to 1 % what the objectives that cost the same take, vanilla to 10 %."""
-    return width(of_alike(ratios)) < 0.01 and width(ratios["vanilla"]) < 0.1
+def is_resolved(ratios: dict[str, list[float]], section: Section) -> bool:
+    """Whether the ratio of all that cost the same, or of each, is known to 1 %."""
+    groups = [ratios[name] for name in section.floors] or [of_alike(ratios)]
+    return all(width(group) < 0.01 for group in groups) and width(ratios["vanilla"]) < 0.1
 
 
 def width(values: list[float]) -> float:
@@ -435,8 +526,8 @@ def arithmetic_cost(work: Workload) -> dict[str, float]:
     """
     parameters = [p.detach() for p in work.model.parameters()]
     g, g_p = ([torch.randn_like(p) for p in parameters] for _ in range(2))
-    kinds, shardings = Ascent().kinds(parameters), [WHOLE] * len(parameters)
-    arithmetic = choose(parameters, kinds, Ascent(), shardings)
+    number = len(parameters)
+    arithmetic = choose(Task(parameters, [Kind.PLAIN] * number, [WHOLE] * number))
 
     def step() -> None:
         arithmetic.climb(list(g), 0.05, None)
@@ -471,6 +562,7 @@ def table(title: str, records: dict[str, dict[str, Any]], device: str) -> Table:
     """Ratios; on CUDA times and memory too. On a CPU times say more about its neighbours."""
     columns = {
         "x vanilla": ("over_vanilla", ".2f"),
+        "x reference": ("over_reference", ".3f"),
         "x floor": ("over_floor", ".3f"),
         "95 %": ("over_floor_95", ""),
     }
@@ -601,7 +693,8 @@ def measure_case(case: Case, args: argparse.Namespace, advance: Step) -> dict[st
             add_memory(work, section, records)
             record["arithmetic"] = arithmetic_cost(work)
         record["sections"][name] = records
-        record["together"][name] = together(records)
+        if not section.floors:
+            record["together"][name] = together(records)
         del work
         torch.compiler.reset()
         gc.collect()
@@ -646,11 +739,11 @@ def main() -> None:
 def print_case(output: Console, name: str, costs: dict[str, Any], device: str) -> None:
     for section, records in costs["sections"].items():
         output.print(table(f"{name}, {section}", records, device))
-        both = costs["together"][section]
-        output.print(
-            f"two passes, all objectives that cost the same: {both['over_floor']:.3f} of the floor "
-            f"({cell(both['over_floor_95'], '')})\n"
-        )
+        if both := costs["together"].get(section):
+            output.print(
+                f"two passes, all objectives that cost the same: {both['over_floor']:.3f} of the "
+                f"floor ({cell(both['over_floor_95'], '')})\n"
+            )
     if cost := costs.get("arithmetic"):
         output.print(
             f"{name}, between the passes: {cost['ms']:.3f} ms for {cost['bytes'] / 1e9:.2f} GB, "

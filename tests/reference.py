@@ -35,9 +35,14 @@ def loss_of(model: nn.Module, compute: Callable[[nn.Module], Tensor]) -> tuple[L
     return loss, torch.cat([p.detach().reshape(-1) for p in named.values()])
 
 
-def is_matrix(model: nn.Module) -> Tensor:
-    """For each weight, whether its tensor has two or more dimensions."""
-    return torch.cat([torch.full((p.numel(),), p.ndim >= 2) for p in model.parameters()])
+def selected(model: nn.Module, select: Callable[[str, nn.Parameter], bool]) -> Tensor:
+    """For each weight, whether `select` takes its parameter."""
+    named = model.named_parameters()
+    return torch.cat([torch.full((p.numel(),), select(name, p)) for name, p in named])
+
+
+def is_no_bias(name: str, _: nn.Parameter) -> bool:
+    return not name.endswith("bias")
 
 
 def gradient(f: Loss, w: Tensor) -> Tensor:
@@ -52,10 +57,10 @@ def climb(f: Loss, w: Tensor, rho: float, *, mask: Tensor | None = None) -> Tens
     return rho * g / (g.norm() + EPS)
 
 
-def adaptive_climb(f: Loss, w: Tensor, rho: float, eta: float, matrix: Tensor) -> Tensor:
-    """`rho T^2 g / (||T g|| + eps)`, `T = |w| + eta` where `matrix`, else 1."""
+def adaptive_climb(f: Loss, w: Tensor, rho: float, eta: float, scaled: Tensor) -> Tensor:
+    """`rho T^2 g / (||T g|| + eps)`, `T = |w| + eta` where `scaled`, else 1."""
     g = gradient(f, w)
-    scaling = torch.where(matrix, w.abs() + eta, 1.0)
+    scaling = torch.where(scaled, w.abs() + eta, 1.0)
     return rho * scaling**2 * g / ((scaling * g).norm() + EPS)
 
 
@@ -79,6 +84,11 @@ def gsam(f: Loss, w: Tensor, delta: Tensor, alpha: float) -> Tensor:
 def gsam_plain(f: Loss, w: Tensor, delta: Tensor, alpha: float) -> Tensor:
     g, g_p = gradient(f, w), gradient(f, w + delta)
     return g + alpha * orthogonal_part(g_p, g)
+
+
+def momentum_sam(f: Loss, w: Tensor, v: Tensor, rho: float) -> Tensor:
+    """The gradient at `w - rho v / (||v|| + eps)`."""
+    return gradient(f, w - rho * v / (v.norm() + EPS))
 
 
 def gap_penalty(f: Loss, w: Tensor, delta: Tensor, lam: float) -> Tensor:

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -279,9 +280,25 @@ def test_low_memory_compares_the_two_modes(tmp_path: Path) -> None:
 def test_step_cost_ends_early_where_both_ratios_are_known() -> None:
     known, unknown = [1.020, 1.021, 1.022, 1.020], [0.98, 1.02, 1.06, 1.10]
     vanilla = [0.50, 0.51, 0.52, 0.50]
-    assert step_cost.is_resolved({"GSAM": known, "vanilla": vanilla, "authors' GSAM": unknown})
-    assert not step_cost.is_resolved({"GSAM": known, "SAM": unknown, "vanilla": vanilla})
-    assert not step_cost.is_resolved({"GSAM": known, "vanilla": [0.4, 0.5, 0.6, 0.5]})
+    is_resolved = partial(step_cost.is_resolved, section=step_cost.Section({}, "floor"))
+    assert is_resolved({"GSAM": known, "vanilla": vanilla, "authors' GSAM": unknown})
+    assert not is_resolved({"GSAM": known, "SAM": unknown, "vanilla": vanilla})
+    assert not is_resolved({"GSAM": known, "vanilla": [0.4, 0.5, 0.6, 0.5]})
+    own = step_cost.Section({}, "floor", floors={"a": "floor of a", "b": "floor"})
+    assert step_cost.is_resolved({"a": known, "b": known, "vanilla": vanilla}, own)
+    assert not step_cost.is_resolved({"a": known, "b": unknown, "vanilla": vanilla}, own)
+
+
+def test_step_cost_of_a_variant_with_a_floor_of_its_own() -> None:
+    """1.1 of a floor that takes 1.5 references is 1.65 references, or 3.3 vanilla steps."""
+    section = step_cost.Section({}, "graph", floors={"mine": "floor"})
+    turns = {"vanilla": [1.0], "graph": [2.0], "floor": [3.0], "mine": [3.3]}
+    ratios = {"vanilla": [0.5], "graph": [1.0], "floor": [1.5], "mine": [1.1]}
+    record = step_cost.compare(turns, ratios, section)["mine"]
+    assert record["over_floor"] == 1.1
+    assert record["over_reference"] == pytest.approx(1.65)
+    assert record["over_vanilla"] == pytest.approx(3.3)
+    assert set(step_cost.FLOORS) | set(step_cost.FLOORS.values()) < set(step_cost.CHEAPER)
 
 
 def test_recipes_tells_what_a_recipe_took_and_gave(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from surrogap.core.capture import CapturedStep, capture
     from surrogap.core.entropy import EntropySGD
-    from surrogap.core.objectives import ASAM, GSAM, SAM, GapPenalty, Vanilla
+    from surrogap.core.intermittent import Intermittent
+    from surrogap.core.objective import Objective
+    from surrogap.core.objectives import ASAM, GSAM, SAM, GapPenalty, MomentumSAM, Vanilla
     from surrogap.core.report import Report
 
 __version__ = "0.1.0"
@@ -18,17 +20,23 @@ __all__ = [
     "CapturedStep",
     "EntropySGD",
     "GapPenalty",
+    "Intermittent",
+    "MomentumSAM",
+    "Objective",
     "Report",
     "Vanilla",
     "capture",
 ]
 
-_HOMES = {
+_MODULES = {
     "ASAM": "surrogap.core.objectives",
     "CapturedStep": "surrogap.core.capture",
     "EntropySGD": "surrogap.core.entropy",
     "GSAM": "surrogap.core.objectives",
     "GapPenalty": "surrogap.core.objectives",
+    "Intermittent": "surrogap.core.intermittent",
+    "MomentumSAM": "surrogap.core.objectives",
+    "Objective": "surrogap.core.objective",
     "Report": "surrogap.core.report",
     "SAM": "surrogap.core.objectives",
     "Vanilla": "surrogap.core.objectives",
@@ -37,16 +45,16 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Loads a public name, and torch with it, when it is first asked for.
+    """Import a public name, and torch with it, at its first use.
 
-    So `surrogap --help` need not wait for torch, which takes seconds.
+    So `surrogap --help` does not wait for torch, which takes seconds.
     """
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'surrogap' has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES[name]), name)
+    value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

@@ -10,10 +10,10 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from surrogap.core import kernels
+from surrogap.core.fused import kernels
 
 TYPES = {
-    **dict.fromkeys(("g_table", "w_table", "p_table", "plan"), "*i64"),
+    **dict.fromkeys(("v_table", "g_table", "w_table", "p_table", "plan"), "*i64"),
     **dict.fromkeys(("num_blocks", "num_sums", "first"), "i32"),
     **dict.fromkeys(("eta", "eps"), "fp32"),
     **dict.fromkeys(("sums", "scale"), "*fp32"),
@@ -42,9 +42,12 @@ def build(kernel: triton.JITFunction, dtype: tl.dtype, **constants: object) -> N
 
 
 if __name__ == "__main__":
-    for name in ("climb", "combine", "copy", "products", "restore", "save"):
+    for name in ("climb", "combine", "copy", "products", "restore"):
         for dtype, is_low, is_there in product(
             (tl.float32, tl.bfloat16), (False, True), (False, True)
         ):
-            build(getattr(kernels, f"{name}_kernel"), dtype, is_low=is_low, is_there=is_there)
+            kernel = getattr(kernels, f"{name}_kernel")
+            for is_along_g in (False, True) if name == "copy" else (True,):
+                flags = {"is_low": is_low, "is_there": is_there, "is_along_g": is_along_g}
+                build(kernel, dtype, **flags)
         print(name)

@@ -12,8 +12,18 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from surrogap import GSAM, SAM, EntropySGD, Report, Vanilla, capture
-from surrogap.core.objective import Objective
+from surrogap import (
+    GSAM,
+    SAM,
+    EntropySGD,
+    Intermittent,
+    MomentumSAM,
+    Objective,
+    Report,
+    Vanilla,
+    capture,
+)
+from surrogap.core.report import MEASURES
 from surrogap.rho import InverseSqrt, ProportionalToLR
 from tests import reference, zoo
 from tests.table import OBJECTIVES, every_objective, every_two_pass
@@ -131,7 +141,9 @@ def test_the_direction_is_the_reference(name: str, kind: str) -> None:
     run.dtype = torch.float64
     data = run.batch(0)
     f, w = reference.loss_of(copy.deepcopy(run.model), lambda net: zoo.cross_entropy(net, data))
-    expected = OBJECTIVES[name].reference(f, w, reference.is_matrix(run.model).cuda())
+    expected = OBJECTIVES[name].reference(
+        f, w, lambda select: reference.selected(run.model, select).cuda()
+    )
     before = nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
     run.captured()(*data)
     taken = before - nn.utils.parameters_to_vector(run.model.parameters()).detach()
@@ -360,22 +372,22 @@ def test_other_batches_are_refused() -> None:
     run = Run(zoo.mlp(), GSAM)
     step, before, (x, y) = run.captured(), run.state, run.batch(0)
     for batch in ((x[:5], y[:5]), (x.double(), y), (x,), (x, 3)):
-        with pytest.raises(ValueError, match="batch must be like the recorded one"):
+        with pytest.raises(ValueError, match="batch must be like the captured one"):
             step(*batch)
     assert zoo.same_bits(before, run.state)
 
 
 CHANGES: dict[str, Callable[[Run], object]] = {
-    "the model's mode": lambda run: run.model.eval(),
-    "the model's parameters": lambda run: run.model.to("cpu").to("cuda"),
-    "the model's buffers": lambda run: run.model[1].to("cpu").to("cuda"),
-    "the optimizer's weight_decay": lambda run: run.optimizer.param_groups[0].update(
+    "The mode of the model": lambda run: run.model.eval(),
+    "The memory of the model's parameters": lambda run: run.model.to("cpu").to("cuda"),
+    "The memory of the model's buffers": lambda run: run.model[1].to("cpu").to("cuda"),
+    "The optimizer's weight_decay": lambda run: run.optimizer.param_groups[0].update(
         weight_decay=0.5
     ),
-    "the optimizer's state": lambda run: run.optimizer.load_state_dict(
+    "The memory of the optimizer's state": lambda run: run.optimizer.load_state_dict(
         copy.deepcopy(run.optimizer.state_dict())
     ),
-    "the objective's perturb": lambda run: setattr(run.objective, "perturb", lambda n, p: True),
+    "The objective's perturb": lambda run: setattr(run.objective, "perturb", lambda n, p: True),
 }
 
 
@@ -387,9 +399,11 @@ def test_changes_that_a_graph_cannot_follow_are_refused(what: str) -> None:
     step(*run.batch(0))
     CHANGES[what](run)
     before = run.state
-    with pytest.raises(RuntimeError, match=r"must stay as recorded, got others\. Capture") as error:
+    with pytest.raises(
+        RuntimeError, match=r"changed since the step was captured\. Capture"
+    ) as error:
         step(*run.batch(1))
-    assert what in str(error.value) or what == "the model's buffers"
+    assert what in str(error.value) or what == "The memory of the model's buffers"
     assert zoo.same_bits(before, run.state)
 
 
@@ -449,6 +463,88 @@ def test_frozen_parameters_that_a_pass_writes_move_once(name: str) -> None:
     assert zoo.same_bits(eager.state, graph.state)
 
 
+CHEAPER: dict[str, Callable[..., Objective]] = {
+    "norms": lambda m, _: SAM(m, rho=0.2, perturb="norms"),
+    "intermittent": lambda m, _: Intermittent(GSAM(m, rho=0.2), every=3, start=2),
+    "intermittent momentum": lambda m, o: Intermittent(MomentumSAM(m, o, rho=0.2), every=2),
+    "momentum": lambda m, o: MomentumSAM(m, o, rho=0.2),
+    "momentum of norms": lambda m, o: MomentumSAM(m, o, rho=0.2, perturb="norms"),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CHEAPER)
+@pytest.mark.parametrize("kind", ["convnet", "dropout"])
+@pytest.mark.parametrize("kind_of_optimizer", ["Nesterov", "AdamW"])
+def test_cheaper_steps_are_eager_ones(name: str, kind: str, kind_of_optimizer: str) -> None:
+    """From new optimizers on, whose first momentum is zero in the graph and none outside."""
+    eager, graph = pair(MODELS[kind](), Vanilla, OPTIMIZERS[kind_of_optimizer])
+    for run in (eager, graph):
+        run.objective = CHEAPER[name](run.model, run.optimizer)
+    before = zoo.bits(graph.model)
+    step = graph.captured()
+    assert zoo.same_bits(before, zoo.bits(graph.model))
+    reports: list[list[Report]] = [[], []]
+    for run, take, seen in ((eager, eager.eager, reports[0]), (graph, step, reports[1])):
+        torch.manual_seed(3)
+        seen += [take(*run.batch(index)) for index in range(15)]
+    assert zoo.same_bits(eager.state, graph.state)
+    assert eager.objective.state_dict() == graph.objective.state_dict()
+    for mine, its in zip(*reports, strict=True):
+        assert torch.equal(mine.aux, its.aux)
+        for measure in (*MEASURES, "value"):
+            one, other = getattr(mine, measure), getattr(its, measure)
+            torch.testing.assert_close(one, other, equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [SAM, GSAM, partial(SAM, perturb="norms")])
+def test_a_climb_on_a_fraction_of_the_batch(make: Callable[..., Objective]) -> None:
+    eager, graph = pair(zoo.convnet(), make)
+    graph.settings["climb_fraction"] = 0.25
+    step = graph.captured()
+    for index in range(10):
+        x, y = batch = eager.batch(index)
+        eager.optimizer.zero_grad()
+        eager.objective.backward(
+            partial(eager.loss, *batch), climb=partial(eager.loss, x[:2], y[:2])
+        )
+        eager.optimizer.step()
+        report = step(*batch)
+    assert zoo.same_bits(eager.state, graph.state)
+    assert report.loss.isnan()
+    assert report.value.isfinite()
+    assert len(report.aux) == len(y)
+
+
+@pytest.mark.gpu
+def test_alpha_must_not_leave_zero_where_norms_alone_climb() -> None:
+    run = Run(zoo.convnet(), partial(GSAM, perturb="norms", alpha=0.0))
+    step = run.captured()
+    step(*run.batch(0))
+    run.objective.alpha = 0.1
+    message = "The objective's need for the gradient of all weights changed since the step was"
+    with pytest.raises(RuntimeError, match=message):
+        step(*run.batch(0))
+
+
+@pytest.mark.gpu
+def test_two_graphs_share_their_memory() -> None:
+    """The plain steps of Intermittent need no memory beside that of the others."""
+    taken = []
+    for make in (GSAM, lambda m: Intermittent(GSAM(m), every=2)):
+        run = Run(nn.Sequential(nn.Flatten(), *(nn.Linear(48, 48) for _ in range(9))), make)
+        x, y = (t.repeat(2**14, *[1] * (t.ndim - 1)) for t in run.batch(0))
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        step = capture(run.objective, run.optimizer, run.loss, (x, y))
+        step(x, y)
+        torch.cuda.empty_cache()
+        taken.append(torch.cuda.memory_reserved() - before)
+        del step, run
+    assert taken[1] < 1.2 * taken[0]
+
+
 def wrong(**changes: Any) -> None:
     model = zoo.mlp()
     arguments: dict[str, Any] = {
@@ -465,13 +561,21 @@ def optimizer(**settings: Any) -> SGD:
 
 
 WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
-    (TypeError, "objective must be one of surrogap's, got int", {"objective": 3}),
+    (TypeError, "objective must be an objective, got int", {"objective": 3}),
     (TypeError, "optimizer must be a torch optimizer, got list", {"optimizer": []}),
     (TypeError, "loss_fn must be a function of a batch, got int", {"loss_fn": 3}),
     (TypeError, "example_batch must be a tuple of tensors, got int", {"example_batch": 3}),
     (TypeError, "micro_batches must be a whole number, got float", {"micro_batches": 2.0}),
     (ValueError, "micro_batches must divide the batch, got 3 for", {"micro_batches": 3}),
     (ValueError, "micro_batches must divide the batch, got 0 for", {"micro_batches": 0}),
+    (ValueError, "climb_fraction must be above 0 and finite, got 0", {"climb_fraction": 0}),
+    (ValueError, "climb_fraction must be at most 1, got 2", {"climb_fraction": 2}),
+    (ValueError, "climb must be left out for Vanilla, got one", {"climb_fraction": 0.5}),
+    (
+        ValueError,
+        "climb_fraction must be 1 with micro_batches, got 0.5 and micro_batches=2",
+        {"objective": SAM(zoo.mlp()), "climb_fraction": 0.5, "micro_batches": 2},
+    ),
     (ValueError, "clip_norm must be above 0 and finite, got 0", {"clip_norm": 0}),
     (ValueError, "must be fused, got SGD with fused=None", {"optimizer": optimizer()}),
     (

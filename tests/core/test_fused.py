@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from surrogap.core import fused, launching
-from surrogap.core.arithmetic import Arithmetic, Coefficients, Flat, Memory, Number, choose
-from surrogap.core.ascent import Ascent, Kind
-from surrogap.core.fused import Fused
+from surrogap.core.arithmetic import Arithmetic, Flat, Memory, Task
+from surrogap.core.combine import Coefficients, Number
+from surrogap.core.fused import arithmetic as fused
+from surrogap.core.fused import choose, launching
+from surrogap.core.fused.arithmetic import Fused
+from surrogap.core.geometry import Kind
 from surrogap.core.shards import WHOLE
 from surrogap.core.vectors import Gradients
 from tests import zoo
@@ -28,6 +30,11 @@ KINDS = {
     "scaled": [Kind.PLAIN, Kind.PLAIN, Kind.SCALED, Kind.SCALED, Kind.PLAIN, Kind.PLAIN],
     "partly still": [Kind.STILL, Kind.PLAIN, Kind.SCALED, Kind.STILL, Kind.PLAIN, Kind.PLAIN],
 }
+
+
+def task(parameters: list[Tensor], kinds: list[Kind] | None = None, **settings: object) -> Task:
+    kinds = kinds or [Kind.PLAIN] * len(parameters)
+    return Task(parameters, kinds, [WHOLE] * len(parameters), **settings)
 
 
 def tensors(dtype: torch.dtype, device: torch.device, seed: int) -> list[Tensor]:
@@ -48,11 +55,16 @@ def step(
     scale: Tensor | None = None,
     memory: Memory = "exact",
     rho: Number = 0.3,
+    along: Gradients | None = None,
 ) -> tuple[list[Tensor], Gradients, Tensor]:
     """Where an arithmetic climbs to, its direction and its products, on copies of everything."""
     weights = [t.clone() for t in w]
-    arithmetic = cls(weights, kinds, Ascent(eta=0.01, eps=1e-3), [WHOLE] * len(w), memory)
-    arithmetic.climb([None if t is None else t.clone() for t in g], rho, scale)
+    arithmetic = cls(task(weights, kinds, eta=0.01, eps=1e-3, memory=memory))
+    g = [None if t is None else t.clone() for t in g]
+    if along is None:
+        arithmetic.climb(g, rho, scale)
+    else:
+        arithmetic.climb(along, rho, scale, g)
     moved = [t.clone() for t in weights]
     copies: Gradients = [None if t is None else t.clone() for t in g_p]
     direction, products = arithmetic.combination(copies, coefficients)
@@ -91,6 +103,22 @@ def test_fused_is_flat(
     torch.testing.assert_close(products, expected_products, rtol=2e-6, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kinds", KINDS)
+def test_a_climb_along_another_vector(dtype: torch.dtype, kinds: str, device: torch.device) -> None:
+    w, g, g_p, v = (tensors(dtype, device, seed) for seed in (1, 2, 3, 4))
+    v[1] = None
+    arguments = (w, g, g_p, KINDS[kinds], COEFFICIENTS["GSAM"])
+    for cls in (Fused, Flat):
+        moved, direction, products = step(cls, *arguments, along=v)
+        point, *_ = step(Flat, w, v, g_p, *arguments[3:])
+        _, expected, expected_products = step(Flat, *arguments)
+        assert_close(moved, point, dtype)
+        assert torch.equal(moved[1], w[1])
+        assert_close(direction, expected, dtype)
+        torch.testing.assert_close(products, expected_products, rtol=2e-6, atol=1e-3)
+
+
 @pytest.mark.parametrize("objective", COEFFICIENTS)
 def test_one_gradient_may_be_that_of_two_tensors(objective: str, device: torch.device) -> None:
     """`torch.autograd.grad` gives the two sides of a sum the same tensor."""
@@ -99,7 +127,7 @@ def test_one_gradient_may_be_that_of_two_tensors(objective: str, device: torch.d
     results = []
     for cls, gradients in ((Flat, [t.clone() for t in g_p]), (Fused, 2 * [g_p[0].clone()])):
         weights = [t.clone() for t in w] + empty
-        arithmetic = cls(weights, [Kind.PLAIN] * 4, Ascent(), [WHOLE] * 4)
+        arithmetic = cls(task(weights))
         arithmetic.climb([*g, *empty], 0.3, None)
         results.append(arithmetic.combination([*gradients, *empty], COEFFICIENTS[objective])[0])
     assert_close(*results, torch.float32)
@@ -204,7 +232,7 @@ def test_tensors_need_not_be_aligned(offsets: tuple[int, ...], device: torch.dev
     coefficients = COEFFICIENTS["GSAM"]
     w, g, g_p = moved
     weights = [t.clone() for t in w]
-    arithmetic = Fused(w, [Kind.PLAIN], Ascent(), [WHOLE])
+    arithmetic = Fused(task(w))
     arithmetic.climb(list(g), 0.3, None)
     point = [t.clone() for t in w]
     direction, _ = arithmetic.combination(list(g_p), coefficients)
@@ -224,7 +252,7 @@ def test_a_scale_multiplies_eps(cls: type[Arithmetic], device: torch.device) -> 
     points = []
     for scale in (None, torch.tensor(2.0**14, device=device)):
         parameter = w.clone()
-        arithmetic = cls([parameter], [Kind.PLAIN], Ascent(eps=0.1 * float(g.norm())), [WHOLE])
+        arithmetic = cls(task([parameter], eps=0.1 * float(g.norm())))
         arithmetic.climb([g if scale is None else g * scale], 0.3, scale)
         points.append(parameter)
     assert torch.equal(*points)
@@ -248,7 +276,7 @@ def test_a_gradient_in_the_same_order_is_not_copied(device: torch.device) -> Non
     w = torch.randn(4, 3, 1, 1, device=device)
     g_p = torch.randn(4, 3, device=device).as_strided((4, 3, 1, 1), (3, 1, 3, 3))
     assert g_p.stride() != w.stride()
-    arithmetic = Fused([w], [Kind.PLAIN], Ascent(), [WHOLE])
+    arithmetic = Fused(task([w]))
     arithmetic.climb([torch.randn_like(w)], 0.1, None)
     (direction,), _ = arithmetic.combination([g_p], COEFFICIENTS["GSAM"])
     assert direction is g_p
@@ -263,7 +291,7 @@ def test_weights_come_back_to_where_a_pass_has_put_them(
     w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
     expected = step(Flat, w, g, g_p, KINDS["plain"], COEFFICIENTS["GSAM"])[1]
     parameters = [t.clone() for t in w]
-    arithmetic = cls(parameters, KINDS["plain"], Ascent(eta=0.01, eps=1e-3), [WHOLE] * 6)
+    arithmetic = cls(task(parameters, eta=0.01, eps=1e-3))
     arithmetic.climb(g, 0.3, None)
     places = [parameter.detach() for parameter in parameters]
     climbed = [place.clone() for place in places]
@@ -281,7 +309,7 @@ def test_weights_come_back_to_where_a_pass_has_put_them(
 def test_weights_that_a_pass_has_reshaped_are_refused(device: torch.device) -> None:
     weights = [torch.randn(3, 4, device=device) for _ in range(2)]
     parameters = [weight.clone() for weight in weights]
-    arithmetic = Fused(parameters, [Kind.PLAIN] * 2, Ascent(), [WHOLE] * 2)
+    arithmetic = Fused(task(parameters))
     arithmetic.climb([torch.ones_like(weight) for weight in weights], 0.3, None)
     parameters[0].data = torch.zeros(2, device=device)
     with pytest.raises(RuntimeError, match="closure must leave parameters as they are, got one"):
@@ -297,7 +325,7 @@ def test_an_interrupt_while_weights_are_found(
 ) -> None:
     weight = torch.randn(3, 4, device=device)
     parameters = [weight.clone()]
-    arithmetic = Fused(parameters, [Kind.PLAIN], Ascent(), [WHOLE])
+    arithmetic = Fused(task(parameters))
     arithmetic.climb([torch.ones_like(weight)], 0.3, None)
     old, parameters[0].data = parameters[0].detach(), parameters[0].data.clone()
     climbed = old.clone()
@@ -318,8 +346,8 @@ def test_new_parameters_in_the_same_memory_are_taken_over(device: torch.device) 
     weight = torch.randn(3, 4, device=device)
     old, new = weight.clone(), torch.empty(0, device=device)
     new.data = old.data
-    arithmetic = Fused([old], [Kind.PLAIN], Ascent(), [WHOLE])
-    assert arithmetic.adopts([new], [Kind.PLAIN], [WHOLE], "exact")
+    arithmetic = Fused(task([old]))
+    assert arithmetic.adopts(task([new]))
     old.data = torch.zeros(3, 4, device=device)
     arithmetic.climb([torch.ones_like(weight)], 0.3, None)
     arithmetic.restore()
@@ -329,10 +357,10 @@ def test_new_parameters_in_the_same_memory_are_taken_over(device: torch.device) 
 
 def test_a_recording_refuses_weights_that_move(device: torch.device) -> None:
     (weight,) = parameters = [torch.randn(3, 4, device=device)]
-    arithmetic = Fused(parameters, [Kind.PLAIN], Ascent(), [WHOLE])
+    arithmetic = Fused(task(parameters))
     arithmetic.climb([torch.ones_like(weight)], 0.3, None)
     weight.data = weight.data.clone()
-    message = "a recorded step must find .* got a forward pass that assigns to p.data"
+    message = "A captured step cannot follow a forward pass that assigns to p.data"
     with arithmetic.recording(1), pytest.raises(RuntimeError, match=message):
         arithmetic.restore()
 
@@ -343,7 +371,7 @@ def test_weights_come_back_from_a_climb_cut_short(
 ) -> None:
     w, g = (tensors(torch.float32, device, seed) for seed in (1, 2))
     parameters = [t.clone() for t in w]
-    arithmetic = cls(parameters, KINDS["plain"], Ascent(), [WHOLE] * 6)
+    arithmetic = cls(task(parameters))
     arithmetic.restore()  # before there is a copy, it does nothing
 
     def failing(*arguments: object) -> None:
@@ -384,7 +412,7 @@ def test_the_climb_in_half_precision_is_rounded_once(kind: Kind, device: torch.d
     scaling = w.double().abs() + 0.01 if kind == Kind.SCALED else torch.ones_like(w).double()
     delta = 0.3 * scaling**2 * g.double() / (scaling * g.double()).norm()
     parameter = w.clone()
-    Flat([parameter], [kind], Ascent(eta=0.01), [WHOLE]).climb([g], 0.3, None)
+    Flat(task([parameter], [kind], eta=0.01)).climb([g], 0.3, None)
     nearest = (w.double() + delta).to(torch.bfloat16)
     assert float((parameter != nearest).double().mean()) < 1e-3
 
@@ -431,9 +459,7 @@ def test_rounded_once_on_the_device() -> None:
 
 
 def chosen(parameters: list[Tensor], last: Arithmetic | None = None) -> Arithmetic:
-    return choose(
-        parameters, [Kind.PLAIN] * len(parameters), Ascent(), [WHOLE] * len(parameters), last=last
-    )
+    return choose(task(parameters), last=last)
 
 
 @pytest.mark.gpu
@@ -457,7 +483,7 @@ def test_the_last_one_serves_while_it_fits() -> None:
         cuda[:1],
     ):
         assert chosen(other, last) is not last
-    assert choose(cuda, [Kind.STILL, Kind.PLAIN], Ascent(), [WHOLE] * 2, last=last) is not last
+    assert choose(task(cuda, [Kind.STILL, Kind.PLAIN]), last=last) is not last
 
 
 def test_where_kernels_cannot_be_built_a_warning_says_so(
@@ -489,13 +515,13 @@ def test_settings_may_change_from_step_to_step(cls: type[Arithmetic], device: to
     """Also from whole numbers, which Triton would build into a kernel, to others."""
     w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
     parameters = [t.clone() for t in w]
-    kept = cls(parameters, KINDS["plain"], Ascent(eps=1), [WHOLE] * 6)
+    kept = cls(task(parameters, eps=1))
     for rho, scale, coefficients in (
         (1.0, None, Coefficients(1, 1, 1, 1)),
         (0.3, torch.tensor(8.0, device=device), Coefficients(-0.4, 1, 0, 0.4)),
         (0.0, None, Coefficients(0.5, 2, 0.25, 16)),
     ):
-        new = cls(parameters, KINDS["plain"], Ascent(eps=1), [WHOLE] * 6)
+        new = cls(task(parameters, eps=1))
         results = []
         for arithmetic in (kept, new):
             arithmetic.climb([t.clone() for t in g], rho, scale)
@@ -513,4 +539,4 @@ def test_kernels_can_be_built_for_a_gpu() -> None:
     command = [sys.executable, "-W", "ignore", script]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["climb", "combine", "copy", "products", "restore", "save"]
+    assert result.stdout.split() == ["climb", "combine", "copy", "products", "restore"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Vanilla
 from surrogap.core.objective import Objective
 from tests import reference, zoo
-from tests.table import ALPHA, OBJECTIVES, RHO, every_objective, every_two_pass
+from tests.table import ALPHA, OBJECTIVES, RHO, every_objective, every_two_pass, every_whole_climb
 
 
 @every_objective
@@ -21,7 +21,7 @@ def test_direction_is_the_reference(name: str, kind: str, device: torch.device) 
     model, data = zoo.MODELS[kind]().double().to(device), zoo.batch(device=device)
     f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
     entry = OBJECTIVES[name]
-    expected = entry.reference(f, w, reference.is_matrix(model).to(device))
+    expected = entry.reference(f, w, lambda select: reference.selected(model, select).to(device))
     assert zoo.relative_error(zoo.direction(entry.make, model, data), expected) < 1e-11
 
 
@@ -62,8 +62,8 @@ def test_perturb_selects_what_climbs_and_all_descend(name: str) -> None:
 def test_asam_with_perturb() -> None:
     model, data = zoo.mlp().double(), zoo.batch()
     f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
-    matrix, g = reference.is_matrix(model), reference.gradient(f, w)
-    scaling = torch.where(matrix, w.abs() + 0.01, 0.0)
+    no_bias, g = reference.selected(model, reference.is_no_bias), reference.gradient(f, w)
+    scaling = torch.where(no_bias, w.abs() + 0.01, 0.0)
     delta = 0.5 * scaling**2 * g / (scaling * g).norm()
     only = zoo.direction(lambda m: ASAM(m, perturb=lambda _, p: p.ndim >= 2), model, data)
     assert zoo.relative_error(only, reference.sam(f, w, delta)) < 1e-11
@@ -186,7 +186,7 @@ def test_gap_at_a_minimum_gives_the_top_eigenvalue() -> None:
     assert float(2 * report.gap / report.rho**2) == pytest.approx(6.0, rel=1e-7)
 
 
-@every_two_pass
+@every_whole_climb
 @pytest.mark.parametrize("eps", [0.0, 1e-12])
 def test_zero_gradient_climbs_nowhere(name: str, eps: float) -> None:
     model = Quadratic()
@@ -270,8 +270,19 @@ def test_numbers_of_numpy_and_integers_are_numbers() -> None:
         ),
         (
             lambda: GSAM(nn.Linear(2, 1), perturb="norm"),
+            ValueError,
+            "perturb must be \"norms\" or a function, got 'norm'. Pass",
+        ),
+        (
+            lambda: GSAM(nn.Linear(2, 1), perturb=3),
             TypeError,
-            "perturb must be a function of a parameter's name and the parameter, got str",
+            'perturb must be "norms" or a function of a parameter.s name and the parameter, got',
+        ),
+        (
+            lambda: SAM(nn.Linear(2, 1), perturb="norms"),
+            ValueError,
+            'perturb="norms" must find a trainable parameter of a normalisation layer, got none '
+            "among 2. If they are frozen, as with LoRA, unfreeze them",
         ),
         (
             lambda: GSAM(nn.Linear(2, 1), minimize="gap"),
@@ -349,3 +360,39 @@ def test_low_memory_changes_no_more_than_rounding(name: str, device: torch.devic
         for memory in ("exact", "low")
     )
     assert zoo.relative_error(low, exact) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("objective", "text"),
+    [
+        (Vanilla, "Vanilla()"),
+        (SAM, "SAM(rho=0.05)"),
+        (GSAM, "GSAM(rho=0.05, alpha=0.4)"),
+        (partial(GSAM, alpha=0.2, minimize="plain"), "GSAM(rho=0.05, alpha=0.2, minimize='plain')"),
+        (partial(ASAM, rho=1.0, memory="low"), "ASAM(rho=1.0, eta=0.01, alpha=0.0, memory='low')"),
+        (partial(GapPenalty, lam=0.3, eps=0.0), "GapPenalty(rho=0.05, lam=0.3, eps=0.0)"),
+        (OBJECTIVES["MomentumSAM"].make, "MomentumSAM(rho=0.1)"),
+        (
+            EntropySGD,
+            "EntropySGD(gamma=0.03, inner_steps=5, inner_lr=0.1, noise=0.0001, averaging=0.75, "
+            "scoping=0.0)",
+        ),
+    ],
+)
+def test_repr_shows_the_settings(objective: Callable[[nn.Module], Objective], text: str) -> None:
+    assert repr(objective(zoo.mlp())) == text
+
+
+def test_repr_shows_what_else_was_set() -> None:
+    assert repr(SAM(zoo.convnet(), perturb="norms")) == "SAM(rho=0.05, perturb='norms')"
+
+
+@every_objective
+def test_state_is_empty_where_there_is_nothing_to_keep(name: str) -> None:
+    model = zoo.mlp()
+    objective = OBJECTIVES[name].make(model)
+    objective.backward(zoo.closure_of(model, zoo.batch()))
+    state = objective.state_dict()
+    expected = {"num_steps": 1, "objective": {}} if name == "Intermittent" else {}
+    assert state == expected
+    objective.load_state_dict(state)

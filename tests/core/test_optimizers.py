@@ -4,6 +4,7 @@ import copy
 import io
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from surrogap import GSAM, EntropySGD
 from surrogap.core.objective import Objective
 from surrogap.rho import InverseSqrt, ProportionalToLR
 from tests import reference, zoo
-from tests.table import ALPHA, OBJECTIVES, every_objective
+from tests.table import ALPHA, OBJECTIVES, every_memoryless
 
 Make = Callable[[nn.Module], optim.Optimizer]
 
@@ -97,7 +98,7 @@ def fill_by_hand(model: nn.Module, name: str) -> Callable[[zoo.Batch], None]:
     def fill(data: zoo.Batch) -> None:
         twin = copy.deepcopy(model)
         f, w = reference.loss_of(twin, lambda net: zoo.cross_entropy(net, data))
-        d = OBJECTIVES[name].reference(f, w, reference.is_matrix(model))
+        d = OBJECTIVES[name].reference(f, w, partial(reference.selected, model))
         sizes = [p.numel() for p in model.parameters()]
         for p, piece in zip(model.parameters(), d.split(sizes), strict=True):
             p.grad = piece.view(p.shape).clone()
@@ -106,11 +107,12 @@ def fill_by_hand(model: nn.Module, name: str) -> Callable[[zoo.Batch], None]:
 
 
 @every_optimizer
-@every_objective
+@every_memoryless
 def test_trajectory_is_that_of_the_reference(name: str, base: str) -> None:
     model = zoo.mlp().double()
     twin = copy.deepcopy(model)
-    objective, optimizer = OBJECTIVES[name].make(model), BASE_OPTIMIZERS[base](model)
+    optimizer = BASE_OPTIMIZERS[base](model)
+    objective = OBJECTIVES[name].make(model)
     ours = run(
         model, optimizer, lambda data: objective.backward(lambda: zoo.cross_entropy(model, data))
     )
@@ -118,7 +120,7 @@ def test_trajectory_is_that_of_the_reference(name: str, base: str) -> None:
     assert zoo.relative_error(ours, theirs) < 1e-8
 
 
-@every_objective
+@every_memoryless
 def test_lbfgs_calls_the_objective_in_its_closure(name: str) -> None:
     model, data = zoo.mlp().double(), zoo.batch()
     twin = copy.deepcopy(model)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from surrogap.core.recording import places_kept
+from surrogap.core.recording import memory_kept
 from surrogap.core.weights import Weights
 from tests import zoo
 
@@ -18,7 +18,7 @@ def test_what_has_moved_is_moved_back_and_told(name: str, device: torch.device) 
     place = tensors[name].data_ptr()
     with (
         pytest.raises(RuntimeError, match="model must write to its weights and buffers in place"),
-        places_kept(Weights(model)),
+        memory_kept(Weights(model)),
     ):
         tensors[name].data = tensors[name].data + 1.0
     assert tensors[name].data_ptr() == place
@@ -27,10 +27,10 @@ def test_what_has_moved_is_moved_back_and_told(name: str, device: torch.device) 
 
 def test_what_is_written_in_place_may_change(device: torch.device) -> None:
     model = nn.Linear(3, 3).to(device)
-    with places_kept(Weights(model)):
+    with memory_kept(Weights(model)):
         model.weight.data.add_(1.0)
 
 
 def test_an_error_is_passed_on() -> None:
-    with pytest.raises(ZeroDivisionError), places_kept(Weights(nn.Linear(3, 3))):
+    with pytest.raises(ZeroDivisionError), memory_kept(Weights(nn.Linear(3, 3))):
         raise ZeroDivisionError

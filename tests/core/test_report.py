@@ -1,6 +1,7 @@
 """What a report says, where it lives, and that making it does not wait for the device."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from surrogap import SAM, Report, Vanilla
 from surrogap.core.report import MEASURES
 from tests import reference, zoo
-from tests.table import ETA, OBJECTIVES, RHO, every_objective, every_two_pass
+from tests.table import ETA, OBJECTIVES, RHO, every_objective, every_two_pass, is_large
 
 
 @every_two_pass
@@ -18,9 +19,10 @@ def test_fields(name: str, dtype: torch.dtype, device: torch.device) -> None:
     model, data = zoo.mlp().to(device, dtype), zoo.batch(device=device)
     f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
     report = OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
-    matrix = reference.is_matrix(model).to(device)
-    adaptive = reference.adaptive_climb(f, w, RHO, ETA, matrix)
-    delta = adaptive if name.startswith("ASAM") else reference.climb(f, w, RHO)
+    masks = {k: reference.selected(model, k).to(device) for k in (reference.is_no_bias, is_large)}
+    adaptive = reference.adaptive_climb(f, w, RHO, ETA, masks[reference.is_no_bias])
+    mask = masks[is_large] if name.endswith("partial") else None
+    delta = adaptive if name.startswith("ASAM") else reference.climb(f, w, RHO, mask=mask)
     g, g_p = reference.gradient(f, w), reference.gradient(f, w + delta)
     expected = {
         "loss": f(w),
@@ -31,10 +33,13 @@ def test_fields(name: str, dtype: torch.dtype, device: torch.device) -> None:
         "cosine": g @ g_p / (g.norm() * g_p.norm()),
         "rho": RHO,
     }
+    if name == "SAM-partial":
+        expected |= {"grad_norm": math.nan, "cosine": math.nan}
     tolerance = 1e-11 if dtype == torch.float64 else 2e-5
     for field, value in expected.items():
-        assert float(getattr(report, field)) == pytest.approx(float(value), rel=tolerance), field
-    assert float(report.cosine) < 0.9999  # the two gradients are not the same one
+        found = float(getattr(report, field))
+        assert found == pytest.approx(float(value), rel=tolerance, nan_ok=True), field
+    assert not float(report.cosine) > 0.9999  # the two gradients are not the same one
 
 
 @every_objective
@@ -115,6 +120,36 @@ def test_norms_are_of_this_call_alone() -> None:
     first = objective.backward(zoo.closure_of(model, data))
     second = objective.backward(zoo.closure_of(model, data))
     assert float(first.grad_norm) == float(second.grad_norm)
+
+
+def test_the_mean_of_micro_batches() -> None:
+    """Of halves with a perturbation each, whose losses had been divided by two."""
+    model = zoo.mlp().double()
+    objective = SAM(model, rho=RHO)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    closures = [zoo.closure_of(model, zoo.batch(seed=seed)) for seed in (1, 2)]
+    wholes = [objective.backward(closure) for closure in closures]
+    halves = [
+        objective.backward(lambda c=closure: (c() / 2, "aux"), scaler=scaler)
+        for closure in closures
+    ]
+    mean = Report.mean(halves, divisor=2)
+    for field in ("loss", "perturbed_loss", "gap", "rho"):
+        expected = sum(float(getattr(report, field)) for report in wholes) / 2
+        assert float(getattr(mean, field)) == pytest.approx(expected, rel=1e-12)
+    gg, gp, pp = (
+        sum(float(a(r) * b(r)) for r in wholes) / 2
+        for a, b in (
+            (lambda r: r.grad_norm, lambda r: r.grad_norm),
+            (lambda r: r.cosine * r.grad_norm, lambda r: r.perturbed_grad_norm),
+            (lambda r: r.perturbed_grad_norm, lambda r: r.perturbed_grad_norm),
+        )
+    )
+    assert float(mean.grad_norm) == pytest.approx(gg**0.5, rel=1e-6)
+    assert float(mean.perturbed_grad_norm) == pytest.approx(pp**0.5, rel=1e-6)
+    assert float(mean.cosine) == pytest.approx(gp / (gg * pp) ** 0.5, rel=1e-6)
+    assert mean.aux == ["aux", "aux"]
+    assert Report.mean(halves[:1], divisor=2) is halves[0]
 
 
 @pytest.mark.gpu

@@ -106,7 +106,7 @@ def test_inverse_sqrt_counts_steps() -> None:
 
 @pytest.mark.parametrize("state", [{}, {"num_steps": -5}, {"num_steps": "3"}])
 def test_state_that_is_none(state: dict[str, Any]) -> None:
-    for counter in (InverseSqrt(0.4), EntropySGD(nn.Linear(1, 1))):
+    for counter in (InverseSqrt(0.4), EntropySGD(nn.Linear(1, 1), scoping=0.1)):
         with pytest.raises(ValueError, match="state must hold num_steps, a count of steps, got"):
             counter.load_state_dict(state)
 

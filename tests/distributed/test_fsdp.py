@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from surrogap import SAM, EntropySGD
 from surrogap.core.arithmetic import Arithmetic, Flat, choose
-from surrogap.core.fused import Fused
+from surrogap.core.fused.arithmetic import Fused
 from surrogap.core.report import Report
 from surrogap.core.shards import Sharding
 from tests import table, zoo

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.analysis.batches import LossFn, cross_entropy, num_samples_of
 from surrogap.analysis.space import Space
+from surrogap.core import gradients
 from surrogap.core.buffers import Buffers
 from surrogap.core.passes import RandomState
 from surrogap.core.replicas import Replicas
@@ -126,7 +127,7 @@ class Surface:
 
     def gradient(self) -> tuple[Tensor, Tensor]:
         """`f(w)` as a scalar in float64, and the gradient there."""
-        with self.weights.gradients_added() as add:
+        with gradients.added(self.weights) as add:
             result = self.means(self._add_gradient, self.space.zeros())
             add([None] * len(self.weights.parameters), None)
         return result
@@ -134,7 +135,7 @@ class Surface:
     @contextmanager
     def moved(self, delta: Tensor) -> Iterator[None]:
         """The body sees the weights at `w + delta`; afterwards they are `w`, bit for bit."""
-        self.weights.look()
+        self.weights.refresh()
         tensors = self.weights.tensors
         before = Layout(tensors).read(tensors)
         try:
@@ -148,7 +149,7 @@ class Surface:
         finally:
             with torch.no_grad():
                 before.write_to_(tensors)
-            self.weights.look()  # so that FSDP forgets the weights that it gathered there
+            self.weights.refresh()  # so that FSDP forgets the weights that it gathered there
 
     def means(self, add: Add, into: Tensor) -> tuple[Tensor, Tensor]:
         """Means over the samples of all batches and processes: of the loss, and of a vector.
@@ -201,8 +202,8 @@ class Surface:
             # FSDP takes the mean over processes, whose batches may differ in size.
             torch.autograd.backward(loss * number if self.weights.are_sharded else loss)
         factor = self._num_processes if self.weights.are_sharded else number
-        gradients = self.weights.take_gradients()
-        for piece, gradient in zip(self.space.pieces(into), gradients, strict=True):
+        taken = gradients.take(self.weights)
+        for piece, gradient in zip(self.space.pieces(into), taken, strict=True):
             if gradient is not None:
                 piece.add_(gradient.to(piece), alpha=factor)
         return loss.detach()
@@ -223,7 +224,7 @@ class Surface:
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """Buffers and random state are what they were, after a body that runs the model."""
-        self.weights.look()
+        self.weights.refresh()
         buffers = self.weights.buffers
         with (
             RandomState(self.weights.devices).replayed(),
@@ -232,7 +233,7 @@ class Surface:
         ):
             self._replicas.share_buffers(buffers)
             yield
-        self.weights.look()
+        self.weights.refresh()
 
     @torch.no_grad()
     def _probe(self) -> None:

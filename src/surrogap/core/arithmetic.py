@@ -1,20 +1,21 @@
-"""The arithmetic of a two-pass step: climb, put back, combine.
+"""The arithmetic of a step: climb, restore, combine.
 
 Two implementations of one interface: `Flat` here, with torch's operators, for every device and
-dtype; and `fused.Fused`, where a step's many small operators would cost more time to launch than
-to run.
+dtype; and `fused.arithmetic.Fused`, with Triton kernels, where launching many small operators would
+take longer than running them.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
-from typing import Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from surrogap.core.ascent import Ascent, Kind
+from surrogap.core.combine import Coefficients, Number
+from surrogap.core.geometry import Kind
 from surrogap.core.shards import Sharding, totals
 from surrogap.core.vectors import (
     Gradients,
@@ -28,162 +29,158 @@ from surrogap.core.vectors import (
     widened,
 )
 
-# A setting of a step: a number, or a scalar on the device where a recorded step finds it.
-Number: TypeAlias = float | Tensor
-
-# What a step holds beside weights and gradients: copies of the weights and of `g`; or of the
-# weights alone, and `g` is found again from where it led, but for rounding: to 6e-8 ||w|| / rho of
-# its length in SAM's ball, so not for the smallest radii, nor if the closure writes to the weights.
+# The copies that a step holds beside weights and gradients. "exact": the weights and `g`. "low":
+# the weights alone; `g` is recomputed from the ascent step to 6e-8 ||w|| / rho of its length, so
+# not for the smallest radii, nor if the closure writes to the weights.
 Memory: TypeAlias = Literal["exact", "low"]
 
 
-class Coefficients(NamedTuple):
-    """What an objective is: the direction `d = a * g + b * g_p`.
+@final
+@dataclass(frozen=True)
+class Task:
+    """The parameters that an arithmetic works on, and how.
 
-    `a = a_0 + a_1 * <g, g_p> / <g, g>` and `b = b_0 + b_1 * <g, g_p> / <g_p, g_p>`. The ratios are
-    those of the projections of one gradient onto the other; on a gradient of zero they are 0.
+    Attributes:
+        parameters: The weights, moved in place; this process's pieces if they are sharded.
+        kinds: The role of each in the ascent step.
+        shardings: The processes over which each is sharded.
+        eta: ASAM's eta; 0 if no parameter is scaled.
+        eps: Added to the norm. A gradient of zero climbs nowhere in any case.
+        memory: The copies to hold. An arithmetic may hold more.
     """
 
-    a_0: Number
-    b_0: Number
-    a_1: Number = 0.0
-    b_1: Number = 0.0
+    parameters: Sequence[Tensor]
+    kinds: Sequence[Kind]
+    shardings: Sequence[Sharding]
+    eta: float = 0.0
+    eps: float = 1e-12
+    memory: Memory = "exact"
 
 
 class Arithmetic(ABC):
-    """The arithmetic of one step.
+    """The arithmetic of one step, and of later ones if it adopts their tasks."""
 
-    Args:
-        parameters: The weights, moved in place.
-        kinds: What each of them does in the climb.
-        ascent: The geometry of the climb.
-        shardings: How each of them is spread over processes; `parameters` are this one's pieces.
-        memory: What to hold between the passes. An arithmetic may hold more.
-    """
+    def __init__(self, task: Task) -> None:
+        self._task = task
 
-    def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        kinds: Sequence[Kind],
-        ascent: Ascent,
-        shardings: Sequence[Sharding],
-        memory: Memory = "exact",
-    ) -> None:
-        self._parameters = parameters
-        self._kinds = kinds
-        self._ascent = ascent
-        self._shardings = shardings
-        self._memory = memory
-
-    def adopts(
-        self,
-        parameters: Sequence[Tensor],
-        kinds: Sequence[Kind],
-        shardings: Sequence[Sharding],
-        memory: Memory,
-    ) -> bool:
-        """Whether it can serve another step, of these parameters, which it takes over then."""
+    def adopts(self, task: Task) -> bool:
+        """Take over the parameters of another step's task, if it fits; return whether it did."""
         return False
 
     def recording(self, num_steps: int) -> AbstractContextManager[None]:
-        """So many steps in the body are recorded into a CUDA graph, for which it stays alive."""
+        """Context for capturing `num_steps` steps in a CUDA graph, which keeps this alive."""
         return nullcontext()
 
     @abstractmethod
-    def climb(self, g: Gradients, rho: Number, scale: Tensor | None) -> None:
-        """Moves the weights to `w + delta`, having made an exact copy of them.
+    def climb(
+        self, v: Gradients, rho: Number, scale: Tensor | None, g: Gradients | None = None
+    ) -> None:
+        """Copy the weights, and move them to `w + delta`.
 
         Args:
-            g: The gradient at `w`, times `scale`; None stands for zeros. It is kept for later.
-            rho: The radius. Where `g` is zero or not finite, `delta` is zero.
-            scale: By what the loss was multiplied, or None; `eps` is multiplied by it too, so that
-                `delta` does not depend on it.
+            v: The vector to climb along, times `scale`; None stands for zeros.
+            rho: The radius. If `v` is zero or not finite, `delta` is zero.
+            scale: The factor of the loss, or None. `eps` is multiplied by it too, so that `delta`
+                does not depend on it.
+            g: The gradient to keep for `combination` if that is not `v`.
         """
 
     @abstractmethod
+    def squared_norm(self) -> Tensor:
+        """Return `||T v||^2` of the last climb."""
+
+    @abstractmethod
     def restore(self) -> None:
-        """Puts the copy back, if there is one. It may be called again if it was interrupted."""
+        """Write the copy back, if there is one. May be called again after an interrupt."""
 
     @abstractmethod
     def combination(
         self, g_p: Gradients, coefficients: Coefficients
     ) -> tuple[Gradients, Callable[[], Tensor]]:
-        """Puts the copy back, and gives the direction `d`, perhaps in the memory of `g_p`.
+        """Write the copy back, and return the direction `d`, perhaps in the memory of `g_p`.
 
         Returns:
-            It, None where neither pass has a gradient; and a function that gives `<g, g>`,
-            `<g, g_p>` and `<g_p, g_p>` as one tensor.
+            The direction, None where neither pass has a gradient; and a function that returns
+            `<g, g>`, `<g, g_p>` and `<g_p, g_p>` as one tensor.
         """
 
 
 class Flat(Arithmetic):
-    """With torch's operators, on one flat tensor for each device, dtype, kind and sharding."""
+    """Torch's operators, on one flat tensor for each device, dtype, kind and sharding."""
 
     _w: Vector | None = None
 
-    def climb(self, g: Gradients, rho: Number, scale: Tensor | None) -> None:
+    def climb(
+        self, v: Gradients, rho: Number, scale: Tensor | None, g: Gradients | None = None
+    ) -> None:
         """See `Arithmetic`."""
-        layout = Layout(self._parameters, list(zip(self._kinds, self._shardings, strict=True)))
-        self._group_kinds = [self._kinds[members[0]] for members in layout.members]
-        self._group_shardings = [self._shardings[members[0]] for members in layout.members]
-        self._is_reached = [piece is not None for piece in g]
-        self._g = layout.read(g)
-        del g  # the copy takes its place in memory
-        w = layout.read(self._parameters)
-        self._gg, squared_norm = totals(self._squares(w), self._group_shardings)
+        task = self._task
+        layout = Layout(task.parameters, list(zip(task.kinds, task.shardings, strict=True)))
+        self._kinds = [task.kinds[members[0]] for members in layout.members]
+        self._shardings = [task.shardings[members[0]] for members in layout.members]
+        self._is_reached = [piece is not None for piece in (v if g is None else g)]
+        along = layout.read(v)
+        self._g = along if g is None else layout.read(g)
+        del v, g  # their copies take their memory
+        w = layout.read(task.parameters)
+        gg = dot(self._g, self._g)
+        vv = gg if along is self._g else dot(along, along)
+        self._gg, self._vv = totals([gg, self._squares(w, along, vv)], self._shardings)
         self._w = w
-        self._point(w, squared_norm.sqrt(), rho, scale).write_to_(self._parameters)
+        self._point(w, along, self._vv.sqrt(), rho, scale).write_to_(task.parameters)
+
+    def squared_norm(self) -> Tensor:
+        """See `Arithmetic`."""
+        return self._vv
 
     @torch.no_grad()
     def restore(self) -> None:
         """See `Arithmetic`."""
         if self._w is not None:
-            self._w.write_to_(self._parameters)
+            self._w.write_to_(self._task.parameters)
             self._w = None
 
-    def _point(self, w: Vector, norm: Tensor, rho: Number, scale: Tensor | None) -> Vector:
-        """`w + delta`, where `norm` is `||T g||`."""
-        eps = self._ascent.eps if scale is None else self._ascent.eps * scale.to(norm.device)
-        # Where the norm is zero or not finite there is no direction to climb in.
+    def _point(
+        self, w: Vector, v: Vector, norm: Tensor, rho: Number, scale: Tensor | None
+    ) -> Vector:
+        """Return `w + delta`, where `norm` is `||T v||`."""
+        eps = self._task.eps if scale is None else self._task.eps * scale.to(norm.device)
+        # A norm that is zero or not finite leaves no direction to climb in.
         climbs = (norm > 0) & norm.isfinite()
         step = torch.where(climbs, _beside(norm, rho) / (norm + eps), 0.0)
         point = [torch.empty_like(flat) for flat in w.flats]
-        for kind, *flats in zip(self._group_kinds, w.flats, self._g.flats, point, strict=True):
+        for kind, *flats in zip(self._kinds, w.flats, v.flats, point, strict=True):
             step_here, climbs_here = scalar_for(flats[0], step), climbs.to(flats[0].device)
-            for w_chunk, g_chunk, out in chunks(*flats):
+            for w_chunk, v_chunk, out in chunks(*flats):
                 if kind == Kind.STILL:
                     out.copy_(w_chunk)
                     continue
-                start, along = widened(w_chunk), widened(g_chunk)
+                start, along = widened(w_chunk), widened(v_chunk)
                 if kind == Kind.SCALED:
                     along = self._scaling(start).square_().mul_(along)
                 moved = out if out.dtype == start.dtype else torch.empty_like(start)
                 torch.addcmul(start, along, step_here, out=moved)
-                # A step of 0 along an infinite gradient would be NaN.
+                # A step of 0 along an infinite vector would be NaN.
                 torch.where(climbs_here, moved, start, out=moved)
                 if moved is not out:
                     out.copy_(moved)
         return Vector(w.layout, point)
 
-    def _squares(self, w: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """`||g||^2` and `||T g||^2`, a part for each group."""
-        gg = dot(self._g, self._g)
-        tt = []
-        for kind, w_flat, g_flat, squared_norm in zip(
-            self._group_kinds, w.flats, self._g.flats, gg, strict=True
-        ):
+    def _squares(self, w: Vector, v: Vector, vv: Sequence[Tensor]) -> list[Tensor]:
+        """Return `||T v||^2`, a term for each group, from `||v||^2`."""
+        terms = []
+        for kind, w_flat, v_flat, term in zip(self._kinds, w.flats, v.flats, vv, strict=True):
             if kind == Kind.SCALED:
                 scaled = (
-                    self._scaling(widened(a)).mul_(widened(b)) for a, b in chunks(w_flat, g_flat)
+                    self._scaling(widened(a)).mul_(widened(b)) for a, b in chunks(w_flat, v_flat)
                 )
-                tt.append(flat_dot((x, x) for x in scaled))
+                terms.append(flat_dot((x, x) for x in scaled))
             else:
-                tt.append(squared_norm if kind == Kind.PLAIN else torch.zeros_like(squared_norm))
-        return gg, tt
+                terms.append(term if kind == Kind.PLAIN else torch.zeros_like(term))
+        return terms
 
     def _scaling(self, w: Tensor) -> Tensor:
-        assert self._ascent.eta is not None  # no parameter is SCALED without it
-        return w.abs().add_(self._ascent.eta)
+        return w.abs().add_(self._task.eta)
 
     def combination(
         self, g_p: Gradients, coefficients: Coefficients
@@ -193,7 +190,7 @@ class Flat(Arithmetic):
         is_reached = [a or b is not None for a, b in zip(self._is_reached, g_p, strict=True)]
         vector = self._g.layout.read(g_p)
         gg = self._gg
-        gp, pp = totals([dot(self._g, vector), dot(vector, vector)], self._group_shardings)
+        gp, pp = totals([dot(self._g, vector), dot(vector, vector)], self._shardings)
         products = torch.stack([gg, gp, pp])
         a_0, b_0, a_1, b_1 = (_beside(gg, number) for number in coefficients)
         a = a_0 + _share(a_1, gp, gg)
@@ -204,35 +201,15 @@ class Flat(Arithmetic):
         return [view if reached else None for view, reached in pairs], lambda: products
 
 
-def choose(
-    parameters: Sequence[Tensor],
-    kinds: Sequence[Kind],
-    ascent: Ascent,
-    shardings: Sequence[Sharding],
-    memory: Memory = "exact",
-    *,
-    last: Arithmetic | None = None,
-) -> Arithmetic:
-    """The fastest arithmetic for these parameters: the `last` one, if it still fits."""
-    if last is not None and last.adopts(parameters, kinds, shardings, memory):
-        return last
-    if parameters[0].device.type == "cuda" and find_spec("triton"):
-        from surrogap.core.fused import Fused  # Triton takes a second to load
-
-        if Fused.takes(parameters):
-            return Fused(parameters, kinds, ascent, shardings, memory)
-    return Flat(parameters, kinds, ascent, shardings, memory)
-
-
 def _beside(tensor: Tensor, number: Number) -> Number:
-    """`number`, such that arithmetic with `tensor` keeps that one's dtype."""
+    """Return `number` such that arithmetic with `tensor` keeps the dtype of `tensor`."""
     return number.to(tensor) if isinstance(number, Tensor) else number
 
 
 def _share(factor: Number, numerator: Tensor, squared_norm: Tensor) -> Tensor:
-    """`factor * numerator / squared_norm`; 0 on a squared norm of 0, or if the factor is 0.
+    """Return `factor * numerator / squared_norm`, or 0 if `factor` or `squared_norm` is 0.
 
-    A norm beyond float32 must not make NaN of a direction that has no use for the ratio.
+    A norm beyond float32 must not turn a direction to NaN that does not use the ratio.
     """
     is_zero = (squared_norm == 0) | (factor == 0)
     return factor * torch.where(is_zero, 0.0, numerator / squared_norm)

@@ -1,182 +1,116 @@
-"""What a second pass must leave where the first left it: BatchNorm's statistics, and their like."""
+"""Buffers during a call: BatchNorm's statistics, and whatever else a pass may write to."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules import module
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from surrogap.core.copies import Copies, room_for
 from surrogap.core.weights import Weights, are_same, contents
+
+Dictionaries = list[dict[str, Tensor | None]]
 
 
 class Buffers:
-    """The buffers of a model: BatchNorm's statistics, and whatever else a pass may move.
-
-    Room for one copy of them is kept from step to step.
-    """
+    """One copy of a model's buffers, whose memory is kept from step to step."""
 
     def __init__(self) -> None:
         self._tensors: list[Tensor | None] = []
         self._writable: list[Tensor] = []
         self._originals: list[Tensor] = []
-        self._places: list[int] = []
-        self._homes: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
-        self._copies: list[Copies] = []
+        self._addresses: list[int] = []
+        self._dictionaries: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
+        self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
 
     @contextmanager
-    def kept(
-        self, homes: list[dict[str, Tensor | None]], *, on_error_only: bool = False
-    ) -> Iterator[None]:
-        """Whatever the body does to the buffers is undone after it, or only where it raises.
+    def kept(self, dictionaries: Dictionaries, *, on_error_only: bool = False) -> Iterator[None]:
+        """Undo what the body does to the buffers.
 
         Args:
-            homes: The dictionaries in which the modules hold them.
-            on_error_only: Whether it stays done after a body that does not raise.
+            dictionaries: Those in which the modules hold them.
+            on_error_only: Undo it only if the body raises.
         """
-        before = contents(homes)
-        if not (are_same(before, self._tensors) and _places(self._writable) == self._places):
-            self._make_room(homes, before)
-        homes_before, copies, places = self._homes, self._copies, self._places
+        before = contents(dictionaries)
+        if not (are_same(before, self._tensors) and _addresses(self._writable) == self._addresses):
+            self._allocate(dictionaries, before)
+        contents_before, groups, addresses = self._dictionaries, self._groups, self._addresses
         writable, originals = self._writable, self._originals
-        for some in copies:
-            some.save()
+        for tensors, copies in groups:
+            torch._foreach_copy_(copies, tensors)
 
-        def put_back() -> None:
+        def restore() -> None:
             # Some modules assign a new tensor instead of writing in place.
-            if not are_same(contents(homes), before):
-                for home in homes:
-                    home.clear()
-                for home, content in homes_before:
-                    home.update(content)
-            if _places(writable) != places:  # and some assign to its data
+            if not are_same(contents(dictionaries), before):
+                for dictionary in dictionaries:
+                    dictionary.clear()
+                for dictionary, content in contents_before:
+                    dictionary.update(content)
+            if _addresses(writable) != addresses:  # and some assign to its data
                 for tensor, original in zip(writable, originals, strict=True):
                     tensor.data = original
-            for some in copies:
-                some.restore()
+            for tensors, copies in groups:
+                torch._foreach_copy_(tensors, copies)
 
         try:
             yield
         except BaseException:
-            put_back()
+            restore()
             raise
         if not on_error_only:
-            put_back()
+            restore()
 
-    def _make_room(
-        self, homes: list[dict[str, Tensor | None]], tensors: list[Tensor | None]
-    ) -> None:
-        # A lazy buffer takes shape in a first pass, and must be looked at again after it.
+    def _allocate(self, dictionaries: Dictionaries, tensors: list[Tensor | None]) -> None:
+        # A lazy buffer gets its shape in a first pass, and must be found again after it.
         self._tensors = [] if any(t is not None and is_lazy(t) for t in tensors) else tensors
-        self._homes = [(home, home.copy()) for home in homes if home]
+        self._dictionaries = [(d, d.copy()) for d in dictionaries if d]
         self._writable = [t for t in tensors if t is not None and _is_writable(t)]
         self._originals = [t.detach() for t in self._writable]
-        self._places = _places(self._writable)
+        self._addresses = _addresses(self._writable)
         groups: dict[object, list[Tensor]] = {}
         for words in map(_words, self._writable):
             groups.setdefault((words.device, words.dtype), []).append(words)
-        self._copies = [room_for(group) for group in groups.values()]
+        self._groups = [(g, [torch.empty_like(t) for t in g]) for g in groups.values()]
 
 
 @contextmanager
-def traceless(weights: Weights, buffers: Buffers) -> Iterator[None]:
-    """Passes in the body leave buffers and frozen parameters as the first pass left them.
-
-    torch's norms are told to track nothing. To track, to copy and to put back are kernels, for
-    whose launch an eager step of a small network waits. Not where anything is compiled, which would
-    be compiled again for modules told otherwise.
-
-    Something else may write to their statistics. Whether they stay is looked at once, and they are
-    copied as well if they did not, or if a norm runs code that is not its class's.
+def unmoved(weights: Weights, buffers: Buffers) -> Iterator[None]:
+    """Context in which passes leave buffers and frozen parameters as the first pass left them.
 
     Args:
         weights: The model.
-        buffers: Room to copy into what a pass may move still.
+        buffers: The copy to use.
     """
-    norms = [] if _has_compiled() else weights.norms
-    are_sure = norms and weights.do_norms_obey and not _are_altered(norms)
-    may_move = weights.other_buffers if are_sure else weights.buffers
-    with _kept(weights.written()), buffers.kept(may_move), _untracked(norms):
-        if not norms or weights.do_norms_obey is not None:
-            yield
-            return
-        before = list(map(Tensor.clone, _statistics(norms)))
-        yield
-        weights.do_norms_obey = all(map(torch.equal, before, _statistics(norms)))
-
-
-def _statistics(norms: Sequence[nn.Module]) -> list[Tensor]:
-    return [tensor for norm in norms for tensor in norm._buffers.values() if tensor is not None]
-
-
-def _are_altered(norms: Sequence[nn.Module]) -> bool:
-    """Whether a forward pass runs code that is not its class's, and may do anything."""
-    if module._global_forward_pre_hooks or module._global_forward_hooks:
-        return True
-    own = [norm.__dict__ for norm in norms]
-    return any(d["_forward_pre_hooks"] or d["_forward_hooks"] or "forward" in d for d in own)
-
-
-@contextmanager
-def _kept(tensors: list[Tensor]) -> Iterator[None]:
-    copies = list(map(Tensor.clone, tensors))
+    written = weights.written()
+    copies = list(map(Tensor.clone, written))
     try:
-        yield
+        with buffers.kept(weights.buffers):
+            yield
     finally:
-        for tensor, copied in zip(tensors, copies, strict=True):
+        for tensor, copied in zip(written, copies, strict=True):
             tensor.copy_(copied)
 
 
-@contextmanager
-def _untracked(norms: Sequence[nn.Module]) -> Iterator[None]:
-    tracking = [norm for norm in norms if norm.track_running_stats]
-    try:
-        _track(tracking, False)
-        yield
-    finally:
-        try:
-            _track(tracking, True)
-        except BaseException:  # Ctrl-C may strike here too
-            _track(tracking, True)
-            raise
-
-
-def _track(norms: Sequence[nn.Module], value: bool) -> None:
-    for norm in norms:
-        norm.__dict__["track_running_stats"] = value  # without the detours of nn.Module
-
-
-def _has_compiled() -> bool:
-    """Whether torch.compile has compiled anything since the process began or it was reset."""
-    dynamo = sys.modules.get("torch._dynamo.convert_frame")
-    return dynamo is not None and getattr(dynamo, "FRAME_COUNTER", 1) > 0
-
-
-def _places(tensors: Sequence[Tensor]) -> list[int]:
-    """Where tensors lie, and how far they reach."""
+def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the addresses and sizes of tensors."""
     return [*map(Tensor.data_ptr, tensors), *map(Tensor.numel, tensors)]
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """A view as 32-bit words where that is possible: one copy then serves all dtypes."""
+    """Return a view as 32-bit words if possible, so that one copy serves all dtypes."""
     if tensor.is_contiguous() and tensor.element_size() % 4 == 0:
         return tensor.detach().view(-1).view(torch.int32)
     return tensor
 
 
 def _is_writable(buffer: Tensor) -> bool:
-    """Whether a forward pass could write into it: not so if it repeats itself in memory.
+    """Return whether a forward pass could write into it: not if elements share memory.
 
     Nested and quantised tensors, and views that conjugate or negate, are taken for constants.
     """
     if is_lazy(buffer) or buffer.layout is not torch.strided or buffer.is_nested:
         return False
-    if buffer.is_quantized:
-        return False
-    if buffer.is_conj() or buffer.is_neg():
+    if buffer.is_quantized or buffer.is_conj() or buffer.is_neg():
         return False
     pairs = zip(buffer.shape, buffer.stride(), strict=True)
     return all(stride > 0 for size, stride in pairs if size > 1)

@@ -6,6 +6,7 @@ listed here once; a test checks the list against the classes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
@@ -24,16 +25,21 @@ class Entry:
     """One objective.
 
     Attributes:
-        class_name: Its class in `surrogap`.
+        path: Its class, as "module.class" in `surrogap.core`.
         arguments: Its keyword arguments and their defaults.
         passes: The number of forward-backward passes of a step, or the argument that sets it.
         takes_optimizer: Whether it is built from the optimizer as well as the model.
     """
 
-    class_name: str
+    path: str
     arguments: Mapping[str, Any]
     passes: int | str = 2
     takes_optimizer: bool = False
+
+    @property
+    def class_name(self) -> str:
+        """The name of its class in `surrogap`."""
+        return self.path.partition(".")[2]
 
     def num_passes(self, **arguments: Any) -> int:
         """Return the number of passes of a step with these arguments."""
@@ -45,19 +51,22 @@ class Entry:
 
 OBJECTIVES: Mapping[str, Entry] = MappingProxyType(
     {
-        "vanilla": Entry("Vanilla", {}, passes=1),
-        "sam": Entry("SAM", {"rho": 0.05, **_SHARED}),
-        "gsam": Entry("GSAM", {"rho": 0.05, "alpha": 0.4, "minimize": "perturbed", **_SHARED}),
-        "asam": Entry("ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **_SHARED}),
-        "gap-penalty": Entry("GapPenalty", {"rho": 0.05, "lam": 0.1, **_SHARED}),
+        "vanilla": Entry("objectives.Vanilla", {}, passes=1),
+        "sam": Entry("objectives.SAM", {"rho": 0.05, **_SHARED}),
+        "gsam": Entry(
+            "objectives.GSAM",
+            {"rho": 0.05, "alpha": 0.4, "minimize": "perturbed", **_SHARED},
+        ),
+        "asam": Entry("objectives.ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **_SHARED}),
+        "gap-penalty": Entry("objectives.GapPenalty", {"rho": 0.05, "lam": 0.1, **_SHARED}),
         "momentum-sam": Entry(
-            "MomentumSAM",
+            "objectives.MomentumSAM",
             {"rho": 3.0, "perturb": None, "eps": 1e-12},
             passes=1,
             takes_optimizer=True,
         ),
         "entropy-sgd": Entry(
-            "EntropySGD",
+            "entropy.EntropySGD",
             {
                 "gamma": 0.03,
                 "inner_steps": 5,
@@ -81,9 +90,8 @@ def create(name: str, model: "nn.Module", optimizer: "Optimizer", **arguments: A
         optimizer: The optimizer that will step; used only by objectives that read its momentum.
         arguments: The objective's own keyword arguments.
     """
-    import surrogap
-
     entry = OBJECTIVES[name]
+    module = import_module(f"surrogap.core.{entry.path.partition('.')[0]}")
     of = (model, optimizer) if entry.takes_optimizer else (model,)
-    objective: Objective = getattr(surrogap, entry.class_name)(*of, **arguments)
+    objective: Objective = getattr(module, entry.class_name)(*of, **arguments)
     return objective

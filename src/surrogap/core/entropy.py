@@ -1,4 +1,4 @@
-"""Entropy-SGD: descend the local entropy, by way of a walk around the weights."""
+"""Entropy-SGD: descend the local entropy, estimated by Langevin steps around the weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.core.arguments import number
-from surrogap.core.arithmetic import Number
-from surrogap.core.buffers import traceless
-from surrogap.core.objective import Objective, single_pass_report
+from surrogap.core.buffers import unmoved
+from surrogap.core.combine import Number
+from surrogap.core.objective import Objective, plain_report
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
 from surrogap.core.rho import num_steps
@@ -20,23 +20,32 @@ from surrogap.core.weights import Weights
 
 @final
 class EntropySGD(Objective):
-    """Descends the local entropy (Chaudhari et al. 2019): `d = gamma * (w - mu)`.
+    """Descend the local entropy (Chaudhari et al. 2019): `d = gamma * (w - mu)`.
 
-    `mu` averages a walk of `inner_steps` Langevin steps from `v = mu = w`:
+    `mu` averages `inner_steps` Langevin steps from `v = mu = w`:
     `v -= inner_lr * (grad f(v) + gamma * (v - w)) - sqrt(inner_lr) * noise * N(0, I)`,
     `mu = averaging * mu + (1 - averaging) * v`. The closure runs once for each, and may draw a new
     batch each time; random numbers are new each time, and BatchNorm's statistics move in the first
     pass alone. Any optimizer may follow.
 
+    **Learning rate.** The direction is `gamma` times a distance, with the defaults 0.003 to 0.006
+    of the gradient's length. Divide by `gamma` the learning rate that suits the plain gradient:
+    0.1 becomes 0.1 / 0.03 = 3.3, which moves `w` by 0.1 of the way to `mu`.
+
+    **The authors' code** steps along `w - mu`, without `gamma`: its learning rate is `gamma` times
+    ours. It draws noise of `sqrt(2 * inner_lr) * noise`: sqrt(2) times ours for the same number.
+    Its Lua version counts `t` from 1 in `gamma_t`; its Python version never increments `t`, so
+    scoping has no effect there.
+
     Args:
         model: The model to train.
-        gamma: How strongly the walk is held to the weights.
-        inner_steps: The length of the walk, in passes.
-        inner_lr: The walk's learning rate.
-        noise: The walk's temperature; 0 makes it a descent.
-        averaging: How slowly `mu` follows the walk, in [0, 1).
-        scoping: By how much `gamma` grows with the step: `gamma_t = gamma * (1 + scoping)^t`, t
-            from 0. If it is not 0, save the `state_dict` beside the optimizer's.
+        gamma: The strength with which the inner steps are held to the weights.
+        inner_steps: The number of inner steps, each one pass.
+        inner_lr: The learning rate of the inner steps.
+        noise: The temperature of the inner steps; 0 makes them a descent.
+        averaging: The weight of the past in `mu`, in [0, 1).
+        scoping: The growth of `gamma` with the step: `gamma_t = gamma * (1 + scoping)^t`, t from 0.
+            If it is not 0, save the `state_dict` beside the optimizer's.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -49,7 +58,7 @@ class EntropySGD(Objective):
     True
     """
 
-    _fixed = (*Objective._fixed, "inner_steps", "inner_lr", "noise", "averaging")
+    _fixed = ("model", "inner_steps", "inner_lr", "noise", "averaging")
 
     def __init__(
         self,
@@ -78,7 +87,7 @@ class EntropySGD(Objective):
 
     @property
     def gamma_now(self) -> float:
-        """`gamma_t`, at the current step."""
+        """`gamma_t` of the current step."""
         try:
             return _gamma(self.gamma) * (1.0 + self.scoping) ** self.num_steps
         except OverflowError:
@@ -87,17 +96,27 @@ class EntropySGD(Objective):
                 f"{self.num_steps} steps. Pass a smaller one, such as 1e-4."
             ) from None
 
-    def state_dict(self) -> dict[str, int]:
-        """The number of steps taken, which scoping needs."""
-        return {"num_steps": self.num_steps}
+    @property
+    def num_passes(self) -> int:
+        """The number of forward-backward passes of a step."""
+        return self.inner_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps taken, which scoping needs; empty without scoping."""
+        return {"num_steps": self.num_steps} if self.scoping else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state`, a `state_dict` saved before.
+        """Continue from `state`, a `state_dict` saved before.
 
         Raises:
-            ValueError: It is none.
+            ValueError: It does not hold a number of steps.
         """
-        self.num_steps = num_steps(state)
+        if self.scoping or state:
+            self.num_steps = num_steps(state)
+
+    def __repr__(self) -> str:
+        names = ("gamma", "inner_steps", "inner_lr", "noise", "averaging", "scoping")
+        return f"EntropySGD({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def _advance(self) -> None:
         self.num_steps += 1
@@ -110,36 +129,36 @@ class EntropySGD(Objective):
     ) -> tuple[Gradients, Report]:
         if self.noise and any(map(has_copies, weights.parameters)):
             raise ValueError(
-                f"noise must be 0 where processes hold copies of pieces of the weights, got "
-                f"{self.noise}. Each would walk by its own noise: pass noise=0, or shard over all."
+                f"noise must be 0 if processes hold copies of shards of the weights, got "
+                f"{self.noise}. Each would draw its own noise: pass noise=0, or shard over all."
             )
         loss, aux = passes.run(weights)
-        weights.look_again()
+        weights.check_after_first_pass()
         scale = passes.scale(loss.device)
         tensors = weights.tensors
         layout = Layout(tensors)
-        gradients = self._gradients(weights)
+        gradients = self._take(weights)
         is_reached = [gradient is not None for gradient in gradients]
         g = layout.read(gradients)
-        report = single_pass_report(loss, aux, gradients, weights, scale)
+        report = plain_report(loss, aux, weights, gradients, scale)
         w = layout.read(tensors)
         walk = _Walk(self, numbers[0], w, scale)
-        with traceless(weights, self._buffers_after_first):
+        with unmoved(weights, self._buffers_after_first):
             try:
                 walk.step_(g)
                 for _ in range(self.inner_steps - 1):
                     walk.v.write_to_(tensors)
                     passes.run(weights)
-                    gradients = self._gradients(weights)
+                    gradients = self._take(weights)
                     for index, gradient in enumerate(gradients):
                         is_reached[index] |= gradient is not None
                     walk.step_(layout.read(gradients))
             finally:
-                # As in TwoPass: Ctrl-C may strike here too.
+                # As in `Objective`: Ctrl-C may strike here too.
                 try:
-                    _put_back(w, tensors)
+                    _restore(w, tensors)
                 except BaseException:
-                    _put_back(w, tensors)
+                    _restore(w, tensors)
                     raise
         views = walk.direction().views()
         return [
@@ -152,18 +171,18 @@ def _gamma(gamma: float) -> float:
 
 
 @torch.no_grad()
-def _put_back(w: Vector, tensors: list[Tensor]) -> None:
+def _restore(w: Vector, tensors: list[Tensor]) -> None:
     w.write_to_(tensors)
 
 
 class _Walk:
-    """The Langevin walk `v` from `w` and its running average `mu`, both in at least float32.
+    """The Langevin steps `v` from `w` and their running average `mu`, in at least float32.
 
     Args:
-        settings: Whose walk.
-        gamma: The current step's.
-        w: Where it starts.
-        scale: By what the gradients are multiplied, or None.
+        settings: The objective.
+        gamma: The current step's gamma.
+        w: The start.
+        scale: The factor of the gradients, or None.
     """
 
     def __init__(
@@ -177,10 +196,10 @@ class _Walk:
         self._mu = w.widened()
 
     def step_(self, gradient: Vector) -> None:
-        """One step along `gradient`.
+        """Take one step along `gradient`.
 
         Where that is not finite, `mu` is not either from then on, which the caller will see; but
-        the walk goes back to `w` there, so that the passes to come have a finite loss.
+        `v` returns to `w` there, so that the passes to come have a finite loss.
         """
         lr, averaging = self._settings.inner_lr, self._settings.averaging
         for flats in zip(self._w.flats, gradient.flats, self.v.flats, strict=True):
@@ -198,7 +217,7 @@ class _Walk:
                 torch.where(v.isfinite(), v, widened(w), out=v)
 
     def direction(self) -> Vector:
-        """`gamma * (w - mu)`, times the scale, since the caller will unscale it."""
+        """Return `gamma * (w - mu)`, times the scale, since the caller will unscale it."""
         flats = []
         for w, mu in zip(self._w.flats, self._mu.flats, strict=True):
             factor = (

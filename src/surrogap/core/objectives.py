@@ -1,43 +1,25 @@
-"""Which way to go: the objectives, each a few lines about its direction."""
+"""The objectives: Vanilla, SAM, GSAM, ASAM, GapPenalty and MomentumSAM, each made from parts.
 
-from collections.abc import Sequence
-from typing import Literal, final
+`Objective` documents the arguments that they share: `rho`, `perturb`, `scope`, `memory` and `eps`.
+"""
+
+from typing import Literal, Unpack, final
 
 from torch import nn
+from torch.optim import Optimizer
 
+from surrogap.core.along import Gradient, Momentum
 from surrogap.core.arguments import number
-from surrogap.core.arithmetic import Coefficients, Memory, Number
-from surrogap.core.ascent import Ascent
-from surrogap.core.objective import Objective, Predicate, TwoPass, single_pass_report
-from surrogap.core.passes import Passes
-from surrogap.core.replicas import Scope
-from surrogap.core.report import Report
+from surrogap.core.combine import Penalty, PerturbedGradient, SurrogateGap
+from surrogap.core.geometry import Geometry
+from surrogap.core.objective import Objective, PartSetting, Shared
 from surrogap.core.rho import Schedule
-from surrogap.core.vectors import Gradients
-from surrogap.core.weights import Weights
-
-
-def _alpha(alpha: float) -> float:
-    return number("alpha", alpha, remedy="Pass a non-negative number, such as 0.4; 0 is SAM.")
-
-
-def _ascent(alpha: float) -> Coefficients:
-    """Of `g_p - alpha * g_perp`."""
-    # Not -alpha: at 0 that is -0.0, and SAM's bits would differ where g_p is -0.0.
-    return Coefficients(a_0=0.0 - _alpha(alpha), b_0=1.0, b_1=alpha)
-
-
-def _lam(lam: float) -> float:
-    return number("lam", lam, remedy="Pass a non-negative number, such as 0.1; 0 is SAM.")
-
-
-def _eps(eps: float) -> float:
-    return number("eps", eps, remedy="Leave it out for 1e-12.")
+from surrogap.core.selection import Perturb
 
 
 @final
 class Vanilla(Objective):
-    """The plain gradient, `d = g`: one pass, to compare with.
+    """The plain gradient, `d = g`: one pass, as a baseline.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -54,33 +36,18 @@ class Vanilla(Objective):
             )
         super().__init__(model)
 
-    def _direction(
-        self, weights: Weights, passes: Passes, numbers: Sequence[Number]
-    ) -> tuple[Gradients, Report]:
-        loss, aux = passes.run(weights)
-        g = self._gradients(weights)
-        return g, single_pass_report(loss, aux, g, weights, passes.scale(loss.device))
-
 
 @final
-class SAM(TwoPass):
-    """Minimises the perturbed loss `f_p`: `d = g_p` (Foret et al. 2021).
+class SAM(Objective):
+    """Sharpness-aware minimization (Foret et al. 2021): minimise the perturbed loss, `d = g_p`.
+
+    With `perturb="norms"` it climbs on normalisation layers only (SAM-ON, Mueller et al. 2023): a
+    larger `rho`, such as 0.5, and a cheaper first pass.
 
     Args:
         model: The model to train.
-        rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
-        perturb: Which parameters climb, from a parameter's name and itself; None for all.
-        scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
-            process's own, which is the default; "global", the mean of all; a process group, the
-            mean of its members. Sharded weights have but "global".
-        memory: "low" holds one copy of the parameters where "exact" holds two, on CUDA; see
-            `surrogap.core.arithmetic.Memory`.
-        eps: Added to the gradient's norm before dividing by it.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: `rho` or `eps` is negative or not finite, the model has no trainable parameter,
-            `perturb` selects none, or `scope` does not fit.
+        rho: The radius: a number or a schedule of `surrogap.rho`.
+        shared: See `Objective`, also for what is raised.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -90,57 +57,41 @@ class SAM(TwoPass):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        rho: float | Schedule = 0.05,
-        perturb: Predicate | None = None,
-        scope: Scope = None,
-        memory: Memory = "exact",
-        eps: float = 1e-12,
+        self, model: nn.Module, *, rho: float | Schedule = 0.05, **shared: Unpack[Shared]
     ) -> None:
-        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope, memory)
-
-    def _coefficients(self) -> Coefficients:
-        return Coefficients(a_0=0.0, b_0=1.0)
+        super().__init__(model, rho=rho, along=Gradient(), combine=PerturbedGradient(), **shared)
 
 
 @final
-class GSAM(TwoPass):
-    """Minimises the perturbed loss and the surrogate gap together: the paper's method.
+class GSAM(Objective):
+    """The paper's method: minimise the perturbed loss and the surrogate gap `h = f_p - f` together.
 
-    `minimize="perturbed"`, min(f_p, h): `d = g_p - alpha * g_perp`, where `g_perp` is the part of
-    `g` orthogonal to `g_p`. It ascends along `g_perp`, which lowers the gap `h = f_p - f` and does
-    not change `f_p` (section 4.2).
+    `minimize="perturbed"`, min(f_p, h): `d = g_p - alpha * g_perp`, where `g_perp` is the component
+    of `g` orthogonal to `g_p`. Ascending along `g_perp` lowers the gap without changing `f_p`
+    (section 4.2).
 
-    `minimize="plain"`, min(f, h): `d = g + alpha * g_p_perp`, where `g_p_perp` is the part of `g_p`
-    orthogonal to `g` (the ablation "min(f_p, h) vs. min(f, h)").
+    `minimize="plain"`, min(f, h): `d = g + alpha * g_p_perp`, where `g_p_perp` is the component of
+    `g_p` orthogonal to `g` (the ablation "min(f_p, h) vs. min(f, h)").
 
     Args:
         model: The model to train.
-        rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
+        rho: The radius: a number or a schedule of `surrogap.rho`.
         alpha: The weight of the gap. 0 gives SAM, or the plain gradient for "plain".
         minimize: "perturbed" or "plain".
-        perturb: Which parameters climb, from a parameter's name and itself; None for all.
-        scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
-            process's own, which is the default; "global", the mean of all; a process group, the
-            mean of its members. Sharded weights have but "global".
-        memory: "low" holds one copy of the parameters where "exact" holds two, on CUDA; see
-            `surrogap.core.arithmetic.Memory`.
-        eps: Added to the gradient's norm before dividing by it.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: `rho`, `alpha` or `eps` is negative or not finite, `minimize` is unknown, the
-            model has no trainable parameter, `perturb` selects none, or `scope` does not fit.
+        shared: See `Objective`, also for what is raised.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
     >>> objective = GSAM(model, rho=0.1, alpha=0.4)
+    >>> objective
+    GSAM(rho=0.1, alpha=0.4)
     >>> report = objective.backward(lambda: model(torch.ones(2, 3)).square().mean())
     >>> bool(report.gap > 0)
     True
     """
+
+    alpha = PartSetting("combine")
+    minimize = PartSetting("combine")
 
     def __init__(
         self,
@@ -149,51 +100,26 @@ class GSAM(TwoPass):
         rho: float | Schedule = 0.05,
         alpha: float = 0.4,
         minimize: Literal["perturbed", "plain"] = "perturbed",
-        perturb: Predicate | None = None,
-        scope: Scope = None,
-        memory: Memory = "exact",
-        eps: float = 1e-12,
+        **shared: Unpack[Shared],
     ) -> None:
-        self.alpha = _alpha(alpha)
-        self.minimize = minimize
-        self._coefficients()  # refuses here what it would refuse at a step
-        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope, memory)
-
-    def _coefficients(self) -> Coefficients:
-        if self.minimize == "perturbed":
-            return _ascent(self.alpha)
-        if self.minimize == "plain":
-            return Coefficients(a_0=1.0, b_0=_alpha(self.alpha), a_1=-self.alpha)
-        raise ValueError(
-            f'minimize must be "perturbed" or "plain", got {self.minimize!r}. '
-            'Pass "perturbed" for min(f_p, h), the paper\'s method, "plain" for min(f, h).'
-        )
+        combine = SurrogateGap(alpha, minimize)
+        super().__init__(model, rho=rho, along=Gradient(), combine=combine, **shared)
 
 
 @final
-class ASAM(TwoPass):
+class ASAM(Objective):
     """SAM in a ball that adapts to the weights (Kwon et al. 2021); with `alpha`, "ASAM + ascent".
 
-    `delta = rho * T^2 g / (||T g|| + eps)`, where `T = |w| + eta` on tensors of two or more
-    dimensions, and 1 on biases and the weights of norms. Its `rho` is about ten times SAM's.
+    `delta = rho * T^2 g / (||T g|| + eps)`, where `T = |w| + eta` on every parameter except biases,
+    on which `T = 1`. Its `rho` is about ten times SAM's. The authors' code scales the parameters
+    whose names contain "weight", so position embeddings and class tokens differ: `T = 1` there.
 
     Args:
         model: The model to train.
-        rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
-        eta: Added to the weights' magnitudes.
+        rho: The radius: a number or a schedule of `surrogap.rho`.
+        eta: Added to the magnitudes of the weights.
         alpha: The weight of the gap, as in GSAM: `d = g_p - alpha * g_perp`. 0 gives ASAM itself.
-        perturb: Which parameters climb, from a parameter's name and itself; None for all.
-        scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
-            process's own, which is the default; "global", the mean of all; a process group, the
-            mean of its members. Sharded weights have but "global".
-        memory: "low" holds one copy of the parameters where "exact" holds two, on CUDA; see
-            `surrogap.core.arithmetic.Memory`.
-        eps: Added to the norm before dividing by it.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: `rho`, `eta`, `alpha` or `eps` is negative or not finite, the model has no
-            trainable parameter, `perturb` selects none, or `scope` does not fit.
+        shared: See `Objective`, also for what is raised.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -202,6 +128,8 @@ class ASAM(TwoPass):
     True
     """
 
+    alpha = PartSetting("combine")
+
     def __init__(
         self,
         model: nn.Module,
@@ -209,41 +137,30 @@ class ASAM(TwoPass):
         rho: float | Schedule = 0.5,
         eta: float = 0.01,
         alpha: float = 0.0,
-        perturb: Predicate | None = None,
-        scope: Scope = None,
-        memory: Memory = "exact",
-        eps: float = 1e-12,
+        **shared: Unpack[Shared],
     ) -> None:
-        self.alpha = _alpha(alpha)
-        eta = number("eta", eta, remedy="Pass a non-negative number, such as 0.01.")
-        super().__init__(model, rho, Ascent(eta=eta, eps=_eps(eps)), perturb, scope, memory)
-
-    def _coefficients(self) -> Coefficients:
-        return _ascent(self.alpha)
+        geometry = Geometry(number("eta", eta, remedy="Pass a non-negative number, such as 0.01."))
+        super().__init__(
+            *(model,),
+            rho=rho,
+            along=Gradient(),
+            geometry=geometry,
+            combine=SurrogateGap(alpha),
+            **shared,
+        )
 
 
 @final
-class GapPenalty(TwoPass):
-    """Minimises `f_p + lam * h`: `d = g_p + lam * (g_p - g)`, the paper's baseline (section 4.1).
+class GapPenalty(Objective):
+    """The paper's baseline `f_p + lam * h`: `d = g_p + lam * (g_p - g)` (section 4.1).
 
     Unlike GSAM's, this descent on `h` may raise `f_p`.
 
     Args:
         model: The model to train.
-        rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
+        rho: The radius: a number or a schedule of `surrogap.rho`.
         lam: The weight of the gap. 0 gives SAM.
-        perturb: Which parameters climb, from a parameter's name and itself; None for all.
-        scope: Under DistributedDataParallel, whose gradients the climb follows: "replica", this
-            process's own, which is the default; "global", the mean of all; a process group, the
-            mean of its members. Sharded weights have but "global".
-        memory: "low" holds one copy of the parameters where "exact" holds two, on CUDA; see
-            `surrogap.core.arithmetic.Memory`.
-        eps: Added to the gradient's norm before dividing by it.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: `rho`, `lam` or `eps` is negative or not finite, the model has no trainable
-            parameter, `perturb` selects none, or `scope` does not fit.
+        shared: See `Objective`, also for what is raised.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -253,20 +170,59 @@ class GapPenalty(TwoPass):
     True
     """
 
+    lam = PartSetting("combine")
+
     def __init__(
         self,
         model: nn.Module,
         *,
         rho: float | Schedule = 0.05,
         lam: float = 0.1,
-        perturb: Predicate | None = None,
-        scope: Scope = None,
-        memory: Memory = "exact",
+        **shared: Unpack[Shared],
+    ) -> None:
+        super().__init__(model, rho=rho, along=Gradient(), combine=Penalty(lam), **shared)
+
+
+@final
+class MomentumSAM(Objective):
+    """SAM for the cost of one pass (Becker et al. 2024): climb against the optimizer's momentum.
+
+    The direction is the gradient at `w - rho * v / (||v|| + eps)`, where `v` is the momentum: SGD's
+    `momentum_buffer`, or `exp_avg` of the Adam family. The norm is over all parameter groups; a
+    parameter without momentum does not climb, and without any, as before the first step, the
+    direction is the plain gradient. f(w) is not computed, so `report.loss` and `report.gap` are
+    NaN, and BatchNorm's statistics are those of the perturbed weights. Between steps the weights
+    are `w`, so evaluation and checkpoints need no special call.
+
+    Args:
+        model: The model to train.
+        optimizer: The optimizer that will step.
+        rho: The radius: a number or a schedule of `surrogap.rho`.
+        perturb: The parameters that climb; see `Objective`.
+        eps: Added to the norm before dividing by it.
+
+    Raises:
+        TypeError: `optimizer` is not a torch optimizer, or a `ZeroRedundancyOptimizer`, of which
+            each process holds a part of the momentum.
+        ValueError: `optimizer` has no momentum, or `maximize=True`. Else see `Objective`.
+
+    >>> import torch
+    >>> model = nn.Linear(3, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> objective = MomentumSAM(model, optimizer, rho=0.5)
+    >>> report = objective.backward(lambda: model(torch.ones(2, 3)).square().mean())
+    >>> bool(report.loss.isnan()), bool(report.perturbed_loss.isnan())
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        rho: float | Schedule = 3.0,
+        perturb: Perturb = None,
         eps: float = 1e-12,
     ) -> None:
-        self.lam = _lam(lam)
-        super().__init__(model, rho, Ascent(eps=_eps(eps)), perturb, scope, memory)
-
-    def _coefficients(self) -> Coefficients:
-        lam = _lam(self.lam)
-        return Coefficients(a_0=0.0 - lam, b_0=1.0 + lam)
+        along = Momentum(optimizer)
+        super().__init__(model, rho=rho, along=along, perturb=perturb, eps=eps)

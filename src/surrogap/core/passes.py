@@ -1,4 +1,4 @@
-"""What the passes share: the closure and the random numbers."""
+"""The passes of a step: the closures, and the random numbers that they share."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.utils import parametrize
 
+from surrogap.core.gradients import current
 from surrogap.core.vectors import are_any, wide
 from surrogap.core.weights import Weights
 
@@ -26,7 +27,11 @@ class Passes:
             functions, whose losses are added.
         scaler: Multiplies the loss before its backward pass.
         backward: Called on the loss in place of `loss.backward()`.
-        random_state: Gives the random numbers that come next on some devices.
+        climb: The closure of the first pass, if that is another one.
+        random_state: Returns the upcoming random numbers of some devices.
+
+    Attributes:
+        first: The passes at `w`, with the closure `climb` if there is one.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -38,17 +43,20 @@ class Passes:
         closure: Closure | Sequence[Closure],
         scaler: GradScaler | None = None,
         backward: Callable[[Tensor], object] | None = None,
+        climb: Closure | Sequence[Closure] | None = None,
+        *,
+        name: str = "closure",
         random_state: "Callable[[Iterable[torch.device]], Replayable] | None" = None,
     ) -> None:
         self._is_single = callable(closure)
         closures = [closure] if callable(closure) else closure
         if not isinstance(closures, list | tuple) or not all(map(callable, closures)):
             raise TypeError(
-                "closure must be a function that runs the forward pass and returns the loss, or a "
+                f"{name} must be a function that runs the forward pass and returns the loss, or a "
                 f"list of them, got {type(closure).__name__}. {_EXAMPLE}"
             )
         if not closures:
-            raise ValueError(f"closure must not be an empty list, got []. {_EXAMPLE}")
+            raise ValueError(f"{name} must not be an empty list, got []. {_EXAMPLE}")
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise TypeError(
                 f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}. "
@@ -63,16 +71,19 @@ class Passes:
         self._scaler = scaler
         self._backward = backward or Tensor.backward
         self.random_state = random_state or RandomState
+        self.first = self
+        if climb is not None:
+            self.first = Passes(climb, scaler, backward, name="climb", random_state=random_state)
 
     def run(self, weights: Weights) -> tuple[Tensor, Any]:
-        """Adds the gradient of the loss to `.grad`.
+        """Run one pass: add the gradient of the loss to `.grad`.
 
         Returns:
             The loss, in at least float32 and unscaled, and aux.
 
         Raises:
-            TypeError: A closure returned no tensor.
-            RuntimeError: A closure returned a loss that is no real scalar or has no graph, or it
+            TypeError: A closure did not return a tensor.
+            RuntimeError: A closure returned a loss that is not a real scalar or has no graph, or it
                 called `backward`.
         """
         results = [
@@ -102,33 +113,33 @@ class Passes:
         return copy if copy.ndim == 0 else copy.reshape(()), aux
 
     def scale(self, device: torch.device) -> Tensor | None:
-        """By what the loss is multiplied, as a scalar on `device`; None without a scaler."""
+        """Return the factor of the loss as a scalar on `device`; None without a scaler."""
         if self._scaler is None:
             return None
         return self._scaler.scale(torch.ones((), dtype=torch.float32, device=device))
 
 
 def forget_weights() -> None:
-    """Has nothing stand in for the weights that was made of others before.
+    """Clear caches derived from the previous weights.
 
-    Around the whole call there may be an autocast or a `parametrize.cached`.
+    The caller may be inside `autocast` or `parametrize.cached`.
     """
     torch.clear_autocast_cache()
     parametrize._cache.clear()
 
 
 def _in_this_thread(devices: set[torch.device]) -> AbstractContextManager[None]:
-    """Has the body's backward passes run in the calling thread, if that is not slower.
+    """Context in which backward passes run in the calling thread, if there is one device.
 
-    Torch hands them to one thread per device, so that several devices can work at a time. With
-    one device nothing is gained, and an eager step of a small network waits for the handing over.
+    Torch runs them in one thread per device, so that several devices can work at a time. With one
+    device nothing is gained, and an eager step of a small model waits for the other thread.
     """
     return nullcontext() if len(devices) > 1 else torch.autograd.set_multithreading_enabled(False)
 
 
 def _versions(weights: Weights) -> list[int | None]:
-    """What changes when anything is added to `.grad`; empty if there is nothing."""
-    gradients = weights.gradients
+    """Return what changes when anything is added to `.grad`; empty if there is nothing."""
+    gradients = current(weights)
     if not are_any(gradients):
         return []
     return [None if gradient is None else gradient._version for gradient in gradients]
@@ -156,17 +167,17 @@ class Replayable(Protocol):
     """Random numbers that can be drawn twice."""
 
     def replayed(self) -> AbstractContextManager[None]:
-        """Draws the same numbers again in the body; afterwards the generators are as before it."""
+        """Context that draws the same numbers again, and restores the generators afterwards."""
 
 
 class RandomState:
-    """The random numbers that come next from torch's global generators.
+    """The upcoming random numbers of torch's global generators.
 
-    Not from those of Python and NumPy, whose states would take 0.1 and 0.4 ms a step to read and
-    write; nor from a generator that the closure owns and passes on by hand.
+    Not of Python's and NumPy's, whose states would take 0.1 and 0.4 ms a step to read and write;
+    nor of a generator that the closure passes on by hand.
 
     Args:
-        devices: Whose generators to include beside the CPU's.
+        devices: The devices whose generators to include beside the CPU's.
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:

@@ -1,4 +1,4 @@
-"""What a recording must leave as it was, and what it must find elsewhere than usual."""
+"""Capturing a CUDA graph: what it must leave as it was, and what it reads from elsewhere."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,15 +8,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surrogap.core.buffers import Buffers
+from surrogap.core.objective import Objective
 from surrogap.core.weights import Weights, contents
 
 
 class Twins:
-    """The random numbers of a recorded step, which the second pass draws again.
+    """The random numbers of a captured step, which the second pass draws again.
 
-    In a graph, a generator's state is no number that could be read and set: it counts on from where
-    the generator is when the graph is replayed. So the second pass draws from a twin of the state,
-    which is kept where the generator is before each replay.
+    In a graph, the state of a generator cannot be read and set: it counts on from where the
+    generator is when the graph is replayed. So the second pass draws from a twin of the state,
+    which is set to the generator's before each replay.
     """
 
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -27,7 +28,7 @@ class Twins:
         graph.register_generator_state(self._second)
 
     def __call__(self, devices: Iterable[torch.device]) -> "Twins":
-        """As `RandomState` is made for each step; a recording has but one."""
+        """Stand in for the constructor of `RandomState`; a graph has one state for all calls."""
         return self
 
     @contextmanager
@@ -40,18 +41,19 @@ class Twins:
             self._generator.graphsafe_set_state(self._first)
 
     def align(self) -> None:
-        """Has the second pass of the next replay draw what the first draws."""
+        """Have the second pass of the next replay draw what the first draws."""
         self._second.set_state(self._generator.get_state())
 
     def reset(self) -> None:
-        """After a recording that failed, which leaves the state unusable."""
+        """Restore the generator after a failed capture, which leaves its state unusable."""
         self._generator.graphsafe_set_state(self._before)
 
 
 @contextmanager
-def undone(weights: Weights, optimizer: Optimizer) -> Iterator[None]:
-    """Whatever the body trains is undone after it; state that the optimizer lacked is zero then."""
+def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iterator[None]:
+    """Undo what the body trains; state that optimizer and objective did not have is zero then."""
     parameters = _parameters(weights, optimizer)
+    objective_state = {id(m): m.clone() for m in objective._state_tensors}
     copies = [parameter.detach().clone() for parameter in parameters]
     states = {
         parameter: {k: v.clone() for k, v in state.items() if isinstance(v, Tensor)}
@@ -72,14 +74,16 @@ def undone(weights: Weights, optimizer: Optimizer) -> Iterator[None]:
                     for name, value in state.items():
                         if isinstance(value, Tensor):
                             value.copy_(before[name]) if name in before else value.zero_()
+                for m in objective._state_tensors:
+                    m.copy_(objective_state[id(m)]) if id(m) in objective_state else m.zero_()
 
 
 @contextmanager
-def places_kept(weights: Weights) -> Iterator[None]:
-    """Weights and buffers are where they were after the body: a graph works on that memory alone.
+def memory_kept(weights: Weights) -> Iterator[None]:
+    """Check that the body leaves weights and buffers in their memory, the only one a graph uses.
 
     Raises:
-        RuntimeError: They were not.
+        RuntimeError: It did not; they have been put back.
     """
     tensors = [*weights.parameters, *weights.frozen, *contents(weights.buffers)]
     places = [(t, t.detach()) for t in tensors if t is not None and t.layout is torch.strided]
@@ -98,7 +102,7 @@ def places_kept(weights: Weights) -> Iterator[None]:
 
 @contextmanager
 def gradients_kept(weights: Weights, optimizer: Optimizer) -> Iterator[None]:
-    """Whatever the body does to `.grad`, it is what it was after it."""
+    """Restore `.grad` after the body."""
     before = [(parameter, parameter.grad) for parameter in _parameters(weights, optimizer)]
     try:
         yield
@@ -109,7 +113,7 @@ def gradients_kept(weights: Weights, optimizer: Optimizer) -> Iterator[None]:
 
 @contextmanager
 def settings_replaced(optimizer: Optimizer, lrs: Sequence[Tensor]) -> Iterator[None]:
-    """The optimizer reads its learning rates on the device, as a graph must."""
+    """Have the optimizer read its learning rates on the device, as a graph must."""
     before = [dict(group) for group in optimizer.param_groups]
     for group, lr in zip(optimizer.param_groups, lrs, strict=True):
         group["lr"] = lr

@@ -1,40 +1,83 @@
-"""What one call of `backward` saw."""
+"""The measurements of one call of `backward`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-# What a report measures; the attributes beside aux.
+# The measurements in a report: its attributes beside aux.
 MEASURES = ("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm", "cosine", "rho")
 
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What one call of `backward` saw, as scalar tensors on the loss's device.
+    """The measurements of one call of `backward`, as scalar tensors on the loss's device.
 
-    Making it costs no synchronisation, and what is derived is computed when it is asked for;
-    reading a value (`float(report.loss)`) synchronises. A quantity that the objective does not
-    measure is NaN: Vanilla and EntropySGD have no single second pass, so of the seven they fill
-    `loss` and `grad_norm`. Norms are of the unscaled gradient where `scaler=` was given.
+    Creating a report does not synchronise, and what is derived is computed when it is read; reading
+    a value (`float(report.loss)`) synchronises. A quantity that the step does not measure is NaN:
+
+    * Vanilla, EntropySGD and the plain steps of `Intermittent` measure `loss` and `grad_norm`;
+    * without f(w) on the whole batch (MomentumSAM, `climb=`), `loss` and `gap` are NaN;
+    * with `g` of some samples (`climb=`) or some weights (SAM with `perturb=`) only, `grad_norm`
+      and `cosine` are NaN.
+
+    Norms are those of the unscaled gradient if `scaler=` was given.
 
     Attributes:
-        loss: `f(w)`; of a list of closures, their sum.
+        loss: `f(w)`; for a list of closures, their sum.
         perturbed_loss: `f_p = f(w + delta)`.
-        aux: What the closure returned beside the loss in the first pass, or None; of a list of
+        aux: What the closure returned beside the loss in its first pass, or None; for a list of
             closures, the list of theirs.
     """
 
     loss: Tensor
     perturbed_loss: Tensor
     aux: Any
-    # The radius; <g, g>, <g, g_p> and <g_p, g_p>; by what the loss was multiplied, if it was.
+    # The radius; <g, g>, <g, g_p> and <g_p, g_p>; the factor of the loss, if there was one.
     _radius: float | Tensor
     _products: Callable[[], Tensor]
-    _scale: Tensor | None
+    _scale: Tensor | None = None
+    # Whether f(w) was not computed. The value of `loss` does not show it: it may be NaN anyway.
+    _lacks_loss: bool = False
+
+    @property
+    def value(self) -> Tensor:
+        """The loss of the whole batch that was computed: `loss`, or else `perturbed_loss`."""
+        return self.perturbed_loss if self._lacks_loss else self.loss
+
+    @classmethod
+    def mean(cls, reports: Sequence[Self], *, divisor: float = 1.0) -> Self:
+        """Return the mean of the reports of one step's micro-batches.
+
+        Losses, radii and inner products are averaged; norms and cosine follow from the products.
+        `aux` is the list of theirs. A single report is returned as it is.
+
+        Args:
+            reports: One for each call of `backward`.
+            divisor: The number by which each loss was divided, so that their sum is a mean.
+        """
+        if len(reports) == 1:
+            return reports[0]
+        rows = torch.stack([report._row() for report in reports]).mean(0)
+        loss, perturbed_loss, rho, *products = rows.unbind()
+        return cls(
+            divisor * loss,
+            divisor * perturbed_loss,
+            [report.aux for report in reports],
+            rho,
+            lambda: divisor**2 * torch.stack(products),
+            _lacks_loss=reports[0]._lacks_loss,
+        )
+
+    def _row(self) -> Tensor:
+        """Return losses, radius and unscaled products as one tensor."""
+        products = self._three
+        if self._scale is not None:
+            products = products / self._scale.to(products) ** 2
+        return torch.stack([self.loss, self.perturbed_loss, self.rho, *products.unbind()])
 
     @cached_property
     def gap(self) -> Tensor:
@@ -53,14 +96,14 @@ class Report:
 
     @cached_property
     def cosine(self) -> Tensor:
-        """Of the angle between `g` and `g_p`; NaN where one of them is zero."""
+        """The cosine of the angle between `g` and `g_p`; NaN if one of them is zero."""
         gg, gp, pp = self._three.unbind()
         return (gp / (gg.sqrt() * pp.sqrt())).clamp(-1.0, 1.0)
 
     @cached_property
     def rho(self) -> Tensor:
-        """The radius used."""
-        if isinstance(self._radius, Tensor):  # of a recorded step
+        """The radius of the step."""
+        if isinstance(self._radius, Tensor):  # of a captured step
             return self._radius.to(self.loss)
         return torch.full_like(self.loss, self._radius)
 

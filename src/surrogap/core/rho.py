@@ -1,4 +1,4 @@
-"""How far to look: the radius rho of the perturbation, as a number or a schedule."""
+"""The radius rho of the perturbation, as a number or a schedule."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,7 +20,14 @@ class Schedule(ABC):
         """The radius of the current step. Asking does not change it."""
 
     def advance(self) -> None:
-        """Called once after each step that ended well; where `sync=False`, it is not a step."""
+        """Called once after each step that succeeds; calls with `sync=False` are not steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the schedule keeps from step to step; by default nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`, a `state_dict` saved before."""
 
 
 def radius(rho: float | Schedule) -> float:
@@ -116,7 +123,7 @@ class ProportionalToLR(Schedule):
 class InverseSqrt(Schedule):
     """The radius of the paper's convergence theorem (5.1): `rho_t = rho_0 / sqrt(t)`, t from 1.
 
-    It counts steps, so save its `state_dict` beside the optimizer's.
+    It counts steps, so save the objective's `state_dict` beside the optimizer's.
 
     Args:
         rho_0: The radius of the first step.
@@ -145,23 +152,23 @@ class InverseSqrt(Schedule):
         self.num_steps += 1
 
     def state_dict(self) -> dict[str, int]:
-        """The number of steps taken."""
+        """Return the number of steps taken."""
         return {"num_steps": self.num_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state`, a `state_dict` saved before.
+        """Continue from `state`, a `state_dict` saved before.
 
         Raises:
-            ValueError: It is none.
+            ValueError: It does not hold a number of steps.
         """
         self.num_steps = num_steps(state)
 
 
 def num_steps(state: Mapping[str, Any]) -> int:
-    """The number of steps in a `state_dict`.
+    """Return the number of steps in a `state_dict`.
 
     Raises:
-        ValueError: There is none in it.
+        ValueError: It does not hold one.
     """
     count = state.get("num_steps")
     if not isinstance(count, int) or count < 0:

@@ -1,8 +1,8 @@
-"""The trainable parameters during one call of `backward`, and their gradients."""
+"""The tensors of a model: its trainable parameters, frozen parameters and buffers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, repeat
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, NoReturn, TypeVar
 
@@ -10,48 +10,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from surrogap.core.selection import norm_parameters
 from surrogap.core.shards import (
     WHOLE,
     Sharding,
-    added_up,
     device_of,
     fsdp_modules,
     is_sharded,
     piece_of,
     reset,
     sharding_of,
-    whole_of,
 )
-from surrogap.core.vectors import Gradients, are_any, present_of
 
 T = TypeVar("T")
-Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
 
-# Not their subclasses, whose forward passes may do anything.
-_NORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm}
-
-_gradient = attrgetter("grad")
-_mode = attrgetter("training")
 _device = attrgetter("device")
 _hooks = attrgetter("_post_accumulate_grad_hooks")
-_dtype = attrgetter("dtype")
-_layout = attrgetter("layout")
 
 
 class Weights:
-    """The trainable parameters of `model`, each once, and where its buffers live.
+    """The trainable parameters of `model`, each once, and its other tensors.
 
     Attributes:
         modules: The model and all modules in it.
         parameters: The trainable parameters.
-        frozen: The others, but for those of classes of their own, such as quantised ones.
+        frozen: The others, except those of special classes, such as quantised ones.
         buffers: The dictionaries in which modules hold their buffers.
-        norms: The modules of torch that track statistics of batches, which they may be told not to.
-        other_buffers: `buffers`, but for those of `norms`.
-        do_norms_obey: Whether they were seen to keep their statistics when told to track nothing;
-            None before it was looked at.
-        wrappers: The modules that are wrapped in DistributedDataParallel.
-        are_sharded: Whether processes hold pieces of the parameters.
+        wrappers: The modules wrapped in DistributedDataParallel.
+        are_sharded: Whether processes hold shards of the parameters.
 
     Raises:
         TypeError: A module is compiled to TorchScript.
@@ -63,34 +49,26 @@ class Weights:
     parameters: list[nn.Parameter]
     frozen: list[nn.Parameter]
     buffers: list[dict[str, Tensor | None]]
-    norms: list[nn.Module]
-    other_buffers: list[dict[str, Tensor | None]]
-    do_norms_obey: bool | None
     wrappers: list[DistributedDataParallel]
     are_sharded: bool
-    _modes: list[bool]
     _other_gradients: dict[int, Tensor | None]
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._walk()
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
-        """Finds the parameters and buffers as they are now.
+    def refresh(self) -> None:
+        """Find the parameters and buffers as they are now.
 
-        So freezing, thawing, adding and removing parameters between steps needs no word to
-        surrogap. Raises as the class does.
+        So parameters may be frozen, thawed, added and removed between steps. Raises as the class
+        does.
         """
-        self._reshard()
+        self.reshard()
         # A walk through the modules takes percents of a small model's step, so the last one is
-        # used again while it may be.
+        # used again while it is valid.
         if not self._is_as_walked():
             self._walk()
-        # Where code asks whether it trains, other code may write to statistics now.
-        modes = list(map(_mode, self.modules))
-        if modes != self._modes:
-            self._modes, self.do_norms_obey = modes, None
         self.parameters = [p for p in self._unique if p.requires_grad]
         self.frozen, self._other_gradients = [], {}
         if len(self.parameters) < len(self._unique):
@@ -101,21 +79,21 @@ class Weights:
         if not self.parameters:
             raise ValueError(
                 "model must have a trainable parameter, got none with requires_grad=True. "
-                "Unfreeze the part to train."
+                "Unfreeze the layers to train."
             )
         if any(map(Tensor.is_complex, self.parameters)) or any(map(_hooks, self.parameters)):
             self._refuse()
         if self._fsdp_modules and not all(map(is_sharded, self.parameters)):
             self._refuse_plain()
 
-    def look_again(self) -> None:
-        """After a first pass: finds the modules that it has added.
+    def check_after_first_pass(self) -> None:
+        """Find the modules that the first pass of a step has added.
 
         Raises:
-            RuntimeError: It has added trainable parameters, or thawed some, and they have a
-                gradient already, to which that of the second pass would be added.
+            RuntimeError: It has added or thawed trainable parameters, and they have a gradient
+                already, to which that of the second pass would be added.
         """
-        self._reshard()
+        self.reshard()
         if not self._is_as_walked():
             self._walk()
         now = [p for p in self._unique if p.requires_grad]
@@ -128,14 +106,14 @@ class Weights:
             for parameter in reached:
                 parameter.grad = before.get(id(parameter))
             raise RuntimeError(
-                f"closure must not add or thaw parameters, got {names[id(reached[0])]} anew. Run "
-                "the model once before the first step, and thaw between steps."
+                f"closure must not add or thaw parameters, got {names[id(reached[0])]}. Run the "
+                "model once before the first step, and thaw between steps."
             )
 
     def written(self) -> list[Tensor]:
-        """The frozen parameters that a pass has written to since the last look.
+        """Return the frozen parameters that a pass has written to since the last refresh.
 
-        A momentum encoder's, for one. It does not see what is written by way of `p.data`.
+        A momentum encoder's, for example. Writes to `p.data` are not seen.
         """
         pairs = zip(self.frozen, self._frozen_states, strict=True)
         return [parameter for parameter, state in pairs if _state(parameter) != state]
@@ -147,177 +125,87 @@ class Weights:
                 "model must not hold modules of TorchScript, got one. Pass the modules that it was "
                 "made from; torch.compile is faster, too."
             )
-        parameter_homes = [module._parameters for module in modules]
-        homes: list[dict[str, Any]] = [*(module._modules for module in modules), *parameter_homes]
-        self._homes = [home for home in homes if home]
-        self._empty_homes = [home for home in homes if not home]
-        self._held = contents(self._homes)
+        own = [module._parameters for module in modules]
+        dictionaries: list[dict[str, Any]] = [*(module._modules for module in modules), *own]
+        self._filled = [dictionary for dictionary in dictionaries if dictionary]
+        self._empty = [dictionary for dictionary in dictionaries if not dictionary]
+        self._walked = contents(self._filled)
+        self._names: dict[int, str] | None = None
+        self._norms: set[int] | None = None
         self.buffers = [module._buffers for module in modules]
-        self.norms = [module for module in modules if type(module) in _NORMS]
-        self.other_buffers = [m._buffers for m in modules if type(m) not in _NORMS]
-        self.do_norms_obey = None
-        self._modes = []
-        every = contents(parameter_homes)
-        self._unique = list({id(p): p for p in every if p is not None}.values())
+        self._unique = list({id(p): p for p in contents(own) if p is not None}.values())
         self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self.are_sharded = any(map(is_sharded, self._unique))
         self._fsdp_modules = fsdp_modules(modules)
 
     def _is_as_walked(self) -> bool:
-        """Whether every module still holds the same children and parameters."""
-        return not any(self._empty_homes) and are_same(contents(self._homes), self._held)
+        """Return whether every module still holds the same children and parameters."""
+        return not any(self._empty) and are_same(contents(self._filled), self._walked)
 
-    def _reshard(self) -> None:
-        """Has FSDP's modules hold pieces, not the whole that they gathered for a pass.
+    def reshard(self) -> None:
+        """Have FSDP's modules hold shards, not the whole that they gathered for a pass.
 
-        After a pass they mostly do so by themselves. Not after an evaluation, nor after an error,
-        nor where they were told otherwise; and what they gathered would hide that weights moved.
+        After a pass they mostly do so by themselves. Not after an evaluation or an error, nor if
+        set otherwise; and what they gathered would hide that weights moved.
         """
         for module in self._fsdp_modules:
             module.reshard()
 
+    def reset(self) -> None:
+        """Have FSDP forget a pass that raised: it may have gathered other weights."""
+        reset(self._fsdp_modules)
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether `fully_shard` was called on a module."""
+        return bool(self._fsdp_modules)
+
     @property
     def names(self) -> list[str]:
-        """What the parameters are called, in a model that is neither compiled nor wrapped.
+        """The names of the parameters in a model that is neither compiled nor wrapped."""
+        if self._names is None:
+            self._names = self._find_names()
+        return [self._names[id(parameter)] for parameter in self.parameters]
 
-        A slow walk, for predicates and errors alone.
-        """
-        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+    def _find_names(self) -> dict[int, str]:
         wrapped = [
             f"{path}." if path else ""
             for path, module in self._model.named_modules()
             if isinstance(module, DistributedDataParallel)
         ]
-        result = []
-        for parameter in self.parameters:
-            name = names[id(parameter)]
+        names = {}
+        for name, parameter in self._model.named_parameters():
             for path in reversed(wrapped):  # the innermost first, while the paths still hold
                 if name.startswith(f"{path}module."):
                     name = path + name.removeprefix(f"{path}module.")
-            result.append(name.replace("_orig_mod.", ""))
-        return result
+            names[id(parameter)] = name.replace("_orig_mod.", "")
+        return names
+
+    @property
+    def are_norms(self) -> list[bool]:
+        """Whether each parameter is one of a normalisation layer."""
+        if self._norms is None:
+            self._norms = set(map(id, norm_parameters(self.modules)))
+        return [id(parameter) in self._norms for parameter in self.parameters]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The parameters, or this process's pieces of them."""
+        """The parameters, or this process's shards of them."""
         if not self.are_sharded:
             return list(self.parameters)
         return [piece_of(parameter, parameter) for parameter in self.parameters]
 
     @property
     def shardings(self) -> list[Sharding]:
-        """How the parameters are spread over processes."""
+        """The processes over which each parameter is sharded."""
         if not self.are_sharded:
             return [WHOLE] * len(self.parameters)
         return [sharding_of(parameter) for parameter in self.parameters]
 
     @property
     def devices(self) -> set[torch.device]:
-        """Where passes compute."""
+        """The devices on which passes compute."""
         return set(map(device_of if self.are_sharded else _device, self.parameters))
-
-    @property
-    def gradients(self) -> Gradients:
-        """What `.grad` holds now."""
-        return list(map(_gradient, self.parameters))
-
-    @contextmanager
-    def gradients_added(self) -> Iterator[Callable[[Gradients, Mean | None], None]]:
-        """Clears `.grad`, and gives the body a function that adds a direction to what was there.
-
-        If its second argument is not None, the sum's mean over processes replaces the sum. If the
-        body raises, `.grad` is what it was.
-        """
-        before = self.gradients
-        if are_any(before):
-            self._clear()
-        try:
-            yield lambda direction, mean: self._add(before, direction, mean)
-        except BaseException:
-            try:
-                # What was gathered may be from other weights. First, since it clears `.grad`.
-                reset(self._fsdp_modules)
-            finally:
-                for parameter, gradient in zip(self.parameters, before, strict=True):
-                    parameter.grad = gradient
-            raise
-
-    def _clear(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def _add(self, before: Gradients, direction: Gradients, mean: Mean | None) -> None:
-        """Like `Tensor.backward`: in place, and leaves None what no pass has reached."""
-        if not (are_any(before) or self.are_sharded):
-            direction = direction if mean is None else mean(direction, self.tensors)
-            for parameter, gradient in zip(self.parameters, direction, strict=True):
-                parameter.grad = gradient
-            return
-        if self.are_sharded:
-            before = list(map(added_up, before, self.parameters))
-        pieces = self._pieces(before)
-        if mean is not None:
-            direction = mean(_sum(pieces, direction), self.tensors)
-        wholes = list(map(whole_of, direction, self.parameters)) if self.are_sharded else direction
-        sums: list[Tensor] = []
-        terms: list[Tensor] = []
-        for parameter, gradient, piece, term, whole in zip(
-            self.parameters, before, pieces, direction, wholes, strict=True
-        ):
-            parameter.grad = whole if gradient is None else gradient
-            if piece is not None and term is not None:
-                sums.append(piece)
-                terms.append(term)
-        if sums:
-            (torch._foreach_add_ if mean is None else torch._foreach_copy_)(sums, terms)
-
-    def _pieces(self, tensors: Gradients) -> Gradients:
-        """This process's pieces of `tensors`, which are the parameters or their gradients."""
-        if not self.are_sharded:
-            return tensors
-        return list(map(piece_of, tensors, self.parameters))
-
-    def take_gradients(self) -> Gradients:
-        """What `.grad` holds, in this process's pieces; it is empty afterwards.
-
-        Raises:
-            RuntimeError: There is no gradient at all, or one is sparse.
-        """
-        self._reshard()
-        gradients = self._pieces(self.gradients)
-        if not are_any(gradients):
-            remedy = "Build the objective from the model that the closure runs"
-            if self._fsdp_modules:
-                remedy += ", and leave its set_requires_gradient_sync at True"
-            raise RuntimeError(
-                "loss must depend on the model's trainable parameters, got a gradient for none of "
-                f"them. {remedy}."
-            )
-        self._check_gradients(gradients)
-        self._clear()
-        return gradients
-
-    def _check_gradients(self, gradients: Gradients) -> None:
-        parameters, present = self.parameters, present_of(gradients)
-        if len(present) < len(parameters):
-            pairs = zip(gradients, parameters, strict=True)
-            parameters = [parameter for gradient, parameter in pairs if gradient is not None]
-        are_strided = all(map(is_, map(_layout, present), repeat(torch.strided)))
-        if not (are_strided and all(map(is_, map(_dtype, present), map(_dtype, parameters)))):
-            self._refuse_gradients(gradients)
-
-    def _refuse_gradients(self, gradients: Gradients) -> None:
-        for name, parameter, gradient in zip(self.names, self.parameters, gradients, strict=True):
-            if gradient is not None and gradient.layout is not torch.strided:
-                raise RuntimeError(
-                    f"{name} must have a dense gradient, got layout {gradient.layout}. "
-                    "Build its layer with sparse=False."
-                )
-            if gradient is not None and gradient.dtype is not parameter.dtype:
-                raise RuntimeError(
-                    f"{name} must have a gradient of its own dtype, got {gradient.dtype}. "
-                    "Leave its grad_dtype as it is."
-                )
 
     def _refuse(self) -> None:
         for name, parameter in zip(self.names, self.parameters, strict=True):
@@ -341,22 +229,31 @@ class Weights:
         )
 
 
+@contextmanager
+def without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Context in which passes compute no gradient of `parameters`.
+
+    `backward(inputs=...)` would do as much, but fails under reentrant checkpointing.
+    """
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
 def _state(parameter: nn.Parameter) -> tuple[int, int]:
-    """What changes when it is written to, or its data replaced."""
+    """Return what changes when a parameter is written to, or its data replaced."""
     return parameter._version, parameter.data_ptr()
 
 
-def _sum(some: Gradients, others: Gradients) -> Gradients:
-    return [
-        b if a is None else a if b is None else a + b for a, b in zip(some, others, strict=True)
-    ]
-
-
-def contents(homes: Iterable[dict[str, T]]) -> list[T]:
-    """What modules hold in these dictionaries."""
-    return list(chain.from_iterable(map(dict.values, homes)))
+def contents(dictionaries: Iterable[dict[str, T]]) -> list[T]:
+    """Return the values of all dictionaries."""
+    return list(chain.from_iterable(map(dict.values, dictionaries)))
 
 
 def are_same(some: list[Any], others: list[Any]) -> bool:
-    """Whether two lists hold the very same objects."""
+    """Return whether two lists hold the very same objects."""
     return len(some) == len(others) and all(map(is_, some, others))

@@ -10,9 +10,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from surrogap.core.ascent import Kind
-from surrogap.core.kernels import restore_kernel
-from surrogap.core.tables import BLOCK, plan, table
+from surrogap.core.fused.kernels import restore_kernel
+from surrogap.core.fused.tables import BLOCK, plan, table
+from surrogap.core.geometry import Kind
 
 _WARPS = 8
 _PROGRAMS_PER_PROCESSOR = 4

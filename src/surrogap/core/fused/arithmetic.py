@@ -1,7 +1,7 @@
-"""Where a step's many small operators would cost more time to launch than to run: fused kernels.
+"""The arithmetic of a step in Triton kernels.
 
-An operator of torch costs a few microseconds to launch, tens where the processor's caches are cold,
-and a step of `Flat` needs about a hundred, views included: several percent of a small model's step.
+Launching an operator of torch takes a few microseconds, tens with cold CPU caches, and a step of
+`Flat` needs about a hundred, views included: several percent of a small model's step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,18 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from surrogap.core.arithmetic import Arithmetic, Coefficients, Memory, Number
-from surrogap.core.ascent import Ascent, Kind
-from surrogap.core.kernels import (
+from surrogap.core.arithmetic import Arithmetic, Task
+from surrogap.core.combine import Coefficients, Number
+from surrogap.core.fused.kernels import (
     climb_kernel,
     combine_kernel,
     copy_kernel,
     products_kernel,
     restore_kernel,
 )
-from surrogap.core.launching import Kernel, can_launch, num_programs, on
+from surrogap.core.fused.launching import Kernel, can_launch, num_programs, on
+from surrogap.core.fused.tables import BLOCK, Tables, plan, table
 from surrogap.core.shards import WHOLE, Sharding, totals
-from surrogap.core.tables import BLOCK, Tables, plan, table
 from surrogap.core.vectors import Gradients, are_all, present_of
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -32,29 +32,23 @@ _dtype = attrgetter("dtype")
 
 
 class _Group:
-    """The tensors of one dtype and sharding: where their blocks lie, and their copies."""
+    """The tensors of one dtype and sharding: their blocks, addresses and copies."""
 
     g_copy: Tensor
     w_copy: Tensor
 
-    def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        kinds: Sequence[Kind],
-        members: list[int],
-        sharding: Sharding,
-    ) -> None:
-        mine = [parameters[index] for index in members]
+    def __init__(self, task: Task, members: list[int]) -> None:
+        mine = [task.parameters[index] for index in members]
         self.dtype = _DTYPES[mine[0].dtype]
-        self.sharding = sharding
+        self.sharding = task.shardings[members[0]]
         self._members = members
-        self._has_all = len(members) == len(parameters)
+        self._has_all = len(members) == len(task.parameters)
         self._first = mine[0]
         self._device = mine[0].device
-        my_kinds = tuple([kinds[index] for index in members])
-        self.plan, self._room = plan(tuple(map(Tensor.numel, mine)), my_kinds, self._device)
+        kinds = tuple([task.kinds[index] for index in members])
+        self.plan, self._size = plan(tuple(map(Tensor.numel, mine)), kinds, self._device)
         self.num_blocks = self.plan.shape[1]
-        self.find(parameters)
+        self.find(task.parameters)
         self.copy = Kernel(copy_kernel, self._device)
         self.climb = Kernel(climb_kernel, self._device)
         self.restore = Kernel(restore_kernel, self._device)
@@ -62,15 +56,15 @@ class _Group:
         self.combine = Kernel(combine_kernel, self._device)
 
     def find(self, parameters: Gradients | Sequence[Tensor]) -> None:
-        """Where the weights lie now; None for those that are not to be written to."""
+        """Update the addresses of the weights; None for those that must not be written to."""
         self.w_table = table(self._addresses(parameters), self._device)
 
     def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
-        """The addresses of this group's tensors among all `tensors`; 0 for None.
+        """Return the addresses of this group's tensors among all `tensors`; 0 for None.
 
         Args:
             tensors: One for each of the parameters.
-            tables: Where to put it, if it is for a graph.
+            tables: The tables of the graph that is being captured, if any.
         """
         addresses = self._addresses(tensors)
         return table(addresses, self._device) if tables is None else tables.add(addresses)
@@ -82,51 +76,41 @@ class _Group:
             return tuple(map(Tensor.data_ptr, present))
         return tuple([0 if t is None else t.data_ptr() for t in mine])
 
-    def make_room(self, *, is_low: bool) -> None:
-        """For the copies."""
-        self.w_copy = self._first.new_empty(self._room)
-        self.g_copy = self.w_copy if is_low else self._first.new_empty(self._room)
+    def allocate(self, *, is_low: bool) -> None:
+        """Allocate the copies."""
+        self.w_copy = self._first.new_empty(self._size)
+        self.g_copy = self.w_copy if is_low else self._first.new_empty(self._size)
 
-    def give_room_back(self) -> None:
-        """For other steps' use."""
+    def free(self) -> None:
+        """Free the copies."""
         del self.w_copy, self.g_copy
 
 
 class Fused(Arithmetic):
-    """With Triton's kernels, for dense tensors on one CUDA device."""
+    """Triton kernels, for dense tensors on one CUDA device."""
 
     _has_copy = False
     _tables: Tables | None = None
 
-    def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        kinds: Sequence[Kind],
-        ascent: Ascent,
-        shardings: Sequence[Sharding],
-        memory: Memory = "exact",
-    ) -> None:
-        super().__init__(parameters, kinds, ascent, shardings, memory)
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        parameters = task.parameters
         self._signature = _signature(parameters)
         self._device = parameters[0].device
         members: dict[tuple[torch.dtype, Sharding], list[int]] = {}
         for index, parameter in enumerate(parameters):
-            members.setdefault((parameter.dtype, self._shardings[index]), []).append(index)
-        self._groups = [
-            _Group(parameters, kinds, indices, sharding)
-            for (_, sharding), indices in members.items()
-        ]
+            members.setdefault((parameter.dtype, task.shardings[index]), []).append(index)
+        self._groups = [_Group(task, indices) for indices in members.values()]
         self._programs = num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
         self._strides = list(map(Tensor.stride, parameters))
         self._padded = triton.next_power_of_2(self._num_sums)
-        self._eta, self._eps = float(ascent.eta or 0.0), float(ascent.eps)
         self._one = torch.ones((), dtype=torch.float32, device=self._device)
-        self._is_low = memory == "low"
+        self._is_low = task.memory == "low"
 
     @staticmethod
     def takes(parameters: Sequence[Tensor]) -> bool:
-        """Whether the kernels can work on these tensors."""
+        """Return whether the kernels can work on these tensors."""
         device = parameters[0].device
         return (
             device.type == "cuda"
@@ -137,30 +121,25 @@ class Fused(Arithmetic):
             and can_launch(device)
         )
 
-    def adopts(
-        self,
-        parameters: Sequence[Tensor],
-        kinds: Sequence[Kind],
-        shardings: Sequence[Sharding],
-        memory: Memory,
-    ) -> bool:
+    def adopts(self, task: Task) -> bool:
         """See `Arithmetic`."""
+        mine = self._task
         if not (
-            memory == self._memory
-            and kinds == self._kinds
-            and _signature(parameters) == self._signature
-            and shardings == self._shardings
+            (task.memory, task.eta, task.eps) == (mine.memory, mine.eta, mine.eps)
+            and task.kinds == mine.kinds
+            and task.shardings == mine.shardings
+            and _signature(task.parameters) == self._signature
         ):
             return False
-        self._parameters = parameters
+        self._task = task
         return True
 
     @contextmanager
     def recording(self, num_steps: int) -> Iterator[None]:
         """See `Arithmetic`."""
-        num_tables = 2 * len(self._groups) * num_steps
-        room = 2 * len(self._parameters) * num_steps + num_tables
-        self._tables = tables = Tables(room, self._device)
+        num_tables = 3 * len(self._groups) * num_steps  # of v, g and g_p
+        size = 3 * len(self._task.parameters) * num_steps + num_tables
+        self._tables = tables = Tables(size, self._device)
         try:
             yield
         finally:
@@ -168,36 +147,48 @@ class Fused(Arithmetic):
         tables.fill()
         self._recorded_tables = tables  # the graph reads them as long as it lives
 
-    def climb(self, g: Gradients, rho: Number, scale: Tensor | None) -> None:
+    def climb(
+        self, v: Gradients, rho: Number, scale: Tensor | None, g: Gradients | None = None
+    ) -> None:
         """See `Arithmetic`."""
-        self._is_reached = [piece is not None for piece in g]
+        self._is_reached = [piece is not None for piece in (v if g is None else g)]
         self._sums = torch.empty(4, self._num_sums, dtype=torch.float32, device=self._device)
-        self._ball = (_scalar(rho), self._eps, self._one if scale is None else scale, self._eta)
+        scale = self._one if scale is None else scale
+        self._ball = (_scalar(rho), float(self._task.eps), scale, float(self._task.eta))
         self._constants = (BLOCK, self._padded, isinstance(rho, Tensor))
-        g = self._in_order(g)
-        tables = [group.table(g, self._tables) for group in self._groups]
-        self._copy(tables)
+        v = self._in_order(v)
+        g = g if g is None else self._in_order(g)
+        v_tables = [group.table(v, self._tables) for group in self._groups]
+        g_tables = v_tables if g is None else [gr.table(g, self._tables) for gr in self._groups]
+        self._copy(v_tables, g_tables, is_along_g=g is None)
         self._has_copy = True
-        self._move(tables)
+        self._move(v_tables)
 
-    def _copy(self, tables: list[Tensor]) -> None:
+    def _copy(self, v_tables: list[Tensor], g_tables: list[Tensor], *, is_along_g: bool) -> None:
         with on(self._device):
-            for index, (group, g_table) in enumerate(zip(self._groups, tables, strict=True)):
-                group.make_room(is_low=self._is_low)
+            for index, (group, v_table, g_table) in enumerate(
+                zip(self._groups, v_tables, g_tables, strict=True)
+            ):
+                group.allocate(is_low=self._is_low)
                 group.copy(
-                    g_table, group.w_table, group.plan, group.num_blocks,
+                    v_table, g_table, group.w_table, group.plan, group.num_blocks,
                     group.g_copy, group.w_copy, self._sums, self._num_sums,
-                    index * self._programs, self._eta, group.dtype, BLOCK, self._is_low,
+                    index * self._programs, float(self._task.eta), group.dtype, BLOCK,
+                    self._is_low, is_along_g,
                 )  # fmt: skip
         self._add_up(slice(0, None, 3))
 
-    def _move(self, tables: list[Tensor]) -> None:
+    def _move(self, v_tables: list[Tensor]) -> None:
         with on(self._device):
-            for group, g_table in zip(self._groups, tables, strict=True):
+            for group, v_table in zip(self._groups, v_tables, strict=True):
                 group.climb(
-                    g_table, group.w_table, group.plan, group.num_blocks,
+                    v_table, group.w_table, group.plan, group.num_blocks,
                     self._sums, self._num_sums, *self._ball, group.dtype, *self._constants,
                 )  # fmt: skip
+
+    def squared_norm(self) -> Tensor:
+        """See `Arithmetic`."""
+        return self._sums[3].sum()
 
     def restore(self) -> None:
         """See `Arithmetic`."""
@@ -213,18 +204,19 @@ class Fused(Arithmetic):
         self._drop_copies()
 
     def _find_weights(self) -> None:
-        """A forward pass may have assigned to `p.data`: the old addresses are another's then.
+        """Update the addresses of the weights if a forward pass has assigned to `p.data`.
 
         Raises:
-            RuntimeError: What it assigned is not like what was there, or a graph is recorded.
+            RuntimeError: The new data has another layout, or a graph is being captured.
         """
-        parameters, num = self._parameters, len(self._parameters)
+        parameters = self._task.parameters
+        num = len(parameters)
         if tuple(map(Tensor.data_ptr, parameters)) == self._signature[:num]:
             return
         if self._tables is not None:
             raise RuntimeError(
-                "a recorded step must find parameters where they were, got a forward pass that "
-                "assigns to p.data. Write in place, by p.data.copy_(...), or do not capture."
+                "A captured step cannot follow a forward pass that assigns to p.data. Write in "
+                "place, with p.data.copy_(...), or train with objective.backward."
             )
         now, before = _signature(parameters), self._signature
         found: Gradients = [
@@ -233,8 +225,8 @@ class Fused(Arithmetic):
         ]
         for group in self._groups:
             group.find(found)
-        self._signature = now  # last: if an interrupt strikes before, all is found again
-        if not are_all(found):  # the others can be put back
+        self._signature = now  # last, so that an interrupt before it has all found again
+        if not are_all(found):  # the others can be restored
             raise RuntimeError(
                 "closure must leave parameters as they are, got one that assigned data of another "
                 "shape, dtype, device or memory format to them. Write into them in place."
@@ -243,7 +235,7 @@ class Fused(Arithmetic):
     def _drop_copies(self) -> None:
         self._has_copy = False
         for group in self._groups:
-            group.give_room_back()
+            group.free()
 
     def combination(
         self, g_p: Gradients, coefficients: Coefficients
@@ -255,7 +247,7 @@ class Fused(Arithmetic):
             result = [
                 torch.zeros_like(parameter) if piece is None and is_reached else piece
                 for piece, is_reached, parameter in zip(
-                    result, self._is_reached, self._parameters, strict=True
+                    result, self._is_reached, self._task.parameters, strict=True
                 )
             ]
         tables = [group.table(result, self._tables) for group in self._groups]
@@ -281,7 +273,7 @@ class Fused(Arithmetic):
         return result, lambda: sums[:3].sum(1)
 
     def _add_up(self, which: slice) -> None:
-        """Makes rows of partial sums those of all processes that hold pieces."""
+        """Add up rows of partial sums over the processes that hold shards."""
         shardings = [group.sharding for group in self._groups]
         if all(sharding is WHOLE for sharding in shardings):
             return
@@ -292,7 +284,7 @@ class Fused(Arithmetic):
         rows[:, 0] = torch.stack(sums)
 
     def _in_order(self, gradients: Gradients) -> Gradients:
-        """`gradients` in the memory formats of their parameters."""
+        """Return `gradients` in the memory formats of their parameters."""
         strides, present = self._strides, present_of(gradients)
         if len(present) < len(strides):
             pairs = zip(gradients, strides, strict=True)
@@ -301,17 +293,17 @@ class Fused(Arithmetic):
             return gradients
         return [
             g if g is None or _is_ordered_like(g, p) else torch.empty_like(p).copy_(g)
-            for g, p in zip(gradients, self._parameters, strict=True)
+            for g, p in zip(gradients, self._task.parameters, strict=True)
         ]
 
 
 def _scalar(number: Number) -> Number:
-    """As kernels take it: Triton would build a whole number in."""
+    """Return a number as kernels take it: Triton would compile an integer in."""
     return number if isinstance(number, Tensor) else float(number)
 
 
 def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
-    """What the kernels rely on from step to step. A moved or cast model has another."""
+    """Return what the kernels rely on from step to step; it differs for a moved or cast model."""
     return (
         *map(Tensor.data_ptr, parameters),
         *map(Tensor.numel, parameters),
@@ -321,9 +313,9 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
 
 
 def _apart(gradients: Gradients) -> Gradients:
-    """`gradients`, copied where two are one tensor, since the direction is written over them.
+    """Return `gradients`, copied if two are one tensor, since the direction overwrites them.
 
-    `torch.autograd.grad` gives such, for the two sides of a sum.
+    `torch.autograd.grad` returns one tensor for the two sides of a sum.
     """
     present = present_of(gradients)
     if _are_apart(present) or _are_apart([g for g in present if g.numel()]):
@@ -336,11 +328,11 @@ def _are_apart(tensors: Sequence[Tensor]) -> bool:
 
 
 def _is_ordered_like(gradient: Tensor, parameter: Tensor) -> bool:
-    """Whether both have the same order in memory; a dimension of size 1 may have any stride."""
+    """Return whether both have one order in memory; a dimension of size 1 has any stride."""
     strides = zip(parameter.shape, gradient.stride(), parameter.stride(), strict=True)
     return all(size == 1 or mine == its for size, mine, its in strides)
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether it fills its memory without gaps, in whatever order."""
+    """Return whether it fills its memory without gaps, in any order."""
     return torch.empty_like(tensor).stride() == tensor.stride()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from surrogap.core.ascent import Kind
+from surrogap.core.geometry import Kind
 
 # Sixteen elements for each of a program's threads; with 64 they spill from its registers.
 BLOCK = 4096

@@ -7,7 +7,7 @@ scalars between kernels stay on the device: each kernel adds up the partial sums
 by itself. Blocks are dealt out to a fixed number of programs, so sums come out the same every time.
 A kernel that reads what the one before has read begins at the end, which a cache may still hold.
 
-The rows of `sums` are `<g, g>`, `<g, g_p>`, `<g_p, g_p>` and `||T g||^2`.
+The rows of `sums` are `<g, g>`, `<g, g_p>`, `<g_p, g_p>` and `||T v||^2`.
 
 Where `is_low`, `g` is not copied. What climbs has its `w + delta` and a copy of `w`, and so `g`,
 but for rounding. What does not climb needs no copy of `w`, and its `g` takes the place.
@@ -65,7 +65,7 @@ def _kind(plan, block, num_blocks):
 
 @triton.jit
 def _scaling(kind, w, eta):
-    """T; the numbers are those of `ascent.Kind`."""
+    """T; the numbers are those of `geometry.Kind`."""
     return tl.where(kind == 2, tl.abs(w) + eta, tl.where(kind == 1, 1.0, 0.0))
 
 
@@ -92,7 +92,7 @@ def _share(factor, numerator, squared_norm):
 
 @triton.jit
 def _step(sums, num_sums, rho, eps, scale, padded: tl.constexpr, is_there: tl.constexpr):
-    """`rho / (||T g|| + eps)`, or 0 if there is no direction to climb in."""
+    """`rho / (||T v|| + eps)`, or 0 if there is no direction to climb in."""
     norm = tl.sqrt_rn(_total(sums, 3, num_sums, padded))
     climbs = (norm > 0.0) & (norm < float("inf"))
     step = tl.div_rn(_number(rho, is_there), norm + eps * tl.load(scale))
@@ -101,10 +101,10 @@ def _step(sums, num_sums, rho, eps, scale, padded: tl.constexpr, is_there: tl.co
 
 @triton.jit
 def copy_kernel(
-    g_table, w_table, plan, num_blocks, g_copy, w_copy, sums, num_sums, first, eta,
-    dtype: tl.constexpr, size: tl.constexpr, is_low: tl.constexpr,
+    v_table, g_table, w_table, plan, num_blocks, g_copy, w_copy, sums, num_sums, first, eta,
+    dtype: tl.constexpr, size: tl.constexpr, is_low: tl.constexpr, is_along_g: tl.constexpr,
 ):  # fmt: skip
-    """`g_copy <- g`, `w_copy <- w`, and partial sums of `||g||^2` and `||T g||^2`."""
+    """`g_copy <- g`, `w_copy <- w`, and partial sums of `||g||^2` and `||T v||^2`."""
     gg = tl.zeros((size,), tl.float32)
     tt = tl.zeros((size,), tl.float32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
@@ -122,9 +122,13 @@ def copy_kernel(
             _store(start, g, left, size)
         g = g.to(tl.float32)
         gg += g * g
-        g *= _scaling(kind, w.to(tl.float32), eta)
+        v = g
+        if not is_along_g:
+            start, left = _in_tensors(v_table, plan, block, num_blocks, dtype)
+            v = _load(start, left, size).to(tl.float32)
+        v *= _scaling(kind, w.to(tl.float32), eta)
         # Zero times an infinite gradient, on a tensor that does not climb, would be NaN.
-        tt += tl.where(kind == 0, 0.0, g * g)
+        tt += tl.where(kind == 0, 0.0, v * v)
     place = first + tl.program_id(0)
     tl.store(sums + place, tl.sum(gg))
     tl.store(sums + 3 * num_sums + place, tl.sum(tt))
@@ -132,32 +136,22 @@ def copy_kernel(
 
 @triton.jit
 def climb_kernel(
-    g_table, w_table, plan, num_blocks, sums, num_sums, rho, eps, scale, eta,
+    v_table, w_table, plan, num_blocks, sums, num_sums, rho, eps, scale, eta,
     dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_there: tl.constexpr,
 ):  # fmt: skip
-    """`w <- w + rho * T^2 g / (||T g|| + eps)`."""
+    """`w <- w + rho * T^2 v / (||T v|| + eps)`."""
     step = _step(sums, num_sums, rho, eps, scale, padded, is_there)
     for index in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         block = num_blocks - 1 - index
-        start, left = _in_tensors(g_table, plan, block, num_blocks, dtype)
-        g = _load(start, left, size).to(tl.float32)
+        start, left = _in_tensors(v_table, plan, block, num_blocks, dtype)
+        v = _load(start, left, size).to(tl.float32)
         start, left = _in_tensors(w_table, plan, block, num_blocks, dtype)
         w = _load(start, left, size).to(tl.float32)
         kind = _kind(plan, block, num_blocks)
         scaling = _scaling(kind, w, eta)
-        # A step of 0 along an infinite gradient would be NaN.
-        moved = tl.where((step == 0.0) | (kind == 0), w, w + step * (scaling * scaling * g))
+        # A step of 0 along an infinite vector would be NaN.
+        moved = tl.where((step == 0.0) | (kind == 0), w, w + step * (scaling * scaling * v))
         _store(start, moved.to(dtype), left, size)
-
-
-@triton.jit
-def save_kernel(w_table, plan, num_blocks, w_copy, dtype: tl.constexpr, size: tl.constexpr):
-    """`w_copy <- w`."""
-    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        start, left = _in_tensors(w_table, plan, block, num_blocks, dtype)
-        w = _load(start, left, size)
-        start, left = _in_copy(w_copy, plan, block, num_blocks)
-        _store(start, w, left, size)
 
 
 @triton.jit

@@ -1,0 +1,177 @@
+"""The vector along which an objective climbs: the gradient, the momentum, or a function of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surrogap.core import gradients
+from surrogap.core.shards import piece_of
+from surrogap.core.vectors import wide
+from surrogap.core.weights import Weights
+
+# The names that optimizers give their momentum: SGD and RMSprop; the Adam family.
+_MOMENTA = ("momentum_buffer", "exp_avg")
+
+
+class Along(ABC):
+    """A vector to climb along. Subclass it for one of your own.
+
+    Attributes:
+        needs_gradient: Whether the vector depends on `g`. If not, there is no first pass.
+        has_state: Whether it keeps a tensor `m` for each parameter from step to step, zero at
+            first. `m` belongs to the objective: it is in its `state_dict`, stays where it was if a
+            step raises or overflows, and differs between processes under scope "replica".
+        sign: -1 to climb against the vector.
+    """
+
+    needs_gradient: ClassVar[bool] = True
+    has_state: ClassVar[bool] = False
+    sign: ClassVar[int] = 1
+
+    @abstractmethod
+    def vector(
+        self, parameters: Sequence[nn.Parameter], g: Sequence[Tensor], m: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        """Return one tensor for each parameter; None where it does not climb.
+
+        Args:
+            parameters: The parameters that climb.
+            g: Their gradients, unscaled; zeros where there is none. Empty without `needs_gradient`.
+            m: Their state. Empty without `has_state`.
+        """
+
+    def update(self, g: Sequence[Tensor], m: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the state after this step, in new tensors. Called only with `has_state`."""
+        return m
+
+
+@final
+@dataclass(frozen=True)
+class Gradient(Along):
+    """The batch's gradient `g`: SAM, GSAM and ASAM."""
+
+    def vector(
+        self, parameters: Sequence[nn.Parameter], g: Sequence[Tensor], m: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        """See `Along`."""
+        return g
+
+
+@final
+@dataclass(frozen=True)
+class Momentum(Along):
+    """The optimizer's momentum `v`, climbed against: towards where the optimizer is heading.
+
+    Args:
+        optimizer: The optimizer, with SGD's `momentum_buffer` or the Adam family's `exp_avg`.
+
+    Raises:
+        TypeError: It is not a torch optimizer, or a `ZeroRedundancyOptimizer`.
+        ValueError: It has no momentum, or maximizes.
+    """
+
+    optimizer: Optimizer = field(repr=False)
+
+    needs_gradient: ClassVar[bool] = False
+    sign: ClassVar[int] = -1
+
+    def __post_init__(self) -> None:
+        name, groups = type(self.optimizer).__name__, getattr(self.optimizer, "param_groups", None)
+        if not isinstance(groups, list):
+            raise TypeError(
+                f"optimizer must be a torch optimizer, got {name}. Pass the one that will step."
+            )
+        if name == "ZeroRedundancyOptimizer":
+            raise TypeError(
+                "optimizer must hold the momentum of all parameters, got ZeroRedundancyOptimizer, "
+                "of which each process holds a part. Use fully_shard to save memory instead."
+            )
+        if any(group.get("maximize") for group in groups):
+            raise ValueError("optimizer must minimize, got maximize=True. Negate the loss instead.")
+        if not any(group.get("momentum") or "betas" in group for group in groups):
+            raise ValueError(
+                f"optimizer must have momentum, got {name} without. Pass SGD with momentum=0.9, "
+                "say, or an optimizer of the Adam family."
+            )
+
+    def vector(
+        self, parameters: Sequence[nn.Parameter], g: Sequence[Tensor], m: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        """See `Along`. A parameter without momentum does not climb.
+
+        Raises:
+            ValueError: The optimizer has stepped, and keeps no momentum under a known name.
+        """
+        states = [self.optimizer.state.get(parameter, {}) for parameter in parameters]
+        momenta = [
+            next((state[name] for name in _MOMENTA if state.get(name) is not None), None)
+            for state in states
+        ]
+        if any(states) and not any(momentum is not None for momentum in momenta):
+            raise ValueError(
+                f"optimizer must keep its momentum as {' or '.join(_MOMENTA)}, got "
+                f"{type(self.optimizer).__name__} with {', '.join(next(filter(None, states)))}. "
+                "Pass SGD with momentum, or an optimizer of the Adam family."
+            )
+        return momenta
+
+
+class States:
+    """The state `m` of an `Along`: one tensor for each parameter, in at least float32."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[nn.Parameter, Tensor] = {}
+        self._next: list[tuple[Tensor, Tensor]] = []
+
+    def of(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Return the states of `parameters`, zeros at first."""
+        for parameter in parameters:
+            if parameter not in self._tensors:
+                piece = piece_of(parameter, parameter)
+                self._tensors[parameter] = torch.zeros_like(piece, dtype=wide(piece.dtype))
+        return [self._tensors[parameter] for parameter in parameters]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All states."""
+        return list(self._tensors.values())
+
+    def propose(self, m: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+        """Remember what the states `m` will be once the step has succeeded."""
+        self._next = list(zip(m, after, strict=True))
+
+    def commit(self, weights: Weights) -> None:
+        """Move to the proposed states, unless the direction in `.grad` is not finite."""
+        if not self._next:
+            return
+        direction = gradients.pieces(weights, gradients.current(weights))
+        is_finite = gradients.total_squared_norm(weights, direction).isfinite()
+        for m, after in self._next:
+            m.copy_(torch.where(is_finite.to(m.device), after, m))
+        self._next = []
+
+    def state_dict(self, weights: Weights) -> dict[str, Tensor]:
+        """Return the states by the names of their parameters."""
+        names = dict(zip(weights.parameters, weights.names, strict=True))
+        return {names[p]: m.clone() for p, m in self._tensors.items() if p in names}
+
+    def load_state_dict(self, weights: Weights, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`.
+
+        Raises:
+            ValueError: It has a parameter that the model does not have.
+        """
+        parameters = dict(zip(weights.names, weights.parameters, strict=True))
+        for name, saved in state.items():
+            if name not in parameters:
+                raise ValueError(
+                    f"state must be of this model, got one with a parameter {name!r}. "
+                    "Pass what state_dict() returned."
+                )
+            (m,) = self.of([parameters[name]])
+            m.copy_(saved)

@@ -1,0 +1,145 @@
+"""The attribute `.grad` during one call: cleared for the passes, then added to."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import repeat
+from operator import attrgetter, is_
+
+import torch
+from torch import Tensor
+
+from surrogap.core.shards import added_up, piece_of, totals, whole_of
+from surrogap.core.vectors import Gradients, are_any, groups_of, present_of, squared_norm
+from surrogap.core.weights import Weights
+
+Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
+
+_gradient = attrgetter("grad")
+_dtype = attrgetter("dtype")
+_layout = attrgetter("layout")
+
+
+def current(weights: Weights) -> Gradients:
+    """Return what `.grad` holds."""
+    return list(map(_gradient, weights.parameters))
+
+
+@contextmanager
+def added(weights: Weights) -> Iterator[Callable[[Gradients, Mean | None], None]]:
+    """Clear `.grad`, and yield a function that adds a direction to what it held.
+
+    If the second argument of that function is not None, the sum's mean over processes replaces the
+    sum. If the body raises, `.grad` is restored.
+    """
+    before = current(weights)
+    if are_any(before):
+        _clear(weights)
+    try:
+        yield lambda direction, mean: _add(weights, before, direction, mean)
+    except BaseException:
+        try:
+            weights.reset()  # first, since it clears `.grad`
+        finally:
+            for parameter, gradient in zip(weights.parameters, before, strict=True):
+                parameter.grad = gradient
+        raise
+
+
+def take(weights: Weights) -> Gradients:
+    """Return what `.grad` holds, in this process's shards, and clear it.
+
+    Raises:
+        RuntimeError: There is no gradient at all, or one is sparse.
+    """
+    weights.reshard()
+    gradients = pieces(weights, current(weights))
+    if not are_any(gradients):
+        remedy = "Build the objective from the model that the closure runs"
+        if weights.is_fsdp:
+            remedy += ", and leave its set_requires_gradient_sync at True"
+        raise RuntimeError(
+            "loss must depend on the model's trainable parameters, got a gradient for none of "
+            f"them. {remedy}."
+        )
+    _check(weights, gradients)
+    _clear(weights)
+    return gradients
+
+
+def pieces(weights: Weights, gradients: Gradients) -> Gradients:
+    """Return this process's shards of gradients."""
+    if not weights.are_sharded:
+        return gradients
+    return list(map(piece_of, gradients, weights.parameters))
+
+
+def total_squared_norm(weights: Weights, gradients: Gradients) -> Tensor:
+    """Return `||g||^2` over all parameters and processes."""
+    tensors, shardings = weights.tensors, weights.shardings
+    groups = groups_of(tensors, shardings)
+    terms = [squared_norm([gradients[i] for i in group], tensors[group[0]]) for group in groups]
+    (result,) = totals([terms], [shardings[group[0]] for group in groups])
+    return result
+
+
+def _clear(weights: Weights) -> None:
+    for parameter in weights.parameters:
+        parameter.grad = None
+
+
+def _add(weights: Weights, before: Gradients, direction: Gradients, mean: Mean | None) -> None:
+    """Add in place, as `Tensor.backward` does, and leave None what no pass has reached."""
+    if not (are_any(before) or weights.are_sharded):
+        direction = direction if mean is None else mean(direction, weights.tensors)
+        for parameter, gradient in zip(weights.parameters, direction, strict=True):
+            parameter.grad = gradient
+        return
+    if weights.are_sharded:
+        before = list(map(added_up, before, weights.parameters))
+    own = pieces(weights, before)
+    if mean is not None:
+        direction = mean(_sum(own, direction), weights.tensors)
+    wholes = direction
+    if weights.are_sharded:
+        wholes = list(map(whole_of, direction, weights.parameters))
+    sums: list[Tensor] = []
+    terms: list[Tensor] = []
+    for parameter, gradient, piece, term, whole in zip(
+        weights.parameters, before, own, direction, wholes, strict=True
+    ):
+        parameter.grad = whole if gradient is None else gradient
+        if piece is not None and term is not None:
+            sums.append(piece)
+            terms.append(term)
+    if sums:
+        (torch._foreach_add_ if mean is None else torch._foreach_copy_)(sums, terms)
+
+
+def _check(weights: Weights, gradients: Gradients) -> None:
+    parameters, present = weights.parameters, present_of(gradients)
+    if len(present) < len(parameters):
+        pairs = zip(gradients, parameters, strict=True)
+        parameters = [parameter for gradient, parameter in pairs if gradient is not None]
+    are_strided = all(map(is_, map(_layout, present), repeat(torch.strided)))
+    if not (are_strided and all(map(is_, map(_dtype, present), map(_dtype, parameters)))):
+        _refuse(weights, gradients)
+
+
+def _refuse(weights: Weights, gradients: Gradients) -> None:
+    for name, parameter, gradient in zip(weights.names, weights.parameters, gradients, strict=True):
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise RuntimeError(
+                f"{name} must have a dense gradient, got layout {gradient.layout}. "
+                "Build its layer with sparse=False."
+            )
+        if gradient is not None and gradient.dtype is not parameter.dtype:
+            raise RuntimeError(
+                f"{name} must have a gradient of its own dtype, got {gradient.dtype}. "
+                "Leave its grad_dtype as it is."
+            )
+
+
+def _sum(some: Gradients, others: Gradients) -> Gradients:
+    return [
+        b if a is None else a if b is None else a + b for a, b in zip(some, others, strict=True)
+    ]

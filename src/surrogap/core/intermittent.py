@@ -1,0 +1,120 @@
+"""The steps at which an objective is used: every k-th, or from a step on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from torch import Tensor
+
+from surrogap.core.combine import Number
+from surrogap.core.objective import Objective, PartSetting
+from surrogap.core.passes import Passes
+from surrogap.core.report import Report
+from surrogap.core.rho import num_steps
+
+
+@final
+class Intermittent(Objective):
+    """Another objective at some steps, and the plain gradient at the others.
+
+    Step `t`, from 0, uses the objective if `t >= start and (t - start) % every == 0`. Plain steps
+    report `rho` as NaN. Schedules of the radius advance at every step. It counts steps, so save its
+    `state_dict`, which includes that of the wrapped objective.
+
+    Args:
+        objective: The objective to use at some steps.
+        every: The number of steps from one use to the next.
+        start: The first step that uses it.
+
+    Raises:
+        TypeError: `objective` is not an objective, or a number is not an integer.
+        ValueError: `every` is below 1, or `start` below 0.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from surrogap import SAM
+    >>> model = nn.Linear(3, 1)
+    >>> objective = Intermittent(SAM(model), every=2)
+    >>> reports = [objective.backward(lambda: model(torch.ones(2, 3)).mean()) for _ in range(4)]
+    >>> [bool(report.rho.isnan()) for report in reports]
+    [False, True, False, True]
+    """
+
+    _fixed = ("every", "start")
+
+    rho = PartSetting("objective")
+
+    def __init__(self, objective: Objective, *, every: int = 1, start: int = 0) -> None:
+        if not isinstance(objective, Objective):
+            raise TypeError(
+                f"objective must be an objective, got {type(objective).__name__}. "
+                "Pass one such as SAM(model)."
+            )
+        for name, value, least in (("every", every, 1), ("start", start, 0)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(
+                    f"{name} must be an integer, got {type(value).__name__}. Pass {least}."
+                )
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}. Pass {least}.")
+        self.objective = objective
+        self.every = every
+        self.start = start
+        self.num_steps = 0
+        super().__init__(objective.model, rho=objective.rho, scope=objective.scope)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the current step uses the objective."""
+        return self.num_steps >= self.start and (self.num_steps - self.start) % self.every == 0
+
+    @property
+    def num_passes(self) -> int:
+        """The number of forward-backward passes of a step that uses the objective."""
+        return self.objective.num_passes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps taken, and the state of the wrapped objective."""
+        return {"num_steps": self.num_steps, "objective": self.objective.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`, a `state_dict` saved before.
+
+        Raises:
+            ValueError: It does not hold a number of steps, or is of another objective.
+        """
+        self.num_steps = num_steps(state)
+        self.objective.load_state_dict(state.get("objective", {}))
+
+    def __repr__(self) -> str:
+        return f"Intermittent({self.objective!r}, every={self.every}, start={self.start})"
+
+    def _numbers(self) -> list[Number]:
+        return self.objective._numbers()
+
+    def _advance(self) -> None:
+        self.num_steps += 1
+        self.objective._advance()
+
+    def _check_climb(self, is_given: bool) -> None:
+        self.objective._check_climb(is_given)
+
+    def _add_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Report:
+        if self.is_active:
+            return self.objective._add_direction(passes, numbers, sync)
+        return super()._add_direction(passes, numbers, sync)
+
+    def _variants(self) -> list[Objective]:
+        if self.every == 1 and self.start == 0:
+            return self.objective._variants()
+        return [*self.objective._variants(), Objective(self.model, scope=self.scope)]
+
+    def _circumstances(self) -> list[tuple[str, object]]:
+        return [*super()._circumstances(), *self.objective._circumstances()]
+
+    @property
+    def _variant(self) -> int:
+        return self.objective._variant if self.is_active else -1
+
+    @property
+    def _state_tensors(self) -> list[Tensor]:
+        return self.objective._state_tensors

@@ -1,0 +1,83 @@
+"""The parameters that climb: all, those of normalisation layers, or a function's choice."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from torch import nn
+
+from surrogap.core.geometry import Geometry, Kind
+
+if TYPE_CHECKING:
+    from surrogap.core.weights import Weights
+
+# A function of a parameter's name and the parameter, "norms", or None for all parameters.
+Perturb: TypeAlias = Callable[[str, nn.Parameter], bool] | Literal["norms"] | None
+
+# BatchNorm, SyncBatchNorm and InstanceNorm are `_NormBase`.
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_NORM_NAME = re.compile(r"Norm(Act)?(2d|3d)?$")
+
+
+def check_perturb(perturb: object) -> None:
+    """Check the argument `perturb`.
+
+    Raises:
+        TypeError: It is neither a function nor a string nor None.
+        ValueError: It is a string other than "norms".
+    """
+    if perturb is None or callable(perturb) or perturb == "norms":
+        return
+    remedy = 'Pass "norms", or a function such as lambda name, p: "norm" in name.'
+    if isinstance(perturb, str):
+        raise ValueError(f'perturb must be "norms" or a function, got {perturb!r}. {remedy}')
+    raise TypeError(
+        'perturb must be "norms" or a function of a parameter\'s name and the parameter, got '
+        f"{type(perturb).__name__}. {remedy}"
+    )
+
+
+def norm_parameters(modules: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
+    """Yield the affine parameters of normalisation layers.
+
+    These are torch's and timm's layers, and any module whose class name ends in "Norm" and whose
+    own parameters have at most one dimension, such as `LlamaRMSNorm`.
+    """
+    for module in modules:
+        own = [p for p in module._parameters.values() if p is not None]
+        if isinstance(module, _NORMS) or (
+            _NORM_NAME.search(type(module).__name__) and all(p.ndim <= 1 for p in own)
+        ):
+            yield from own
+
+
+def kinds(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[Kind]:
+    """Return the role of each trainable parameter in the ascent step.
+
+    Raises:
+        ValueError: `perturb` selects none of them.
+    """
+    if perturb is None and geometry.eta is None:
+        return [Kind.PLAIN] * len(weights.parameters)
+    names = weights.names
+    all_kinds = [geometry.kind(name) for name in names]
+    if perturb is None:
+        return all_kinds
+    if perturb == "norms":
+        climbs = weights.are_norms
+    else:
+        climbs = [perturb(*pair) for pair in zip(names, weights.parameters, strict=True)]
+    if any(climbs):
+        return [
+            kind if climb else Kind.STILL for kind, climb in zip(all_kinds, climbs, strict=True)
+        ]
+    if perturb == "norms":
+        raise ValueError(
+            'perturb="norms" must find a trainable parameter of a normalisation layer, got none '
+            f"among {len(names)}. If they are frozen, as with LoRA, unfreeze them, or leave "
+            "perturb out to perturb what is trained."
+        )
+    raise ValueError(
+        "perturb must select a trainable parameter, got False for all of them. Names are such as "
+        f"{names[0]!r}; leave perturb out to perturb all."
+    )

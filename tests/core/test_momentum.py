@@ -1,0 +1,242 @@
+"""MomentumSAM: trajectories against a loop by hand, and what it refuses."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from surrogap import MomentumSAM, Report
+from surrogap.rho import InverseSqrt, ProportionalToLR
+from tests import reference, zoo
+
+RHO = 0.3
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def by_hand(f: reference.Loss, w: Tensor, v: Tensor | None) -> Tensor:
+    return reference.gradient(f, w) if v is None else reference.momentum_sam(f, w, v, RHO)
+
+
+def sgd(gradient: Tensor, w: Tensor, state: dict[str, Tensor]) -> Tensor:
+    v = gradient if "v" not in state else 0.9 * state["v"] + gradient
+    state["v"] = v
+    return w - 0.1 * v
+
+
+def adam(gradient: Tensor, w: Tensor, state: dict[str, Tensor]) -> Tensor:
+    zeros = torch.zeros_like(w)
+    t = state["t"] = state.get("t", 0) + 1
+    v = state["v"] = 0.9 * state.get("v", zeros) + 0.1 * gradient
+    s = state["s"] = 0.999 * state.get("s", zeros) + 0.001 * gradient**2
+    return w - 0.01 * (v / (1 - 0.9**t)) / ((s / (1 - 0.999**t)).sqrt() + 1e-8)
+
+
+OPTIMIZERS = {
+    "sgd": (partial(optim.SGD, lr=0.1, momentum=0.9), sgd),
+    "adam": (partial(optim.Adam, lr=0.01), adam),
+    "adamw": (partial(optim.AdamW, lr=0.01, weight_decay=0.0), adam),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_twenty_steps_are_those_of_a_loop_by_hand(kind: str, device: torch.device) -> None:
+    make, update = OPTIMIZERS[kind]
+    model = zoo.mlp().double().to(device)
+    w, state = flat(list(model.parameters())), {}
+    # Two parameter groups: the norm is over both.
+    groups = [{"params": model[1].parameters()}, {"params": model[3].parameters()}]
+    optimizer = make(groups)
+    objective = MomentumSAM(model, optimizer, rho=RHO)
+    for seed in range(20):
+        data = zoo.batch(seed=seed, device=device)
+        f, _ = reference.loss_of(
+            copy.deepcopy(model), lambda net, d=data: zoo.cross_entropy(net, d)
+        )
+        expected = by_hand(f, w, state.get("v"))
+        before = zoo.bits(model)
+        report = objective.backward(zoo.closure_of(model, data))
+        assert zoo.same_bits(before, zoo.bits(model))
+        assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-9
+        assert float(report.perturbed_grad_norm) == pytest.approx(float(expected.norm()))
+        w = update(expected, w, state)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert zoo.relative_error(flat(list(model.parameters())), w) < 1e-9
+
+
+def stepped(model: nn.Module, **settings: object) -> tuple[optim.Optimizer, MomentumSAM]:
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    objective = MomentumSAM(model, optimizer, **settings)
+    objective.backward(zoo.closure_of(model, zoo.batch(seed=5)))
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer, objective
+
+
+def test_one_pass_and_what_it_reports() -> None:
+    model, calls = zoo.mlp().double(), []
+    _, objective = stepped(model, rho=RHO)
+    closure = zoo.closure_of(model, zoo.batch())
+
+    def counted() -> tuple[Tensor, str]:
+        calls.append(1)
+        return closure(), "aux"
+
+    report = objective.backward(counted)
+    assert len(calls) == objective.num_passes == 1
+    assert report.aux == "aux"
+    assert all(
+        bool(getattr(report, name).isnan()) for name in ("loss", "gap", "grad_norm", "cosine")
+    )
+    assert float(report.value) == float(report.perturbed_loss) > 0
+    assert float(report.rho) == RHO
+
+
+def test_no_momentum_yet_is_the_plain_gradient() -> None:
+    model, data = zoo.mlp(), zoo.batch()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    MomentumSAM(model, optimizer).backward(zoo.closure_of(model, data))
+    ours = zoo.flat_grad(model)
+    model.zero_grad()
+    zoo.closure_of(model, data)().backward()
+    assert torch.equal(ours, zoo.flat_grad(model))
+
+
+def test_a_parameter_without_momentum_does_not_climb() -> None:
+    model, seen = zoo.mlp(), []
+    optimizer = optim.SGD(model[3].parameters(), lr=0.1, momentum=0.9)
+    objective, closure = MomentumSAM(model, optimizer, rho=RHO), zoo.closure_of(model, zoo.batch())
+    objective.backward(closure)
+    optimizer.step()
+    before = zoo.bits(model)
+
+    def look() -> Tensor:
+        seen.extend(zoo.bits(model))
+        return closure()
+
+    objective.backward(look)
+    assert zoo.same_bits(before[:2], seen[:2])
+    moved = flat(before[2:]) - flat(seen[2:])
+    assert float(moved.norm()) == pytest.approx(RHO, rel=1e-5)
+
+
+def test_perturb_selects_what_climbs() -> None:
+    model, seen = zoo.convnet(), []
+    _, objective = stepped(model, rho=RHO, perturb="norms")
+    before, closure = zoo.bits(model), zoo.closure_of(model, zoo.batch())
+
+    def look() -> Tensor:
+        seen.extend(p.detach().clone() for p in model.parameters())
+        return closure()
+
+    objective.backward(look)
+    moved = [not torch.equal(a, b) for a, b in zip(before, seen, strict=False)]
+    names = [name for name, _ in model.named_parameters()]
+    assert {name for name, has in zip(names, moved, strict=False) if has} == {"1.weight", "1.bias"}
+
+
+def test_accumulated_calls_share_the_momentum() -> None:
+    model = zoo.mlp().double()
+    _, objective = stepped(model, rho=RHO)
+    halves = [zoo.closure_of(model, zoo.batch(seed=seed)) for seed in (1, 2)]
+    for half in halves:
+        objective.backward(lambda half=half: half() / 2, sync=half is halves[-1])
+    apart = zoo.flat_grad(model)
+    model.zero_grad()
+    objective.backward(lambda: (halves[0]() + halves[1]()) / 2)
+    assert zoo.relative_error(apart, zoo.flat_grad(model)) < 1e-12
+
+
+def test_it_follows_schedules() -> None:
+    model = zoo.mlp()
+    optimizer, objective = stepped(model, rho=InverseSqrt(0.2))
+    closure = zoo.closure_of(model, zoo.batch())
+    assert float(objective.backward(closure).rho) == pytest.approx(0.2 / 2**0.5)
+    assert objective.state_dict() == {"rho": {"num_steps": 2}}
+    objective.rho = ProportionalToLR(optimizer, rho_max=2.0, rho_min=0.0, lr_max=0.2, lr_min=0.0)
+    assert float(objective.backward(closure).rho) == pytest.approx(1.0)
+
+
+def test_a_scaler_changes_nothing() -> None:
+    model = zoo.mlp()
+    optimizer, objective = stepped(model, rho=RHO)
+    closure = zoo.closure_of(model, zoo.batch())
+    report = objective.backward(closure)
+    plain, norm = zoo.flat_grad(model), float(report.perturbed_grad_norm)
+    model.zero_grad()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    report = objective.backward(closure, scaler=scaler)
+    scaler.unscale_(optimizer)
+    assert zoo.relative_error(zoo.flat_grad(model), plain) < 1e-6
+    assert float(report.perturbed_grad_norm) == pytest.approx(norm, rel=1e-6)
+
+
+class ZeroRedundancyOptimizer(optim.SGD):
+    pass
+
+
+class Heavy(optim.Optimizer):
+    """An optimizer whose momentum has a name of its own."""
+
+    def __init__(self, parameters: object) -> None:
+        super().__init__(parameters, {"lr": 0.1, "momentum": 0.9})
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["mass"] = torch.ones_like(parameter)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda p: optim.SGD(p, lr=0.1),
+            ValueError,
+            "must have momentum, got SGD without. Pass SGD",
+        ),
+        (lambda p: optim.RMSprop(p), ValueError, "must have momentum, got RMSprop without"),
+        (
+            lambda p: optim.SGD(p, lr=0.1, momentum=0.9, maximize=True),
+            ValueError,
+            "optimizer must minimize, got maximize=True. Negate the loss",
+        ),
+        (
+            lambda p: ZeroRedundancyOptimizer(p, lr=0.1, momentum=0.9),
+            TypeError,
+            "got ZeroRedundancyOptimizer, of which each process holds a part",
+        ),
+        (lambda p: "sgd", TypeError, "optimizer must be a torch optimizer, got str"),
+    ],
+)
+def test_refused_optimizers(
+    make: Callable[..., object], error: type[Exception], message: str
+) -> None:
+    model = zoo.mlp()
+    with pytest.raises(error, match=message):
+        MomentumSAM(model, make(model.parameters()))
+
+
+def test_a_momentum_of_another_name_is_refused_at_the_second_step() -> None:
+    model, closure = zoo.mlp(), None
+    optimizer = Heavy(model.parameters())
+    objective, closure = MomentumSAM(model, optimizer), zoo.closure_of(model, zoo.batch())
+    assert isinstance(objective.backward(closure), Report)
+    optimizer.step()
+    message = "must keep its momentum as momentum_buffer or exp_avg, got Heavy with mass"
+    with pytest.raises(ValueError, match=message):
+        objective.backward(closure)
+
+
+def test_climb_is_refused() -> None:
+    model = zoo.mlp()
+    _, objective = stepped(model)
+    closure = zoo.closure_of(model, zoo.batch())
+    with pytest.raises(ValueError, match="climb must be left out for MomentumSAM, got one"):
+        objective.backward(closure, climb=closure)

@@ -1,0 +1,232 @@
+"""The page's Friendly-SAM: against a float64 reference, with a scaler, captured, resumed."""
+
+import copy
+import io
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surrogap import GSAM, Intermittent, capture
+from surrogap.parts import Along
+from tests import reference, zoo
+from tests.new_objective import BLOCKS, FriendlySAM
+
+RHO, SIGMA = 0.2, 0.7
+
+
+def test_it_is_short_and_uses_public_names_alone() -> None:
+    lines = [line for line in BLOCKS[0].splitlines() if line.strip()]
+    assert len(lines) <= 25
+    imports = [line for line in lines if line.startswith(("import", "from"))]
+    assert imports == ["from surrogap import Objective", "from surrogap.parts import Along"]
+
+
+def friendly(f: reference.Loss, w: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """The direction, and the next m."""
+    g = reference.gradient(f, w)
+    v = g - m
+    return reference.gradient(f, w + RHO * v / (v.norm() + 1e-12)), SIGMA * m + (1 - SIGMA) * g
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def reference_walk(model: nn.Module, device: torch.device, steps: int = 20) -> Tensor:
+    model = copy.deepcopy(model).double()
+    w, m = flat(model), torch.zeros_like(flat(model))
+    for seed in range(steps):
+        data = zoo.batch(seed=seed, device=device)
+        f, _ = reference.loss_of(model, lambda net, d=data: zoo.cross_entropy(net, d))
+        d, m = friendly(f, w, m)
+        w = w - 0.1 * d
+    return w
+
+
+def make(model: nn.Module, **settings: object) -> FriendlySAM:
+    return FriendlySAM(model, rho=RHO, sigma=SIGMA, **settings)
+
+
+@pytest.mark.parametrize("memory", ["exact", "low"])
+@pytest.mark.parametrize("kind", ["mlp", "convnet", "attention"])
+def test_twenty_steps_are_the_reference(kind: str, memory: str, device: torch.device) -> None:
+    model = zoo.MODELS[kind]().double().to(device)
+    expected = reference_walk(model, device)
+    objective = make(model, memory=memory)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for seed in range(20):
+        data = zoo.batch(seed=seed, device=device)
+        report = objective.backward(zoo.closure_of(model, data))
+        assert float(report.gap) == float(report.perturbed_loss - report.loss)
+        assert 0 < float(report.cosine) < 1
+        optimizer.step()
+        optimizer.zero_grad()
+    assert zoo.relative_error(flat(model), expected) < 1e-9
+
+
+def test_with_a_scaler_and_clipping(device: torch.device) -> None:
+    """m is unscaled, and a step that overflows in either pass leaves it."""
+    model = zoo.mlp().to(device)
+    plain = copy.deepcopy(model)
+    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**12)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
+    scaled, unscaled = make(model), make(plain)
+    for seed in range(20):
+        data = zoo.batch(seed=seed, device=device)
+        closure, passes = zoo.closure_of(model, data), iter(range(2))
+        overflowing = {3: 0, 7: 1}.get(seed)
+        before = copy.deepcopy(scaled.state_dict())
+
+        def poisoned(closure=closure, passes=passes, overflowing=overflowing) -> Tensor:
+            return closure() * (float("inf") if next(passes) == overflowing else 1.0)
+
+        scaled.backward(poisoned, scaler=scaler)
+        scaler.unscale_(optimizers[0])
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizers[0])
+        scaler.update()
+        optimizers[0].zero_grad()
+        if overflowing is not None:
+            after = scaled.state_dict()["along"]
+            assert all(torch.equal(m, after[name]) for name, m in before["along"].items())
+            continue
+        unscaled.backward(zoo.closure_of(plain, data))
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+    assert float(scaler.get_scale()) == 2.0**10
+    assert zoo.relative_error(flat(model), flat(plain)) < 1e-5
+    for name, m in unscaled.state_dict()["along"].items():
+        assert zoo.relative_error(scaled.state_dict()["along"][name], m) < 1e-4
+
+
+def test_a_step_that_raises_leaves_the_state() -> None:
+    model = zoo.mlp()
+    objective, closure = make(model), zoo.closure_of(model, zoo.batch())
+    objective.backward(closure)
+    before, losses = objective.state_dict()["along"], iter([1.0])
+    with pytest.raises(StopIteration):
+        objective.backward(lambda: closure() * next(losses))
+    after = objective.state_dict()["along"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_state_dict_round_trip() -> None:
+    model = zoo.mlp()
+    objective = make(model)
+    for seed in range(3):
+        objective.backward(zoo.closure_of(model, zoo.batch(seed=seed)))
+    file = io.BytesIO()
+    torch.save(objective.state_dict(), file)
+    file.seek(0)
+    resumed = make(model)
+    resumed.load_state_dict(torch.load(file))
+    directions = []
+    for each in (objective, resumed, make(model)):
+        model.zero_grad()
+        each.backward(zoo.closure_of(model, zoo.batch(seed=9)))
+        directions.append(zoo.flat_grad(model))
+    assert torch.equal(directions[0], directions[1])
+    assert not torch.equal(directions[0], directions[2])
+    assert all("weight" in name or "bias" in name for name in objective.state_dict()["along"])
+    other = make(zoo.Attention())
+    with pytest.raises(ValueError, match=r"state must be of this model, got one with a parameter"):
+        other.load_state_dict(objective.state_dict())
+
+
+def test_some_parameters_climb() -> None:
+    model, data = zoo.convnet().double(), zoo.batch()
+    objective = make(model, perturb="norms")
+    for _ in range(2):
+        model.zero_grad()
+        objective.backward(zoo.closure_of(model, data))
+    assert set(objective.state_dict()["along"]) == {"1.weight", "1.bias"}
+
+
+def test_in_half_precision() -> None:
+    model, data = zoo.mlp().bfloat16(), zoo.batch()
+    objective, before = make(model), zoo.bits(model)
+    objective.backward(zoo.closure_of(model, data))
+    assert zoo.same_bits(before, zoo.bits(model))
+    states = objective.state_dict()["along"].values()
+    assert all(m.dtype == torch.float32 and float(m.norm()) > 0 for m in states)
+
+
+class Backwards(Along):
+    """The optimizer's last gradient, kept by hand: a vector that needs no first pass."""
+
+    needs_gradient = False
+    has_state = True
+    sign = -1
+
+    def vector(self, parameters: object, g: object, m: list[Tensor]) -> list[Tensor]:
+        assert g == []
+        return m
+
+    def update(self, g: object, m: list[Tensor]) -> list[Tensor]:
+        return [each + 1 for each in m]
+
+
+def test_a_state_without_a_first_pass() -> None:
+    from surrogap import Objective
+
+    model, seen = zoo.mlp().double(), []
+    objective = Objective(model, rho=0.5, along=Backwards())
+    closure = zoo.closure_of(model, zoo.batch())
+
+    def look() -> Tensor:
+        seen.append(flat(model))
+        return closure()
+
+    for _ in range(2):
+        objective.backward(look)
+    assert torch.equal(seen[0], flat(model))
+    assert float((flat(model) - seen[1]).norm()) == pytest.approx(0.5)
+    assert float((flat(model) - seen[1]).min()) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wrap", [lambda o: o, partial(Intermittent, every=2)])
+def test_captured_steps_are_eager_ones(wrap) -> None:
+    models = [zoo.mlp().cuda()]
+    models.append(copy.deepcopy(models[0]))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, fused=True) for m in models]
+    eager, graph = (wrap(make(model)) for model in models)
+    batches = [zoo.batch(seed=seed, device="cuda") for seed in range(20)]
+    batches = [(x.float(), y) for x, y in batches]
+    step = capture(
+        graph, optimizers[1], lambda x, y: zoo.cross_entropy(models[1], (x, y)), batches[0]
+    )
+    for batch in batches:
+        eager.backward(lambda batch=batch: zoo.cross_entropy(models[0], batch))
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        step(*batch)
+    assert zoo.same_bits(zoo.bits(models[0]), zoo.bits(models[1]))
+    states = [o.state_dict() for o in (eager, graph)]
+    states = [s.get("objective", s)["along"] for s in states]
+    assert zoo.same_bits(list(states[0].values()), list(states[1].values()))
+
+
+def test_it_composes_with_a_combination() -> None:
+    """The direction of GSAM, with the climb of Friendly-SAM: both vectors are kept apart."""
+    from surrogap import Objective
+    from surrogap.parts import SurrogateGap
+    from tests.new_objective import namespace
+
+    model, data = zoo.mlp().double(), zoo.batch()
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    along = namespace["WithoutMean"](0.5)
+    objective = Objective(model, rho=RHO, along=along, combine=SurrogateGap(0.4))
+    first = zoo.direction(partial(GSAM, rho=RHO, alpha=0.4), model, data)
+    objective.backward(zoo.closure_of(model, data))
+    assert zoo.relative_error(zoo.flat_grad(model), first) < 1e-12  # m is 0, so v is g
+    other = zoo.batch(seed=7)
+    h, _ = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, other))
+    v = reference.gradient(h, w) - 0.5 * reference.gradient(f, w)
+    expected = reference.gsam(h, w, RHO * v / v.norm(), 0.4)
+    model.zero_grad()
+    objective.backward(zoo.closure_of(model, other))
+    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-11

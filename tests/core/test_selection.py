@@ -1,0 +1,175 @@
+"""perturb=: which parameters climb, and which gradients the first pass computes for it."""
+
+import copy
+
+import pytest
+import torch
+from timm.layers import BatchNormAct2d, LayerNorm2d, RmsNorm
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from surrogap import ASAM, GSAM, SAM, GapPenalty, Objective
+from surrogap.core.geometry import Geometry, Kind
+from surrogap.core.selection import kinds
+from surrogap.core.weights import Weights
+from tests import reference, zoo
+from tests.table import RHO
+
+
+class LlamaRMSNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x
+
+
+class WeightNorm(nn.Module):
+    """A name that ends in Norm, and a matrix: it is a layer, not a normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+
+class Normalise(LlamaRMSNorm):
+    pass
+
+
+NORMS = {
+    "BatchNorm1d": nn.BatchNorm1d(4),
+    "BatchNorm2d": nn.BatchNorm2d(4),
+    "SyncBatchNorm": nn.SyncBatchNorm(4),
+    "LayerNorm": nn.LayerNorm(4),
+    "LayerNorm of two dimensions": nn.LayerNorm((2, 2)),
+    "GroupNorm": nn.GroupNorm(2, 4),
+    "InstanceNorm": nn.InstanceNorm2d(4, affine=True),
+    "RMSNorm": nn.RMSNorm(4),
+    "timm's LayerNorm2d": LayerNorm2d(4),
+    "timm's BatchNormAct2d": BatchNormAct2d(4),
+    "timm's RmsNorm": RmsNorm(4),
+    "by name": LlamaRMSNorm(),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_are_found(name: str) -> None:
+    model = nn.ModuleDict({"linear": nn.Linear(4, 4), "norm": NORMS[name]})
+    found = kinds("norms", Geometry(), Weights(model))
+    names = [name for name, _ in model.named_parameters()]
+    assert {n for n, kind in zip(names, found, strict=True) if kind != Kind.STILL} == {
+        n for n in names if n.startswith("norm.")
+    }
+
+
+@pytest.mark.parametrize("other", [nn.Linear(4, 4), WeightNorm(), Normalise(), nn.PReLU(4)])
+def test_others_are_not(other: nn.Module) -> None:
+    model = nn.ModuleDict({"other": other, "norm": nn.LayerNorm(4)})
+    found = kinds("norms", Geometry(), Weights(model))
+    names = [name for name, _ in model.named_parameters()]
+    assert all(
+        (k != Kind.STILL) == n.startswith("norm.") for n, k in zip(names, found, strict=True)
+    )
+
+
+def test_frozen_norms_are_refused() -> None:
+    model = zoo.convnet()
+    model[1].requires_grad_(False)
+    with pytest.raises(ValueError, match="as with LoRA, unfreeze them, or leave perturb out"):
+        SAM(model, perturb="norms")
+
+
+@pytest.mark.parametrize("kind", [SAM, GSAM, ASAM, GapPenalty])
+def test_norms_are_what_a_function_would_select(kind: type[Objective]) -> None:
+    model, data = zoo.convnet(), zoo.batch()
+    norms = zoo.direction(lambda m: kind(m, perturb="norms"), model, data)
+    named = zoo.direction(lambda m: kind(m, perturb=lambda n, _: n.startswith("1.")), model, data)
+    assert torch.equal(norms, named)
+
+
+def test_sam_on_norms_is_the_reference() -> None:
+    model, data = zoo.Attention().double(), zoo.batch()
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    mask = reference.selected(model, lambda name, _: ".norm" in name)
+    assert 0 < mask.sum() < len(mask)
+    expected = reference.sam(f, w, reference.climb(f, w, RHO, mask=mask))
+    ours = zoo.direction(lambda m: SAM(m, rho=RHO, perturb="norms"), model, data)
+    assert zoo.relative_error(ours, expected) < 1e-11
+
+
+def gradients_of_passes(objective: Objective, model: nn.Module) -> list[set[str]]:
+    """The parameters that receive a gradient in each pass."""
+    names = {p: name for name, p in model.named_parameters()}
+    passes: list[set[str]] = []
+    hooks = [p.register_hook(lambda _, p=p: passes[-1].add(names[p])) for p in names]
+    closure = zoo.closure_of(model, zoo.batch())
+
+    def counted() -> Tensor:
+        passes.append(set())
+        return closure()
+
+    objective.backward(counted)
+    for hook in hooks:
+        hook.remove()
+    return passes
+
+
+def test_the_first_pass_computes_what_climbs_alone() -> None:
+    model = zoo.convnet()
+    every = {name for name, _ in model.named_parameters()}
+    norms = {"1.weight", "1.bias"}
+    for objective, first in (
+        (SAM(model, perturb="norms"), norms),
+        (ASAM(model, perturb="norms"), norms),
+        (GSAM(model, perturb="norms", alpha=0.0), norms),
+        (GSAM(model, perturb="norms", alpha=0.4), every),
+        (ASAM(model, perturb="norms", alpha=0.4), every),
+        (SAM(model), every),
+    ):
+        assert gradients_of_passes(objective, model) == [first, every], objective
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_parameters_require_gradients_again_after_an_error() -> None:
+    model = zoo.convnet()
+    with pytest.raises(ZeroDivisionError):
+        SAM(model, perturb="norms").backward(lambda: 1 / 0)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_under_activation_checkpointing(use_reentrant: bool) -> None:
+    model, data = zoo.convnet().double(), zoo.batch()
+    expected = zoo.direction(lambda m: SAM(m, perturb="norms"), model, data)
+    x = data[0].requires_grad_()
+
+    def closure() -> Tensor:
+        hidden = checkpoint(model[:3], x, use_reentrant=use_reentrant)
+        return nn.functional.cross_entropy(model[3:](hidden), data[1])
+
+    objective = SAM(model, perturb="norms")
+    model[1].momentum = 0.0  # a checkpointed pass runs BatchNorm twice
+    objective.backward(closure)
+    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-12
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model() -> None:
+    model, data = zoo.convnet(), zoo.batch()
+    expected = zoo.direction(lambda m: SAM(m, perturb="norms"), model, data)
+    compiled = torch.compile(model, backend="aot_eager")
+    objective = SAM(compiled, perturb="norms")
+    for _ in range(2):
+        model.zero_grad()
+        objective.backward(zoo.closure_of(compiled, data))
+    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-5
+
+
+def test_asam_scales_all_but_biases() -> None:
+    weights = Weights(zoo.Attention())
+    found = dict(zip(weights.names, kinds(None, Geometry(0.01), weights), strict=True))
+    plain = {name for name, kind in found.items() if kind == Kind.PLAIN}
+    assert plain == {name for name in found if name.endswith("bias")}
+    assert "block.self_attn.in_proj_bias" in plain
+    assert found["block.norm1.weight"] == found["temperature"] == Kind.SCALED
