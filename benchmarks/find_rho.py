@@ -93,7 +93,7 @@ def suggestion(config: Config, folder: Path) -> dict[str, Any]:
     path = folder / "find-rho.json"
     if not path.exists():
         flat, usual = config.flat(), Config().flat()
-        fields = {name: value for name, value in flat.items() if value != usual[name]}
+        fields = {name: value for name, value in flat.items() if value != usual.get(name)}
         with contextlib.redirect_stdout(io.StringIO()):
             find_rho([*_options(fields | {"out": str(folder)})])
     return json.loads(path.read_text())
@@ -111,7 +111,7 @@ def _options(fields: dict[str, object]) -> Iterator[str]:
 
 def accuracy(config: Config, rho: float, seed: int, folder: Path) -> float:
     """The test accuracy after training with a radius; 0 is plain training."""
-    changes = {"rho": rho} if rho else {"objective": "vanilla", "rho": None}
+    changes = {"rho": rho} if rho else {"objective": "vanilla"}
     run = config.override(**changes, seed=seed, out=str(folder / f"{rho:g}-{seed}"))
     outcome = train(run, resume=True, progress=Silence())
     if outcome.signal is not None:

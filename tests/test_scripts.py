@@ -313,3 +313,18 @@ def test_recipes_tells_what_a_recipe_took_and_gave(tmp_path: Path) -> None:
     assert pace["trained_epochs"] == 3
     assert pace["estimated_seconds"] > 22 * pace["seconds_per_epoch"]
     assert "| fashion-mnist-gsam | 25 |" in result.stdout
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_finite_check_times_both_ways(num_processes: int, tmp_path: Path) -> None:
+    path = tmp_path / "finite.json"
+    arguments = ("--model", "small_mlp", "--batch-size", 8, "--device", "cpu", "--json", path)
+    arguments += ("--turns", 2, "--steps", 2, "--processes", num_processes)
+    result = run("benchmarks/finite_check.py", *arguments)
+    assert result.returncode == 0, result.stderr
+    record = json.loads(path.read_text())
+    assert {"hardware", "versions", "arguments", "date"} <= set(record)
+    assert list(record["milliseconds"]) == ["1", "4"]
+    for best in record["milliseconds"].values():
+        assert all(0 < best[way] < 1000 for way in ("every pass", "once per step"))
+    assert "micro-batches  every pass  once per step  ratio" in result.stdout

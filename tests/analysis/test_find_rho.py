@@ -35,6 +35,17 @@ def test_what_it_measures_is_what_training_sees() -> None:
             assert getattr(radius, name) == pytest.approx(expected, rel=1e-8)
 
 
+def test_another_ascent_step_is_scaled_by_the_radius() -> None:
+    """f = w A w / 2 along a fixed vector: the gap and the cosine in closed form."""
+    a, w, v = torch.diag(torch.tensor([9.0, 1.0])).double(), torch.ones(2).double(), [0.6, 0.8]
+    delta = torch.tensor(v).double()
+    (radius,) = find_rho(quadratic(a, w), [0.5], climb=lambda surface: delta).radii
+    there = w + 0.5 * delta
+    assert radius.perturbed_loss == pytest.approx(float(there @ a @ there) / 2)
+    cosine = nn.functional.cosine_similarity(a @ w, a @ there, dim=0)
+    assert radius.cosine == pytest.approx(float(cosine))
+
+
 def test_dropout_has_the_same_masks_in_both_passes() -> None:
     model = zoo.Attention(dropout=0.2).double()
     surface = Surface(model, batches(), is_checked=False)
@@ -134,3 +145,7 @@ def test_refuses() -> None:
     flat = Surface(nn.Linear(1, 1), [torch.ones(1, 1)], lambda m, x: 0 * m(x).sum())
     with pytest.raises(RuntimeError, match=r"gradient must not be zero, got norm 0\.0 on a batch"):
         find_rho(flat, [0.1])
+    with pytest.raises(
+        RuntimeError, match=r"and there must be an ascent step. Measure a model that"
+    ):
+        find_rho(surface, [0.1], climb=lambda surface: surface.space.zeros())

@@ -18,10 +18,12 @@ from surrogap.cli import runs as rows
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.runs import Run
+from surrogap.training.objective_configs import CONFIGS
 from surrogap.training.records import read_records
 from tests.training.made_up import archive
 
 METHODS = ("vanilla", "vanilla-2x", "sam", "asam")
+SAMS = METHODS[2:]
 
 
 def arguments(folder: Path, *more: object, seeds: int = 2) -> list[str]:
@@ -67,7 +69,7 @@ def test_every_objective_has_its_own_radius(compared: Path) -> None:
     radius = {method: Run.read(compared / f"{method}-0").config.objective for method in METHODS}
     recipe = "fashion-mnist"
     assert radius["sam"].rho == RECIPES[f"{recipe}-sam"]().objective.rho
-    assert (radius["asam"].rho, radius["asam"].rho_min) == (None, None)  # its default
+    assert radius["asam"] == CONFIGS["asam"]()  # its default
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,8 @@ def test_what_is_set_holds_for_all(
     sibling = RECIPES["fashion-mnist-sam"]().override(weight_decay=0.1, compile=True)
     monkeypatch.setitem(RECIPES, "fashion-mnist-sam", lambda: sibling)
     assert main([*arguments(tmp_path, seeds=1), *words.split()]) == 1
-    assert [run.config.flat()[name] for run in planned] == [value] * len(METHODS)
+    methods = SAMS if name == "rho" else METHODS
+    assert [r.config.flat()[name] for r in planned if r.method in methods] == [value] * len(methods)
 
 
 def test_the_gap_is_that_of_all_training_images_at_the_last_weights(compared: Path) -> None:
@@ -199,6 +202,21 @@ def test_one_seed_and_no_vanilla(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "rho = 0.1" in capsys.readouterr().out
 
 
+def test_columns_with_settings_of_their_own(tmp_path: Path) -> None:
+    """Methods of one pass and of two, at all steps and at some, on all weights and on few."""
+    columns = ("vanilla", "momentum-sam", "sam@every=3", "sam@climb-fraction=0.5", "gsam-norms")
+    words = arguments(tmp_path, "--model", "small_resnet18_narrow", "--alpha", 0.3, seeds=1)
+    at = words.index("--objectives")
+    assert main([*words[: at + 1], *columns, *words[at + 1 + len(METHODS) :]]) == 0
+    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [run["method"] for run in found["runs"]] == list(columns)
+    assert [run["num_passes"] for run in found["runs"]] == pytest.approx([1, 1, 4 / 3, 1.5, 2])
+    own = {name: c["objective"] for name, c in found["configurations"].items()}
+    assert (own["sam@every=3"]["every"], own["gsam-norms"]["perturb"]) == (3, "norms")
+    assert own["gsam-norms"]["alpha"] == 0.3
+    assert (tmp_path / "out" / "momentum-sam-0" / "config.json").exists()
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -207,8 +225,16 @@ def test_one_seed_and_no_vanilla(tmp_path: Path, capsys: pytest.CaptureFixture[s
             ("--objectives", "sam", "sam"),
             "objectives must be different ones, at least one, got sam",
         ),
-        (("--objective", "sam"), "objective must be left to --objectives, got 'sam'"),
-        (("--objective=gsam",), "objective must be left to --objectives, got 'gsam'"),
+        (
+            ("--objective", "sam"),
+            "Unrecognized options: --objective, sam. The closest is --objecti",
+        ),
+        (
+            ("--objectives", "vanilla", "sam", "--alpha", 0.1),
+            "alpha has no effect on vanilla or sam",
+        ),
+        (("--objectives", "sam@alpha=0.1"), "alpha has no effect on sam"),
+        (("--objectives", "sam@every"), "objectives must have settings as FIELD=VALUE, got"),
         (("--seeds", 0), "seeds must be at least 1, got 0"),
         (("--gap-rho", 0), "gap_rho must be above 0 and finite, got 0.0"),
         (("--recipe", "fashion-mnist"), "recipe must be one of"),

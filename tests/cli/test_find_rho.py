@@ -58,7 +58,7 @@ def test_the_sweep_of_a_run_is_the_librarys(run: Path, capsys: pytest.CaptureFix
     assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), rel=1e-3)
     assert found["words"] == expected.explain(0.7)
     assert found["words"] in out
-    assert out.startswith("At most 8 gradient evaluations of 8 images each.\n")
+    assert out.startswith("At most 12 gradient evaluations of 8 images each.\n")
     assert (run / "find-rho.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -66,10 +66,10 @@ def test_without_a_run_it_trains_plainly_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On batches of all images, training and then measuring the run is the same."""
-    words = flags(tmp_path, batch_size=32, objective="gsam", rho=0.2, warmup_steps=4)
+    words = flags(tmp_path, batch_size=32, objective="sam", rho=0.2, warmup_steps=4)
     assert swept(*words, *RHOS, "--batches", "1", "--train-steps", "12") == 0
     assert (
-        "At most 16 gradient evaluations of 32 images each, 12 of them" in capsys.readouterr().out
+        "At most 18 gradient evaluations of 32 images each, 12 of them" in capsys.readouterr().out
     )
     plain = {"objective": "vanilla", "steps": 12, "decay": "constant", "warmup_steps": 3}
     other = train(config(tmp_path / "other", batch_size=32, **plain)).folder
@@ -88,7 +88,21 @@ def test_micro_batches_with_a_perturbation_each_are_measured_as_such(
     words = flags(tmp_path, micro_batches=2, perturbation="each", objective="asam")
     assert swept(*words, *RHOS, "--train-steps", "1") == 0
     assert "gradient evaluations of 4 images each" in capsys.readouterr().out
-    assert " is " not in result_of(tmp_path / "run")["words"]  # ASAM's radius is another measure
+    assert "0.5 is " in result_of(tmp_path / "run")["words"]  # ASAM's radius, in its own ball
+
+
+def test_flags_choose_the_ascent_step(run: Path, tmp_path: Path) -> None:
+    """Along the norms' gradient, and along the momentum of the run's optimizer."""
+    words = (*RHOS, "--batches", "2", "--out", tmp_path)
+    cosines = []
+    for more in ((), ("--perturb", "norms"), ("--objective", "momentum-sam")):
+        status = swept(run, *words, *more)
+        assert status == (2 if "norms" in more else 0)  # an MLP has none
+        if not status:
+            found = result_of(tmp_path)
+            cosines.append([radius["cosine"] for radius in found["radii"]])
+            assert f"{found['configuration']['objective']['rho']:g} is " in found["words"]
+    assert cosines[0] != pytest.approx(cosines[1], rel=1e-2)
 
 
 def test_a_recipe_gives_the_defaults(
@@ -116,12 +130,18 @@ def test_a_recipe_gives_the_defaults(
             "model must be left out where a run is measured, got small_vit",
         ),
         ("{run} --data embedded", "data must be left out where a run is measured, got embedded"),
+        (
+            "{run} --optimizer adamw",
+            "optimizer must be left out where a run is measured, got adamw",
+        ),
         ("--recipe nonsense", "recipe must be "),
         ("--recipe", "options must be those of surrogap find-rho, got: Missing value"),
         ("{run} --batches 0", "batches must be at least 1, got 0"),
         ("--train-steps 0", "train_steps must be at least 1, got 0"),
         ("{run} --rhos -0.1", "rhos must be above 0 and finite, got -0.1"),
         ("{run} --rho -1", "rho must be at least 0 and finite, got -1.0"),
+        ("{run} --alpha 1", "alpha has no effect on sam"),
+        ("--objective vanilla --rho 1", "rho has no effect on vanilla"),
     ],
 )
 def test_mistakes(

@@ -13,10 +13,15 @@ from typing import Any
 import pytest
 
 from surrogap import cli
+from surrogap.experiments.methods import with_lr_of_gradient
 from surrogap.experiments.recipes import RECIPES
-from surrogap.training.config import FIELDS, Config
+from surrogap.training.config import Config
+from surrogap.training.objective_configs import CONFIGS
 from surrogap.training.records import read_records
 from tests.training import made_up
+
+# As of a version with one group for all objectives.
+OLD = b'{"objective": {"name": "sam", "rho": null, "alpha": null, "lam": 0.1, "gamma": 0.03}}'
 
 
 def flags(config: Config) -> list[str]:
@@ -56,15 +61,37 @@ def test_a_recipe_gives_the_defaults(capsys: pytest.CaptureFixture[str]) -> None
     assert shown(capsys, f"--recipe={name}", "--seed", "7") == recipe().override(seed=7)
 
 
-def test_every_field_has_a_flag_with_a_help_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_objective_keeps_what_both_share(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = RECIPES["fashion-mnist-gsam"]()
+    words = ("--recipe", "fashion-mnist-gsam", "--objective")
+    assert shown(capsys, *words, "sam", "--every", "5") == recipe.override(objective="sam", every=5)
+    assert shown(capsys, *words, "momentum-sam").flat()["rho"] == CONFIGS["momentum-sam"]().rho  # type: ignore[attr-defined]
+    assert shown(capsys, "--objective=sam", "--perturb", "norms").flat()["perturb"] == "norms"
+
+
+def test_a_recipes_learning_rate_is_that_of_a_gradient(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = RECIPES["fashion-mnist-gsam"]().override(objective="entropy-sgd")
+    words = ("--recipe", "fashion-mnist-gsam", "--objective", "entropy-sgd", "--gamma", "0.5")
+    found = shown(capsys, *words)
+    assert found == with_lr_of_gradient(recipe.override(gamma=0.5))
+    assert found.optimizer.lr == pytest.approx(0.2)
+    assert shown(capsys, *words, "--lr", "0.3").optimizer.lr == 0.3
+    assert shown(capsys, "--objective", "entropy-sgd").optimizer.lr == Config().optimizer.lr
+
+
+@pytest.mark.parametrize("objective", [None, *CONFIGS])
+def test_every_field_has_a_flag_with_a_help_line(
+    objective: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fields of the chosen objective, and no other's."""
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["train", "--help"])
+        cli.main(["train", "--help", *([] if objective is None else ["--objective", objective])])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for name in (*FIELDS, "recipe", "resume", "print_config"):
-        flag = f"--{name.replace('_', '-')}"
-        lines = [line for line in text.splitlines() if f" {flag} " in line or f" {flag}," in line]
-        assert lines, flag
+    config = Config() if objective is None else Config().override(objective=objective)
+    flags = {f"--{name.replace('_', '-')}" for name in config.flat()}
+    flags |= {"--recipe", "--resume", "--print-config"}
+    assert set(re.findall(r"^.{2}(--[a-z][a-z-]*)", text, re.MULTILINE)) == flags
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +145,17 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
             "command must be one of train, .*got 'trian'. The closest is 'train'. Run surrog",
         ),
         ("train --recipe nonsense", "recipe must be one of .*, got 'nonsense'"),
-        ("train --objective samm", "invalid choice 'samm' for argument '--objective'"),
+        ("train --objective samm", "objective must be one of .*got 'samm'. The closest is 'sam'."),
+        ("train --objective", "options must be those of surrogap train, got: Missing value"),
+        (
+            "train --objective sam --alpha 0.4",
+            "surrogap: alpha has no effect on sam. Leave it out, or choose an objective that uses",
+        ),
+        ("train --gamma=0.1", "surrogap: gamma has no effect on gsam. Leave it out, or choose"),
+        (
+            "train --recipe fashion-mnist-gsam --objective vanilla --no-rho-inverse-sqrt",
+            "surrogap: rho_inverse_sqrt has no effect on vanilla. Leave it out, or choose",
+        ),
         (
             "train --rhoo 3",
             "got: Unrecognized options: --rhoo, 3. The closest is --rho. Run surrog",
@@ -130,7 +167,10 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         ("train --lr", "options must be those of surrogap train, got: Missing value for argument"),
         ("train --recipe", "options must be those of surrogap train, got: Missing value"),
-        ("train --rho-min 0.5", "surrogap: rho_min must come with a rho that is no smaller"),
+        (
+            "train --rho-min 0.5",
+            "surrogap: rho_min must not exceed rho, got rho_min=0.5 and rho=0.05. Pass",
+        ),
         ("train --model resnet5 --out {tmp}/a", "name must be a known model, got 'resnet5'"),
         (
             "train --data {tmp}/no.npz --out {tmp}/a",
@@ -139,8 +179,12 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ("train --data cifar10 --data-root {tmp} --out {tmp}/a", "must"),
         ("train --model small_mlp --out {tmp}/file/a", "out must be a folder that can be written"),
         ("train --capture --device cpu --out {tmp}/a", "capture must be for one process on a CUDA"),
-        ("train --resume --out {tmp}/broken", "configuration must be JSON, got .*broken"),
-        ("train --resume --out {tmp}/binary", "configuration must be JSON, got .*binary"),
+        ("train --resume --out {tmp}/broken", "run must be a folder with a readable .*broken"),
+        ("train --resume --out {tmp}/binary", "run must be a folder with a readable .*binary"),
+        (
+            "train --resume --out {tmp}/old",
+            "must hold the fields of one objective, got one of an e",
+        ),
         ("train --resume --out {tmp}/list", r"configuration must be groups of fields, .*got \[\]"),
     ],
 )
@@ -148,7 +192,12 @@ def test_mistakes_are_told_in_one_sentence(
     arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    for name, content in (("broken", b"{half a"), ("binary", b"\xff\xfe{}"), ("list", b"[]")):
+    for name, content in (
+        ("broken", b"{half a"),
+        ("binary", b"\xff\xfe{}"),
+        ("list", b"[]"),
+        ("old", OLD),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_bytes(content)
     text = mistake(capsys, *arguments.format(tmp=tmp_path).split())
@@ -187,7 +236,7 @@ def test_a_run_that_fails_exits_with_1(
     from surrogap.training.step import EagerStep
 
     def lost(self: EagerStep, x: Any, y: Any) -> Any:
-        return x.sum() * float("nan"), y.float().mean()
+        return self.model(x).sum() * float("nan"), y.float().mean()
 
     monkeypatch.setattr(EagerStep, "_loss_and_accuracy", lost)
     assert cli.main([*flags(made_up.config(tmp_path)), "--max-skipped", "0"]) == 1

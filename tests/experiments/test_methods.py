@@ -1,12 +1,14 @@
-"""Which runs a comparison has."""
+"""The runs of a comparison."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from surrogap.experiments.methods import Planned, planned
+from surrogap.experiments.methods import Column, Planned, num_passes, planned, with_lr_of_gradient
 from surrogap.experiments.recipes import RECIPES
 from surrogap.training.config import Config
+from surrogap.training.objective_configs import CONFIGS, NoEffectError
 
 
 def plan(recipe: str, *methods: str, **changes: object) -> list[Planned]:
@@ -24,9 +26,9 @@ def test_an_objective_has_the_settings_of_its_own_recipe() -> None:
 def test_an_objective_without_a_recipe_has_its_default_radius_and_all_else() -> None:
     (asam,) = plan("cifar10-vit-gsam", "asam")
     own = RECIPES["cifar10-vit-gsam"]()
-    assert asam.config == own.override(
-        objective="asam", rho=None, rho_min=None, alpha=None, seed=3, out="out/asam-3"
-    )
+    assert asam.config == own.override(objective="asam", seed=3, out="out/asam-3")
+    (penalty,) = plan("fashion-mnist-gsam", "gap-penalty", loss="sigmoid")
+    assert penalty.config.objective == CONFIGS["gap-penalty"](loss="sigmoid")
 
 
 def test_changes_are_for_all() -> None:
@@ -48,11 +50,90 @@ def test_costs_are_passes() -> None:
     assert (walk.num_passes, walk.cost) == (7, 70)
 
 
-def test_an_unknown_method_has_a_closest_one() -> None:
-    with pytest.raises(ValueError, match=r"objectives must be one of .* The closest is 'gsam'"):
-        plan("fashion-mnist-gsam", "gsan")
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"objective": "vanilla"}, 1),
+        ({"objective": "momentum-sam"}, 1),
+        ({"objective": "gsam"}, 2),
+        ({"objective": "gsam", "perturb": "norms"}, 2),
+        ({"objective": "sam", "climb_fraction": 0.25}, 1.25),
+        ({"objective": "sam", "every": 5}, 1.2),
+        ({"objective": "sam", "climb_fraction": 0.5, "every": 2}, 1.25),
+        ({"objective": "momentum-sam", "every": 2}, 1),
+        ({"objective": "entropy-sgd", "inner_steps": 7}, 7),
+    ],
+    ids=str,
+)
+def test_passes_follow_from_the_catalog(changes: dict[str, object], expected: float) -> None:
+    assert num_passes(Config().override(**changes).objective) == pytest.approx(expected)
 
 
-def test_configurations_are_the_default_ones_where_nothing_is_said() -> None:
-    (entropy,) = plan("fashion-mnist-gsam", "entropy-sgd")
-    assert entropy.config.objective.gamma == Config().objective.gamma
+@pytest.mark.parametrize(
+    ("text", "objective", "is_twice", "settings"),
+    [
+        ("sam", "sam", False, {}),
+        ("gap-penalty-2x", "gap-penalty", True, {}),
+        ("momentum-sam", "momentum-sam", False, {}),
+        ("sam@perturb=norms", "sam", False, {"perturb": "norms"}),
+        ("gsam-norms-2x@rho=0.5", "gsam", True, {"perturb": "norms", "rho": 0.5}),
+        ("sam@every=5,lr=1e-2", "sam", False, {"every": 5, "lr": 0.01}),
+        ("sam@climb-fraction=0.25", "sam", False, {"climb_fraction": 0.25}),
+        ("sam@rho-min=none,nesterov=true", "sam", False, {"rho_min": None, "nesterov": True}),
+    ],
+)
+def test_columns(text: str, objective: str, is_twice: bool, settings: dict[str, object]) -> None:
+    assert Column.parse(text) == Column(text, objective, is_twice, settings)
+
+
+def test_a_column_has_settings_of_its_own() -> None:
+    sam, rare, norms = plan("cifar10-vit-gsam", "sam", "sam@every=5,rho=0.2", "sam-norms", rho=0.3)
+    assert rare.config == sam.config.override(every=5, rho=0.2, out="out/sam@every=5,rho=0.2-3")
+    assert norms.config == sam.config.override(perturb="norms", out="out/sam-norms-3")
+    assert sam.config.flat()["rho"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (["gsan"], r"objectives must be one of .* The closest is 'gsam'. A column is like sam, "),
+        (["sam-3x"], r"objectives must be one of .* The closest is 'sam'"),
+        (["sam@every"], r"objectives must have settings as FIELD=VALUE, got 'sam@every'. Set any"),
+        (["sam@"], r"objectives must have settings as FIELD=VALUE, got 'sam@'"),
+        (["sam@seed=3"], r"objectives must have settings .* but the objective, the seed and the "),
+        (["sam@everi=3"], r"field must be one that a configuration has, got 'everi'. The closest"),
+        (["sam@every=x"], r"every must be a whole number, got 'x'"),
+        (["sam@every=0"], r"every must be at least 1, got 0"),
+        (["sam@alpha=0.1"], r"alpha has no effect on sam"),
+        (["vanilla-norms"], r"perturb has no effect on vanilla"),
+    ],
+)
+def test_columns_that_are_refused(methods: list[str], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        plan("fashion-mnist-gsam", *methods)
+
+
+def test_a_change_is_for_the_columns_that_use_it() -> None:
+    vanilla, sam, gsam = plan("cifar10-vit-gsam", "vanilla", "sam", "gsam", alpha=0.3)
+    assert gsam.config.flat()["alpha"] == 0.3
+    assert "alpha" not in vanilla.config.flat() | sam.config.flat()
+    with pytest.raises(NoEffectError, match=r"alpha has no effect on vanilla or sam. Leave it out"):
+        plan("cifar10-vit-gsam", "vanilla", "sam", alpha=0.3)
+
+
+def test_entropy_sgd_has_the_learning_rate_of_a_gradient_over_gamma() -> None:
+    recipe: dict[str, Any] = {"weight_decay": 1e-3, "clip_norm": 2.0, "lr_min": 0.01}
+    default, other, given = plan(
+        "fashion-mnist-gsam", "entropy-sgd", "entropy-sgd@gamma=0.5", "entropy-sgd@lr=7", **recipe
+    )
+    for run, gamma in ((default, 0.03), (other, 0.5)):
+        optimizer, schedule = run.config.optimizer, run.config.schedule
+        assert (optimizer.lr, schedule.lr_min) == pytest.approx((0.1 / gamma, 0.01 / gamma))
+        # The decay and the clipping of a step are as before: lr times these is.
+        assert optimizer.weight_decay * optimizer.lr == pytest.approx(1e-3 * 0.1)
+        assert optimizer.clip_norm == pytest.approx(2.0 * gamma)
+    assert given.config.optimizer.lr == 7
+    (adam,) = plan("cifar10-vit-gsam", "entropy-sgd")
+    assert adam.config.optimizer == RECIPES["cifar10-vit-gsam"]().optimizer
+    config = Config().override(objective="sam")
+    assert with_lr_of_gradient(config) is config

@@ -180,7 +180,7 @@ def test_the_radius_is_the_runs_where_it_has_one() -> None:
     assert radius(objective="sam", rho=0.3) == 0.3
     assert radius(objective="gsam") == 0.05
     assert radius(objective="sam", rho=0.0) == 0.05
-    assert radius(objective="vanilla", rho=0.3) == 0.05
+    assert radius(objective="vanilla") == 0.05
     assert radius(objective="asam", rho=0.5) == 0.05
 
 

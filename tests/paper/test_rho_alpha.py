@@ -62,7 +62,7 @@ def test_alpha_0_is_sam(grid: Grid, tmp_path: Path) -> None:
     config = grid.runs()[0].config
     assert config.objective.alpha == 0
     train(config)
-    train(config.override(objective="sam", alpha=None, out=str(tmp_path / "sam")))
+    train(config.override(objective="sam", out=str(tmp_path / "sam")))
     ours, sams = (made_up.state(folder) for folder in (config.folder, tmp_path / "sam"))
     made_up.assert_same(ours["model"], sams["model"])
 

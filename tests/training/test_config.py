@@ -3,15 +3,14 @@
 import json
 import subprocess
 import sys
-from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from surrogap.data import AUGMENTATIONS
 from surrogap.training.arguments import check_type
-from surrogap.training.config import FIELDS, Config, DataConfig, ObjectiveConfig
-from surrogap.training.objectives import _OBJECTIVES
+from surrogap.training.config import FIELDS, Config, DataConfig
+from surrogap.training.objective_configs import CONFIGS, NoEffectError
 
 
 def test_json_round_trip_of_the_defaults_and_of_others() -> None:
@@ -26,18 +25,18 @@ def test_what_is_left_out_has_its_default() -> None:
 
 
 def test_every_field_has_a_flag_of_its_own() -> None:
-    names = [
-        "name" if field.name == "name" else field.name
-        for kind in get_type_hints(Config).values()
-        for field in fields(kind)
-    ]
-    assert len(FIELDS) == len(names)
-    assert set(Config().flat()) == set(FIELDS)
+    for name in CONFIGS:
+        config = Config().override(objective=name)
+        assert len(config.flat()) == sum(map(len, config.to_dict().values()))
+        assert set(config.flat()) <= set(FIELDS)
+    assert set().union(*(Config().override(objective=n).flat() for n in CONFIGS)) == set(FIELDS)
 
 
-def test_names_are_those_of_the_rooms_that_know_them() -> None:
+def test_names_are_those_of_the_data() -> None:
     assert set(get_args(get_type_hints(DataConfig)["augmentation"])) == set(AUGMENTATIONS)
-    assert set(get_args(get_type_hints(ObjectiveConfig)["name"])) == set(_OBJECTIVES)
+
+
+WALK = {"objective": "entropy-sgd"}
 
 
 @pytest.mark.parametrize(
@@ -45,10 +44,10 @@ def test_names_are_those_of_the_rooms_that_know_them() -> None:
     [
         ({"rho": -0.1}, "rho must be at least 0 and finite, got -0.1"),
         ({"alpha": float("nan")}, "alpha must be at least 0 and finite, got nan"),
-        ({"gamma": 0.0}, "gamma must be above 0 and finite, got 0.0"),
-        ({"inner_lr": 0.0}, "inner_lr must be above 0 and finite, got 0.0"),
-        ({"averaging": 1.0}, "averaging must be at least 0 and below 1, got 1.0"),
-        ({"inner_steps": 0}, "inner_steps must be at least 1, got 0"),
+        (WALK | {"gamma": 0.0}, "gamma must be above 0 and finite, got 0.0"),
+        (WALK | {"inner_lr": 0.0}, "inner_lr must be above 0 and finite, got 0.0"),
+        (WALK | {"averaging": 1.0}, "averaging must be at least 0 and below 1, got 1.0"),
+        (WALK | {"inner_steps": 0}, "inner_steps must be at least 1, got 0"),
         ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, got 1.0"),
         ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing must be 0 for the sigmoid"),
         ({"rho": 0.2, "rho_min": 0.1, "rho_inverse_sqrt": True}, "rho_min must be left out where"),
@@ -57,8 +56,19 @@ def test_names_are_those_of_the_rooms_that_know_them() -> None:
             | {"micro_batches": 2, "perturbation": "each"},
             "perturbation must be shared for entropy-sgd where a step is captured, got each",
         ),
-        ({"rho_min": 0.1}, "rho_min must come with a rho that is no smaller, got rho_min=0.1"),
-        ({"rho": 0.1, "rho_min": 0.2}, "rho_min must come with a rho that is no smaller"),
+        ({"rho_min": 0.1}, "rho_min must not exceed rho, got rho_min=0.1 and rho=0.05. Pass the"),
+        ({"every": 0}, "every must be at least 1, got 0. Pass 1 to use the objective in every s"),
+        ({"start_epoch": -1}, "start_epoch must be at least 0, got -1"),
+        ({"climb_fraction": 0.0}, "climb_fraction must be above 0 and finite, got 0.0"),
+        ({"climb_fraction": 1.5}, "climb_fraction must be at most 1, got 1.5"),
+        (
+            {"climb_fraction": 0.5, "micro_batches": 2},
+            "climb_fraction must be 1 where a batch is split into micro-batches, got 0.5 and micr",
+        ),
+        ({"perturb": "biases"}, "perturb must be one of norms, got 'biases'"),
+        ({"objective": "asam", "eta": -1.0}, "eta must be at least 0 and finite, got -1.0"),
+        ({"objective": "gap-penalty", "lam": -1.0}, "lam must be at least 0 and finite, got -1.0"),
+        (WALK | {"noise": -1.0}, "noise must be at least 0 and finite, got -1.0"),
         ({"rho": 0.1, "rho_min": 0.05, "decay": "constant"}, "rho_min must be left out where the"),
         ({"rho": 0.1, "rho_min": 0.05, "lr_min": 0.1}, "rho_min must be left out where the learn"),
         ({"lr": 0.0}, "lr must be above 0 and finite, got 0.0"),
@@ -101,7 +111,8 @@ def test_values_that_are_refused(changes: dict[str, Any], message: str) -> None:
     ("changes", "message"),
     [
         ({"lr": "0.1"}, "lr must be a number, got '0.1'. Pass one, such as 0.1."),
-        ({"rho": "0.1"}, "rho must be a number, got '0.1'. Pass one, such as 0.1, or none."),
+        ({"rho": None}, "rho must be a number, got None. Pass one, such as 0.1."),
+        ({"rho_min": "1"}, "rho_min must be a number, got '1'. Pass one, such as 0.1, or none."),
         ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
         ({"epochs": True}, "epochs must be a whole number, got True"),
         ({"compile": 1}, "compile must be true or false, got 1"),
@@ -125,6 +136,27 @@ def test_types_that_are_refused(changes: dict[str, Any], message: str) -> None:
             ValueError,
             "field of schedule must .*The closest is 'epochs'",
         ),
+        (
+            {"objective": {"name": "sam", "rhoo": 1}},
+            ValueError,
+            "field of objective must be one that a configuration has, got 'rhoo'. The closest is",
+        ),
+        (
+            {"objective": {"name": "sma"}},
+            ValueError,
+            "objective must be one of .* closest is 'sam'",
+        ),
+        (
+            {"objective": {"name": "sam", "lam": 1}},
+            NoEffectError,
+            "lam has no effect on sam. Leave",
+        ),
+        ({"objective": {"gamma": 1}}, NoEffectError, "gamma has no effect on gsam. "),
+        (
+            {"objective": {"name": "sam", "rho": None, "alpha": None, "lam": 0.1, "gamma": 0.03}},
+            ValueError,
+            "configuration must hold the fields of one objective, got one of an earlier version",
+        ),
         ({"schedule": 3}, TypeError, "schedule must be a group of fields, got 3"),
         ([], TypeError, r"configuration must be groups of fields, as .*, got \[\]. Pass such"),
         (None, TypeError, "configuration must be groups of fields, as .*, got None. Pass such"),
@@ -135,8 +167,40 @@ def test_dictionaries_that_are_refused(values: Any, error: type[Exception], mess
         Config.from_dict(values)
 
 
-def test_radii_matter_only_to_objectives_that_have_one() -> None:
-    assert Config().override(objective="vanilla", rho_min=0.1).objective.rho_min == 0.1
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"objective": "sam", "alpha": 0.1},
+            "alpha has no effect on sam. Leave it out, or choose .* that uses it: gsam, asam.$",
+        ),
+        ({"gamma": 0.1}, "gamma has no effect on gsam. .* uses it: entropy-sgd.$"),
+        ({"objective": "vanilla", "rho_min": 0.1}, "rho_min has no effect on vanilla. "),
+        ({"objective": "momentum-sam", "climb_fraction": 0.5}, "climb_fraction has no effect on m"),
+        ({"objective": "momentum-sam", "memory": "low"}, "memory has no effect on momentum-sam"),
+        ({"objective": "entropy-sgd", "every": 2}, "every has no effect on entropy-sgd"),
+    ],
+)
+def test_a_setting_without_effect_is_an_error(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(NoEffectError, match=message):
+        Config().override(**changes)
+
+
+def test_another_objective_keeps_what_both_share() -> None:
+    config = Config().override(
+        objective="gsam", rho=0.3, rho_min=0.1, alpha=0.2, loss="sigmoid", every=3, scope="global"
+    )
+    sam = config.override(objective="sam")
+    shared = {k: v for k, v in config.flat().items() if k not in ("alpha", "minimize")}
+    assert sam.flat() == shared | {"objective": "sam"}
+    assert sam.override(objective="gsam").flat() == config.override(alpha=0.4).flat()
+    assert config.override(objective="gsam") == config
+    # Its radius is in another ball, and its alpha has another default: they mean something else.
+    own = Config().override(objective="asam", loss="sigmoid", every=3, scope="global")
+    assert config.override(objective="asam") == own
+    plain = Config().override(objective="vanilla", loss="sigmoid")
+    assert config.override(objective="vanilla") == plain
+    assert config.override(objective="sam", rho=0.4, rho_min=None).flat()["rho_min"] is None
 
 
 def test_the_folder_is_named_by_what_is_trained() -> None:

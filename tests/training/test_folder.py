@@ -47,8 +47,14 @@ def test_a_run_that_is_there(tmp_path: Path) -> None:
 def test_another_run(resume: bool, tmp_path: Path) -> None:
     train(made_up.config(tmp_path, steps=1))
     config = made_up.config(tmp_path, steps=1, rho=0.3)
-    message = r"out must be a folder of this configuration, got .*, whose run has rho=None and not"
+    message = r"out must be a folder of this configuration, got .*, whose run has rho=0.05 and not"
     refused(config, message, resume=resume)
+
+
+def test_another_objective(tmp_path: Path) -> None:
+    train(made_up.config(tmp_path, steps=1, objective="sam"))
+    message = r"whose run has objective='sam' and not 'entropy-sgd'. Pass another --out"
+    refused(made_up.config(tmp_path, steps=1, objective="entropy-sgd"), message)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,10 @@ KINDS: list[dict[str, Any]] = [
     {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "decay_on": "matrices"},
     {"micro_batches": 2, "perturbation": "each", "clip_norm": 1.0},
     {"augmentation": "medium", "rho_min": None, "rho_inverse_sqrt": True},
+    {"objective": "momentum-sam", "rho": 0.5, "rho_min": None},
+    {"climb_fraction": 0.5},
+    {"every": 3, "start_epoch": 1},
+    {"model": "small_resnet18_narrow", "objective": "sam", "perturb": "norms", "lr": 0.01},
 ]
 
 
@@ -43,8 +47,9 @@ def assert_close_runs(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_a_captured_run_is_the_eager_one(changes: dict[str, Any], tmp_path: Path) -> None:
+    settings = ({"device": "cuda"} if changes.get("objective") == "vanilla" else GPU) | changes
     for name, capture in (("eager", False), ("captured", True)):
-        train(made_up.config(tmp_path / name, **(GPU | changes), capture=capture))
+        train(made_up.config(tmp_path / name, **settings, capture=capture))
     assert_close_runs(tmp_path / "eager" / "run", tmp_path / "captured" / "run")
 
 

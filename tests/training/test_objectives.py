@@ -6,67 +6,85 @@ import pytest
 import torch
 from torch import nn
 
-from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Vanilla
-from surrogap.core.objective import Objective
+from surrogap import (
+    ASAM,
+    GSAM,
+    SAM,
+    EntropySGD,
+    GapPenalty,
+    Intermittent,
+    MomentumSAM,
+    Objective,
+    Vanilla,
+)
+from surrogap.core.catalog import OBJECTIVES
 from surrogap.rho import InverseSqrt, ProportionalToLR
 from surrogap.training.config import Config
-from surrogap.training.objectives import counting_state, load_counting_state, objective_of
+from surrogap.training.objective_configs import CONFIGS
+from surrogap.training.objectives import objective_of
+
+STEPS_PER_EPOCH = 10
 
 
 def make(**changes: Any) -> Objective:
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return objective_of(Config().override(**changes), model, optimizer)
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return objective_of(Config().override(**changes), model, optimizer, STEPS_PER_EPOCH)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "defaults"),
-    [
-        ("vanilla", Vanilla, {}),
-        ("sam", SAM, {"rho": 0.05}),
-        ("gsam", GSAM, {"rho": 0.05, "alpha": 0.4, "minimize": "perturbed"}),
-        ("asam", ASAM, {"rho": 0.5, "alpha": 0.0}),
-        ("gap-penalty", GapPenalty, {"rho": 0.05, "lam": 0.1}),
-        ("entropy-sgd", EntropySGD, {"gamma": 0.03, "inner_steps": 5, "averaging": 0.75}),
-    ],
-)
-def test_defaults_are_the_objectives_own(name: str, kind: type, defaults: dict[str, Any]) -> None:
+KINDS = {
+    "vanilla": Vanilla,
+    "sam": SAM,
+    "gsam": GSAM,
+    "asam": ASAM,
+    "gap-penalty": GapPenalty,
+    "momentum-sam": MomentumSAM,
+    "entropy-sgd": EntropySGD,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_defaults_are_the_objectives_own(name: str) -> None:
     """Of the command line too: what the documentation of each class says."""
-    found, own = make(objective=name), kind(nn.Linear(2, 1))
-    assert type(found) is kind
-    assert {key: getattr(found, key) for key in defaults} == defaults
-    assert {key: getattr(own, key) for key in defaults} == defaults
+    found = make(objective=name)
+    expected = {k: v for k, v in OBJECTIVES[name].arguments.items() if k != "eta"}  # a part's
+    assert type(found) is KINDS[name]
+    assert {key: getattr(found, key) for key in expected} == expected
 
 
 def test_numbers_are_the_configurations() -> None:
-    settings = {"rho": 0.3, "alpha": 0.2, "minimize": "plain", "scope": "global", "memory": "low"}
-    objective = make(objective="gsam", **settings)
+    settings = {"rho": 0.3, "alpha": 0.2, "minimize": "plain", "memory": "exact"}
+    objective = make(objective="gsam", perturb="norms", **settings)
     assert {name: getattr(objective, name) for name in settings} == settings
+    assert objective.perturb == "norms"
     walk = make(objective="entropy-sgd", gamma=0.5, inner_lr=0.2, noise=0.1, scoping=0.01)
     assert vars(walk).items() >= {("gamma", 0.5), ("inner_lr", 0.2), ("scoping", 0.01)}
 
 
 def test_radii() -> None:
-    rho = getattr(make(objective="sam", rho=0.3, rho_min=0.1, lr=0.1, lr_min=0.02), "rho")  # noqa: B009
+    rho = make(objective="sam", rho=0.3, rho_min=0.1, lr=0.1, lr_min=0.02).rho
     assert isinstance(rho, ProportionalToLR)
     assert (rho.rho_max, rho.rho_min, rho.lr_max, rho.lr_min) == (0.3, 0.1, 0.1, 0.02)
-    for name, default in (("sam", 0.05), ("asam", 0.5)):
-        rho = getattr(make(objective=name, rho_inverse_sqrt=True), "rho")  # noqa: B009
+    for name in ("sam", "asam", "momentum-sam"):
+        rho = make(objective=name, rho_inverse_sqrt=True).rho
         assert isinstance(rho, InverseSqrt)
-        assert rho.rho_0 == default
+        assert rho.rho_0 == OBJECTIVES[name].arguments["rho"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "counts"),
-    [
-        ({"objective": "sam", "rho_inverse_sqrt": True}, True),
-        ({"objective": "entropy-sgd"}, True),
-        ({"objective": "gsam"}, False),
-        ({"objective": "vanilla"}, False),
-    ],
+    ("changes", "every", "start"),
+    [({"every": 5}, 5, 0), ({"start_epoch": 2}, 1, 20), ({"every": 3, "start_epoch": 1}, 3, 10)],
 )
-def test_what_counts_goes_on(changes: dict[str, Any], counts: bool) -> None:
-    state = {"num_steps": 7} if counts else {}
-    objective = make(**changes)
-    load_counting_state(objective, state)
-    assert counting_state(objective) == state
+def test_some_steps_are_plain(changes: dict[str, Any], every: int, start: int) -> None:
+    objective = make(objective="sam", rho=0.3, **changes)
+    assert isinstance(objective, Intermittent)
+    assert isinstance(objective.objective, SAM)
+    assert (objective.every, objective.start, objective.rho) == (every, start, 0.3)
+
+
+def test_an_objective_must_be_used_before_the_end() -> None:
+    assert isinstance(make(objective="sam", epochs=3, start_epoch=2), Intermittent)
+    with pytest.raises(ValueError, match="start_epoch must be before the run's end, got 3 with 10"):
+        make(objective="sam", epochs=3, start_epoch=3)
+    with pytest.raises(ValueError, match="start_epoch must be before the run's end, got 2 with 10"):
+        make(objective="sam", steps=20, start_epoch=2)

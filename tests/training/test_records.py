@@ -36,11 +36,12 @@ def test_lines_of_a_run(tmp_path: Path) -> None:
     assert [(record["step"], record["epoch"]) for record in epochs] == [(4, 1), (8, 2), (12, 3)]
     assert ["test_accuracy" in record for record in epochs] == [False, True, True]
     for record in records:
-        assert set(MEASURES) | {"lr", "rho", "images_per_second", "seconds"} <= set(record)
+        assert not {"value", "overflow", "overflows"} & set(record)
+        assert set(MEASURES[:7]) | {"lr", "rho", "images_per_second", "seconds"} <= set(record)
         assert record["gap"] == pytest.approx(record["perturbed_loss"] - record["loss"], abs=1e-5)
         assert record["rho"] == pytest.approx(0.1 + record["lr"])  # from 0.2 at 0.1 to 0.1 at 0
         assert record["images_per_second"] > 0
-    for quantity in MEASURES:  # an epoch is two intervals
+    for quantity in MEASURES[:7]:  # an epoch is two intervals
         means = [
             (a[quantity] + b[quantity]) / 2 for a, b in zip(steps[::2], steps[1::2], strict=True)
         ]
@@ -153,47 +154,72 @@ def test_a_disk_that_is_full_for_tensorboard(
 
 
 def test_meters_skip_pauses_and_go_on() -> None:
-    meter = Meter(WORLD)
+    meter, row = Meter(WORLD), torch.arange(float(len(MEASURES)))
     assert math.isnan(meter.means()["loss"])
-    meter.add(torch.arange(7.0))
+    meter.add(row)
     meter.leave_out(-100.0)
     other = Meter(WORLD)
     other.load_state_dict(meter.state_dict())
-    other.add(torch.arange(7.0) + 2)
-    assert other.means() == dict(zip(MEASURES, range(1, 8), strict=True))
+    other.add(row + 2)
+    assert other.means() == dict(zip(MEASURES, range(1, len(MEASURES) + 1), strict=True))
     assert 100 < other.seconds < 110
 
 
-def test_gradients_that_overflow_are_counted_and_spare_the_means() -> None:
-    meter = Meter(WORLD, drops_overflows=True)
-    for loss, g, g_p in (
-        (1.0, 2.0, 6.0),
-        (2.0, math.inf, 1.0),
-        (3.0, 1.0, math.nan),
-        (6.0, 4.0, 8.0),
-    ):
-        meter.add(torch.tensor([loss, loss, 0.0, g, g_p, g / g_p, 1.0]))
-    means = meter.means()
-    assert meter.num_overflows == 2
-    assert (means["loss"], means["grad_norm"], means["perturbed_grad_norm"]) == (3.0, 3.0, 7.0)
-    meter.add(torch.full((7,), math.nan))
-    assert math.isnan(meter.means()["loss"])  # never passed over: captured steps are stopped by it
-
-
-def test_checkpoints_without_overflows_are_read() -> None:
+def test_a_mean_is_over_the_steps_that_measured_it() -> None:
+    """Plain steps among others have no second pass, and overflows have no finite norm."""
     meter = Meter(WORLD)
-    meter.load_state_dict({"sums": [torch.full((7,), 6.0)], "count": 2, "seconds": 1.0})
-    assert meter.means()["loss"] == 3.0
-    assert meter.num_overflows == 0
+    plain = {"loss": 3.0, "grad_norm": 4.0, "value": 3.0, "overflow": 0.0}
+    perturbed = {"perturbed_loss": 7.0, "perturbed_grad_norm": 2.0, "value": 7.0, "overflow": 0.0}
+    overflow = {"loss": 2.0, "grad_norm": math.inf, "value": 2.0, "overflow": 1.0}
+    for step in (plain, perturbed, overflow, perturbed):
+        meter.add(torch.tensor([step.get(name, math.nan) for name in MEASURES]))
+    means = meter.means()
+    assert (means["loss"], means["perturbed_loss"]) == (2.5, 7.0)
+    assert (means["grad_norm"], means["perturbed_grad_norm"]) == (4.0, 2.0)
+    assert (means["value"], means["overflow"]) == (4.75, 0.25)
+    assert math.isnan(means["gap"])
 
 
-def test_one_pass_has_no_second_gradient_to_overflow() -> None:
-    meter = Meter(WORLD, drops_overflows=True)
-    for norm in (2.0, math.inf, 4.0):
-        meter.add(torch.tensor([1.0, math.nan, math.nan, norm, math.nan, math.nan, 1.0]))
-    assert meter.num_overflows == 1
-    assert meter.means()["grad_norm"] == 3.0
-    assert math.isnan(meter.means()["cosine"])
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_a_lost_value_is_not_left_out(lost: float) -> None:
+    """Captured runs are stopped by it."""
+    meter = Meter(WORLD)
+    for value in (1.0, lost, 1.0):
+        meter.add(torch.full((len(MEASURES),), value))
+    assert not math.isfinite(meter.means()["value"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"objective": "momentum-sam"}, {"objective": "sam", "climb_fraction": 0.5}],
+    ids=str,
+)
+def test_a_run_without_its_loss_records_the_perturbed_one(
+    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = made_up.config(tmp_path, rho=0.1, **changes)
+    train(config, progress=progress.Lines())
+    for record in read_records(config.folder):
+        assert record["loss"] is record["gap"] is record["grad_norm"] is None
+        assert 0 < record["perturbed_loss"] < 5
+        assert record["accuracy"] is not None
+        assert record["rho"] == 0.1
+        shown = f"loss {record['perturbed_loss']:.4f}"
+    assert shown in capsys.readouterr().out
+
+
+def test_plain_steps_spare_the_means(tmp_path: Path) -> None:
+    """In 4 steps with 2 and 4 of the objective's, the gap is that of the objective's."""
+    changes: dict[str, Any] = {"objective": "sam", "rho": 0.1, "steps": 4, "momentum": 0.0}
+    every = made_up.config(tmp_path / "every", **changes, every=2, record_every=1)
+    together = made_up.config(tmp_path / "together", **changes, every=2, record_every=4)
+    train(every)
+    train(together)
+    gaps = [r["gap"] for r in read_records(every.folder) if r["kind"] == "step"]
+    assert [gap is None for gap in gaps] == [False, True, False, True]
+    (record,) = (r for r in read_records(together.folder) if r["kind"] == "step")
+    assert record["gap"] == pytest.approx((gaps[0] + gaps[2]) / 2, rel=1e-4)
+    assert record["rho"] == 0.1
 
 
 RECORDS: list[dict[str, Any]] = [

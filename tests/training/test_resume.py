@@ -20,6 +20,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "gsam, plain": {"rho": 0.1, "minimize": "plain"},
     "asam": {"rho": 0.5},
     "gap-penalty": {"rho": 0.1, "lam": 0.3},
+    "momentum-sam": {"rho": 0.5, "rho_inverse_sqrt": True},
+    "sam, on norms": {"rho": 0.5, "perturb": "norms"},
+    "gsam, on a part": {"rho": 0.1, "climb_fraction": 0.5},
+    "gsam, at some steps": {"rho": 0.1, "rho_inverse_sqrt": True, "every": 2, "start_epoch": 1},
     "entropy-sgd": {"inner_steps": 2, "noise": 0.1, "scoping": 0.01},
 }
 # Mixup, RandAugment, dropout, BatchNorm and a shuffled order: all that is drawn or counted.

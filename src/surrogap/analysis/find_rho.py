@@ -1,4 +1,4 @@
-"""Is this radius sane for my model? A sweep over radii on a few batches, and what it suggests.
+"""A range of radii for a model: a sweep on a few batches.
 
 At each radius it measures what a training step would: the gap `h`, the perturbed loss `f_p` and the
 cosine of the angle between `g` and `g_p`. A radius is too small where `g_p` still is `g`, so that
@@ -7,11 +7,16 @@ the perturbed loss is that of a model that has learnt nothing.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from surrogap.analysis.surface import Progress, Surface
 from surrogap.core.arguments import number
+
+# From the loss of one batch to the displacement of its ascent step at radius 1.
+Climb = Callable[[Surface], Tensor]
 
 # Three radii in each factor of ten.
 USUAL_RHOS = tuple(round(10 ** (exponent / 3), 6) for exponent in range(-9, 4))
@@ -98,10 +103,7 @@ class Sweep:
         if self.contains(rho):
             return f"{rho:g} is within."
         if self.low is None or rho < self.low:
-            return (
-                f"{rho:g} is too small to matter: the step is nearly that of plain training, at "
-                "twice its price."
-            )
+            return f"{rho:g} is too small to matter: the step is nearly that of plain training."
         return (
             f"{rho:g} is too large: the gradient up there tells little of the way down from here."
         )
@@ -122,9 +124,10 @@ def find_rho(
     *,
     num_batches: int = 4,
     ceiling: float = math.inf,
+    climb: Climb | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
-    """Which radii make sense for a model on its batches.
+    """Sweep radii for a model on its batches, and suggest a range.
 
     The suggestion begins where the mean cosine of `g` and `g_p` falls to 0.995, and ends where it
     falls to 0.85 or the perturbed loss reaches `ceiling`. It is a range to search, not the best
@@ -139,12 +142,14 @@ def find_rho(
         num_batches: How many batches to use, from the first.
         ceiling: A perturbed loss that is too large in any case, such as that of guessing,
             `log(num_classes)`.
+        climb: The ascent step at radius 1, to which that at `rho` is proportional. By default
+            SAM's, `g / ||g||`.
         progress: Called with the number of gradients computed, and all.
 
     Raises:
         TypeError: A number is none.
         ValueError: There is no radius or no batch, or a number is out of bounds.
-        RuntimeError: The gradient of a batch is zero.
+        RuntimeError: The gradient or the ascent step of a batch is zero.
 
     >>> import torch
     >>> from torch import nn
@@ -172,7 +177,7 @@ def find_rho(
     rows: list[list[Radius]] = []
     for index, part in enumerate(parts):
         rows.append([])
-        for radius in _of_batch(part, radii):
+        for radius in _of_batch(part, radii, climb):
             rows[-1].append(radius)
             if progress is not None:
                 progress(index * (1 + len(radii)) + 1 + len(rows[-1]), num_gradients)
@@ -180,18 +185,19 @@ def find_rho(
     return Sweep(means, len(parts), *_interval(means, ceiling))
 
 
-def _of_batch(surface: Surface, rhos: Sequence[float]) -> Iterator[Radius]:
-    """What one batch sees at each radius."""
+def _of_batch(surface: Surface, rhos: Sequence[float], climb: Climb | None) -> Iterator[Radius]:
+    """Measure one batch at each radius."""
     space = surface.space
     loss, g = surface.gradient()
     norm = space.norm(g)
-    if not norm > 0:
+    delta = g / norm if climb is None or not norm > 0 else climb(surface)
+    if not (norm > 0 and space.norm(delta) > 0):
         raise RuntimeError(
-            f"gradient must not be zero, got norm {float(norm)} on a batch. There is no way up "
-            "from here: measure a model that still learns."
+            f"gradient must not be zero, got norm {float(norm)} on a batch, and there must be an "
+            "ascent step. Measure a model that still learns, after some steps of training."
         )
     for rho in rhos:
-        with surface.moved(rho / norm * g):
+        with surface.moved(rho * delta):
             perturbed_loss, g_p = surface.gradient()
         cosine = space.dot(g, g_p) / (norm * space.norm(g_p))
         yield Radius(rho, float(loss), float(perturbed_loss), float(cosine))

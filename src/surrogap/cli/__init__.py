@@ -19,21 +19,22 @@ from importlib import import_module
 from surrogap import __version__
 from surrogap.training.arguments import one_of
 from surrogap.training.failure import RunFailedError
+from surrogap.training.objective_configs import NoEffectError
 
 COMMANDS = {
     "train": "Train a network, or continue to.",
-    "compare": "Train several objectives alike, and show them side by side.",
+    "compare": "Train several objectives with one budget, and show them side by side.",
     "evaluate": "Score a run on clean and shifted test sets.",
     "show": "Show a run, its summary and its curves.",
     "sharpness": "Measure how sharp a run is, or any network.",
     "landscape": "Draw the loss around a run, or between two.",
-    "find-rho": "Tell which radii make sense, for a recipe or a run.",
+    "find-rho": "Suggest a range for rho, for a recipe or a run.",
     "reproduce": "Draw some of the paper's figures, and check its theory in numbers.",
     "export": "Write a run's weights for timm.",
     "recipes": "List the recipes, or show one.",
 }
 
-# Every error that tells a user of a mistake reads `<name> must <rule>, got <value>. <remedy>`.
+# Errors about a user's mistake read `<name> must <rule>, got <value>. <remedy>`, or have a type.
 _MISTAKE = re.compile(r"\bmust\b.*\bgot\b", re.DOTALL)
 _OF_PATHS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 
@@ -96,7 +97,8 @@ def mistake(error: Exception) -> str | None:
             f"path must be one that may be used, got {error.filename} ({error.strerror}). "
             "Pass another one."
         )
-    return str(error) if _MISTAKE.search(str(error)) else None
+    is_mistake = isinstance(error, NoEffectError) or _MISTAKE.search(str(error))
+    return str(error) if is_mistake else None
 
 
 def _run(name: str, arguments: list[str]) -> int:

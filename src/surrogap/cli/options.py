@@ -1,5 +1,6 @@
 """A command's options: a dataclass, read from the command line by tyro."""
 
+import argparse
 import contextlib
 import io
 import re
@@ -43,6 +44,21 @@ def options(
         if not end.code:
             raise
         raise ValueError(_sentence(complaint.getvalue(), program)) from None
+
+
+def peek(arguments: Sequence[str], *names: str) -> tuple[str | None, ...]:
+    """Read some flags before `options` does, because the defaults of others follow from them.
+
+    A flag that is missing, or has no value, is None: `options` will say what is wrong with it.
+
+    >>> peek(["--recipe=vit-s32-gsam", "--seed", "3", "--out"], "recipe", "out", "objective")
+    ('vit-s32-gsam', None, None)
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in names:
+        parser.add_argument(f"--{name}", nargs="?")
+    found = parser.parse_known_args(list(arguments))[0]
+    return tuple(getattr(found, name) for name in names)
 
 
 def _sentence(complaint: str, program: str) -> str:

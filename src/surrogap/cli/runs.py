@@ -81,11 +81,11 @@ class Overall(Progress):
     """Where a row of runs is: a bar over all of them, or a line for each.
 
     Args:
-        costs: How long each run takes, in any unit.
-        num_done: How many there were before.
+        costs: The length of each run, in any unit.
+        num_done: The number of runs that were finished before.
     """
 
-    def __init__(self, costs: Sequence[int], *, num_done: int) -> None:
+    def __init__(self, costs: Sequence[float], *, num_done: int) -> None:
         self._costs = list(costs)
         self._num_done = num_done
         self._number = -1

@@ -89,15 +89,20 @@ def main(arguments: Sequence[str]) -> int:
 def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) -> Table:
     """What was trained, how far it came, and what came out."""
     last = records[-1]
-    objective = config.objective
-    settings = {name: getattr(objective, name) for name in ("rho", "rho_min", "alpha")}
-    told = ", ".join(f"{name} {value:g}" for name, value in settings.items() if value is not None)
+    shown = ("rho", "rho_min", "alpha", "perturb", "climb_fraction", "every", "start_epoch")
+    settings = {name: value for name, value in vars(config.objective).items() if name in shown}
+    unused = {"climb_fraction": 1.0, "every": 1, "start_epoch": 0}
+    told = ", ".join(
+        f"{name} {value if isinstance(value, str) else format(value, 'g')}"
+        for name, value in settings.items()
+        if value is not None and unused.get(name) != value
+    )
     epochs = [record for record in records if record["kind"] == "epoch"]
     scored = [record for record in epochs if record.get("test_accuracy") is not None]
     rows = [
         ("network", config.model.name),
         ("images", f"{config.data.name}, augmentation {config.data.augmentation}"),
-        ("objective", objective.name + (f" ({told})" if told else "")),
+        ("objective", config.objective.name + (f" ({told})" if told else "")),
         ("optimizer", f"{config.optimizer.name}, lr {config.optimizer.lr:g}"),
         ("steps", f"{last['step']}"),
     ]
@@ -129,10 +134,13 @@ def _told(value: float | None, text: str, factor: float = 1.0) -> str:
 
 def _curve(records: Sequence[Mapping[str, Any]], name: str, steps: float) -> list[Point]:
     """A quantity over epochs, or over steps if an epoch counts as one step."""
+    from surrogap.training.records import training_loss
+
+    values = [training_loss(r) if name == "loss" else r.get(name) for r in records]
     return [
-        (float(record.get("epoch", record["step"] / steps)), float(record[name]))
-        for record in records
-        if record.get(name) is not None
+        (float(record.get("epoch", record["step"] / steps)), float(value))
+        for record, value in zip(records, values, strict=True)
+        if value is not None
     ]
 
 

@@ -5,15 +5,14 @@ surrogap train --resume --out runs/a
 torchrun --nproc-per-node 8 -m surrogap.cli train --recipe vit-s32-gsam
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surrogap.cli.options import options
-from surrogap.training.arguments import one_of
+from surrogap.cli.configured import base_config, given_fields
+from surrogap.cli.options import options, peek
+from surrogap.experiments.methods import with_lr_of_gradient
 from surrogap.training.config import Config
 
 
@@ -26,14 +25,15 @@ class Train:
     """
 
     recipe: str | None = None
-    """The recipe that gives the defaults of all that follows; surrogap recipes lists them."""
+    """The recipe that gives the defaults of all that follows; surrogap recipes lists them. Flags
+    are those of one objective: add --objective NAME to --help for another's."""
 
     resume: bool = False
-    """Whether to continue the run that the folder holds; if it holds none, it starts. Without
-    --recipe, the defaults of all that follows are the run's own."""
+    """Continue the run that the folder holds; if it holds none, it starts. Without --recipe, the
+    defaults of all that follows are the run's own."""
 
     print_config: bool = False
-    """Whether to show the configuration and do nothing."""
+    """Show the configuration and do nothing else."""
 
     config: Config = field(default_factory=Config)
 
@@ -45,10 +45,13 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: The arguments do not fit, or the run cannot be what they say.
     """
     chosen = options(Train, "train", arguments, default=Train(config=_defaults(arguments)))
+    config = chosen.config
+    if chosen.recipe is not None and "lr" not in given_fields(arguments):
+        config = with_lr_of_gradient(config)
     if chosen.print_config:
-        print(chosen.config.to_json(), end="")
+        print(config.to_json(), end="")
         return 0
-    return _train(chosen.config, chosen.resume)
+    return _train(config, chosen.resume)
 
 
 def _train(config: Config, resume: bool) -> int:
@@ -72,33 +75,7 @@ def _train(config: Config, resume: bool) -> int:
 
 def _defaults(arguments: Sequence[str]) -> Config:
     """The recipe's configuration, or that of the run to resume, or the default one."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--recipe")
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--out")
-    try:
-        first, _ = parser.parse_known_args(arguments)
-    except argparse.ArgumentError:  # tyro will tell
-        return Config()
-    if first.recipe is not None:
-        return recipe(first.recipe)
-    path = Path(first.out or "").expanduser() / "config.json"
-    if not (first.resume and first.out and path.is_file()):
-        return Config()
-    try:
-        return Config.from_dict(json.loads(path.read_text()))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"configuration must be JSON, got {path} ({error}). Pass another --out."
-        ) from error
-
-
-def recipe(name: str) -> Config:
-    """The configuration of a recipe.
-
-    Raises:
-        ValueError: There is no such recipe.
-    """
-    from surrogap.experiments.recipes import RECIPES
-
-    return RECIPES[one_of("recipe", name, RECIPES, remedy="surrogap recipes lists them.")]()
+    (out,) = peek(arguments, "out")
+    folder = Path(out or "").expanduser()
+    is_resumed = "--resume" in arguments and out and (folder / "config.json").is_file()
+    return base_config(arguments, folder if is_resumed else None)

@@ -11,7 +11,7 @@ from typing import Any, final
 from surrogap.experiments.figures import curves_with_bands, new_figure
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.tables import Table
-from surrogap.training.records import read_records
+from surrogap.training.records import read_records, training_loss
 
 MEASURED = "measured.json"
 NUM_ASCENT_STEPS = 5
@@ -45,7 +45,7 @@ class Result:
     Attributes:
         method: The objective, perhaps for twice the epochs.
         seed: Its seed.
-        num_passes: How many times a step goes through its batch.
+        num_passes: Forward-backward passes over the batch in a step, as a mean over steps.
         num_epochs: How often it went through the images.
         test_accuracy: At the end, as a fraction.
         test_loss: Likewise, the mean cross-entropy.
@@ -60,7 +60,7 @@ class Result:
 
     method: str
     seed: int
-    num_passes: int
+    num_passes: float
     num_epochs: int
     test_accuracy: float
     test_loss: float
@@ -207,8 +207,9 @@ def draw(results: Sequence[Result], path: Path, title: str) -> None:
 
 
 def _curve(run: Result, name: str) -> list[tuple[float, float]]:
+    values = [training_loss(r) if name == "loss" else r.get(name) for r in run.epochs]
     return [
-        (record["epoch"] * run.num_passes, record[name])
-        for record in run.epochs
-        if record.get(name) is not None and math.isfinite(record[name])
+        (record["epoch"] * run.num_passes, value)
+        for record, value in zip(run.epochs, values, strict=True)
+        if value is not None and math.isfinite(value)
     ]

@@ -18,7 +18,6 @@ from surrogap.training.parts import Parts
 from surrogap.training.probe import Probe
 from surrogap.training.processes import World
 
-USUAL_RHO = 0.05
 MAX_PRODUCTS = 30
 
 
@@ -53,10 +52,8 @@ def sharpness_probe(config: Config, parts: Parts, world: World) -> Probe:
 
 
 def radius_of(config: Config) -> float:
-    """The radius of a run's gap: its own, as far as it has one in the Euclidean ball."""
-    objective = config.objective
-    is_euclidean = objective.has_radius and objective.name != "asam"
-    return (objective.rho or USUAL_RHO) if is_euclidean else USUAL_RHO
+    """The radius at which a run's gap is measured."""
+    return config.objective.gap_rho
 
 
 def measured_at(surface: Surface, rho: float) -> dict[str, float]:

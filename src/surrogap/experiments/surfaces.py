@@ -10,9 +10,10 @@ from surrogap.analysis.batches import LossFn
 from surrogap.analysis.surface import Surface
 from surrogap.data import Splits, loader
 from surrogap.training.config import Config
-from surrogap.training.groups import ModelConfig, ObjectiveConfig
+from surrogap.training.groups import ModelConfig
 from surrogap.training.losses import loss_of
 from surrogap.training.networks import network_of, read_weights
+from surrogap.training.objective_configs import ObjectiveConfig
 from surrogap.training.processes import World
 
 Batch = tuple[Tensor, Tensor]
@@ -66,7 +67,8 @@ def still_batches(config: Config, splits: Splits, world: World, batch_size: int)
 def loss_fn_of(config: ObjectiveConfig) -> LossFn:
     """The loss that a run minimises, for a surface.
 
-    >>> loss_fn = loss_fn_of(ObjectiveConfig(loss="sigmoid"))
+    >>> from surrogap.training.objective_configs import VanillaConfig
+    >>> loss_fn = loss_fn_of(VanillaConfig(loss="sigmoid"))
     >>> loss_fn(nn.Identity(), (torch.zeros(4, 10), torch.arange(4))) / 10  # log 2 for each class
     tensor(0.6931)
     """

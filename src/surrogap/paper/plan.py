@@ -112,7 +112,7 @@ def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1
 
 
 def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyRun, bool]]:
-    cells = [cell for cell in stage.cells if cell.setup in scale.setups and is_known(cell, scale)]
+    cells = [cell for cell in stage.cells if cell.setup in scale.setups]
     tuned = dict.fromkeys((cell.setup, cell.method) for cell in cells if cell.is_tuned)
     for setup, method in tuned:
         for trial in trials(scale, setup, method):
@@ -125,15 +125,6 @@ def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyR
         for cell, number, known in zip(cells, numbers, runs, strict=True):
             if seed < number:
                 yield (_unknown(scale, cell, seed), False) if known is None else (known[seed], True)
-
-
-def is_known(cell: Cell, scale: Scale) -> bool:
-    """Whether this version's configuration has all fields that a cell needs."""
-    try:
-        trials(scale, cell.setup, cell.method)[0].config()
-    except ValueError:
-        return False
-    return True
 
 
 def _unknown(scale: Scale, cell: Cell, seed: int) -> StudyRun:

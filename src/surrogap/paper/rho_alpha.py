@@ -80,10 +80,9 @@ class Grid:
 
     def config(self) -> Config:
         """What all runs have in common."""
-        config = RECIPES[self.recipe]().override(
-            objective="gsam", minimize="perturbed", rho=None, rho_min=None, rho_inverse_sqrt=False
-        )
-        config = config.override(alpha=None, out=str(self.folder), seed=0)
+        # By way of vanilla, which keeps nothing of the recipe's objective but the loss.
+        config = RECIPES[self.recipe]().override(objective="vanilla")
+        config = config.override(objective="gsam", out=str(self.folder), seed=0)
         return config if self.num_steps is None else config.override(steps=self.num_steps)
 
     def runs(self) -> list[Planned]:
@@ -140,7 +139,7 @@ def read_result(planned: Planned) -> Result:
     config = planned.config
     last = [record for record in read_records(config.folder) if record["kind"] == "epoch"][-1]
     found: dict[str, Any] = json.loads((config.folder / MEASURED).read_text())
-    found |= {"alpha": config.objective.alpha, "seed": config.execution.seed}
+    found |= {"alpha": config.flat()["alpha"], "seed": config.execution.seed}
     found |= {name: last[name] for name in ("test_accuracy", "test_loss")}
     return Result(**{field.name: found[field.name] for field in fields(Result)})
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from surrogap.analysis.surface import Surface
 from surrogap.data import Loader, Splits, TensorSet, archive_of, loader
 from surrogap.evaluation import corrupted, evaluate
-from surrogap.experiments.probes import USUAL_RHO, evaluating, measured_at
+from surrogap.experiments.probes import evaluating, measured_at
 from surrogap.experiments.surfaces import loss_fn_of, part_of, still_batches
 from surrogap.experiments.trials import Places, has_votes, loading_of, trials
 from surrogap.paper.ledger import Line
@@ -30,6 +30,7 @@ from surrogap.paper.study import Scale, StudyRun
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
 from surrogap.training.images import images_of
+from surrogap.training.objective_configs import USUAL_RHO
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import Record, read_records
 from surrogap.training.run import Outcome, train

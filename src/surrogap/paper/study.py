@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
+from surrogap.experiments.methods import with_lr_of_gradient
 from surrogap.training.config import Config
 from surrogap.training.identity import FREE
 
@@ -404,12 +405,12 @@ class StudyRun:
         return f"{self.cell}, {settings}, seed {self.seed}"
 
     def config(self, **more: Any) -> Config:
-        """The configuration to train.
+        """The configuration to train. The learning rate of the study is one for a gradient.
 
         Raises:
             ValueError: A value is not valid.
         """
-        return Config().override(**{**self.changes, **more})
+        return with_lr_of_gradient(Config().override(**{**self.changes, **more}))
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Batches that are made while the device is still busy with the step before."""
+"""Batches: made while the device is still busy with the step before, and cut for a first pass."""
 
 from collections.abc import Iterable, Iterator
 
@@ -35,3 +35,14 @@ def batches(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
         for tensor in batch:
             tensor.record_stream(steps)  # its memory must not be used anew before the step is over
         yield batch
+
+
+def start_of(batch: Batch, fraction: float) -> Batch:
+    """Return the first rows of a batch, one at least.
+
+    >>> start_of((torch.arange(8), torch.arange(8)), 0.25)
+    (tensor([0, 1]), tensor([0, 1]))
+    """
+    images, targets = batch
+    num_images = max(1, round(fraction * len(images)))
+    return images[:num_images], targets[:num_images]

@@ -1,10 +1,11 @@
-"""What a run is: every setting of the training system, as dataclasses.
+"""The configuration of a run: every setting of the training system, as dataclasses.
 
 A `Config` has a group for each part of the system. It is checked when it is made, written to the
-run's folder as JSON, and is what `surrogap train` takes: one flag for each field. Within a group,
-the field `name` says which; its flag is the group's name, and the other flags are the fields' own.
-So `Config(objective=ObjectiveConfig(name="sam", rho=0.1))` is `--objective sam --rho 0.1`, and
-`config.override(objective="sam", rho=0.1)` changes both in a configuration that there is.
+run's folder as JSON, and is what `surrogap train` takes: one flag for each field. The flag of a
+group's field `name` is the group's name, and the other flags are the fields' own. So
+`Config(objective=SAMConfig(rho=0.1))` is `--objective sam --rho 0.1`, and
+`config.override(objective="sam", rho=0.1)` changes both in an existing configuration. The group of
+the objective has the fields that the chosen objective uses; any other is an error.
 
 A recipe is a function without arguments that returns a `Config`. `surrogap.experiments.recipes` has
 them by name, as `RECIPES`, and `surrogap train --recipe NAME` takes its defaults from there. This
@@ -13,7 +14,7 @@ module imports no torch, and that one need not either: that is why `surrogap --h
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, final, get_type_hints
@@ -23,10 +24,20 @@ from surrogap.training.groups import (
     DataConfig,
     ExecutionConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     OutputConfig,
     ScheduleConfig,
+)
+from surrogap.training.objective_configs import (
+    CONFIGS,
+    AscentConfig,
+    EntropySGDConfig,
+    GSAMConfig,
+    NoEffectError,
+    ObjectiveConfig,
+    PerturbedConfig,
+    config_class,
+    converted,
 )
 
 __all__ = [
@@ -41,6 +52,9 @@ __all__ = [
     "ScheduleConfig",
 ]
 
+# Fields that no objective has together: earlier versions had one group for all objectives.
+_OF_SEVERAL_OBJECTIVES = {"alpha", "lam", "gamma"}
+
 
 @final
 @dataclass(frozen=True)
@@ -50,17 +64,17 @@ class Config:
     Attributes:
         model: The network.
         data: The images.
-        objective: What is minimised.
-        optimizer: What moves the weights.
-        schedule: How long, and how fast when.
-        execution: How it is computed.
-        output: What it leaves behind.
+        objective: The objective.
+        optimizer: The optimizer.
+        schedule: Training length and learning-rate schedule.
+        execution: Device, precision and parallelism.
+        output: Records, evaluations and checkpoints.
 
     Raises:
         TypeError: A value has the wrong type.
         ValueError: A value is unknown or out of bounds, or two do not go together.
 
-    >>> config = Config(objective=ObjectiveConfig(name="sam", rho=0.1))
+    >>> config = Config().override(objective="sam", rho=0.1)
     >>> config.override(rho=0.2, lr=0.05).objective.rho
     0.2
     >>> Config.from_dict(config.to_dict()) == config
@@ -69,7 +83,7 @@ class Config:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    objective: ObjectiveConfig = field(default_factory=GSAMConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
@@ -88,32 +102,38 @@ class Config:
                 "The learning rate decays from lr to lr_min."
             )
         self._check_walks()
+        self._check_climb()
         self._check_radius()
 
     def _check_walks(self) -> None:
-        """A recorded step divides losses, and EntropySGD's direction does not follow them."""
+        """A captured step divides losses, and EntropySGD's direction does not follow them."""
         execution = self.execution
-        has_walks = self.objective.name == "entropy-sgd" and execution.perturbation == "each"
+        has_walks = (
+            isinstance(self.objective, EntropySGDConfig) and execution.perturbation == "each"
+        )
         if has_walks and execution.capture and execution.micro_batches > 1:
             raise ValueError(
                 "perturbation must be shared for entropy-sgd where a step is captured, got each. "
                 "Pass --perturbation shared, or --no-capture."
             )
 
-    def _check_radius(self) -> None:
-        lr, lr_min = self.optimizer.lr, self.schedule.lr_min
-        rho, rho_min = self.objective.rho, self.objective.rho_min
-        if rho_min is None or not self.objective.has_radius:
-            return
-        if rho is None or rho_min > rho:
+    def _check_climb(self) -> None:
+        objective, num_parts = self.objective, self.execution.micro_batches
+        if isinstance(objective, AscentConfig) and objective.climb_fraction < 1 and num_parts > 1:
             raise ValueError(
-                f"rho_min must come with a rho that is no smaller, got rho_min={rho_min} and "
-                f"rho={rho}. Pass the radius at the largest learning rate as rho."
+                f"climb_fraction must be 1 where a batch is split into micro-batches, got "
+                f"{objective.climb_fraction} and micro_batches={num_parts}. Pass one of the two."
             )
-        if self.schedule.decay == "constant" or lr_min == lr:
+
+    def _check_radius(self) -> None:
+        objective = self.objective
+        if not isinstance(objective, PerturbedConfig) or objective.rho_min is None:
+            return
+        if self.schedule.decay == "constant" or self.schedule.lr_min == self.optimizer.lr:
             raise ValueError(
-                f"rho_min must be left out where the learning rate does not decay, got {rho_min}. "
-                "The radius follows the learning rate: pass rho alone, or let lr decay."
+                "rho_min must be left out where the learning rate does not decay, got "
+                f"{objective.rho_min}. The radius follows the learning rate: pass rho alone, or "
+                "let lr decay."
             )
 
     @property
@@ -128,24 +148,26 @@ class Config:
     def override(self, **values: Any) -> Self:
         """The same configuration with other values for some fields, named as the flags are.
 
+        Under another objective, the settings that both share stay as they are; see `converted`.
+
         Raises:
+            NoEffectError: The objective does not use a field.
             ValueError: There is no such field, or a value is not valid.
 
         >>> Config().override(objective="vanilla", epochs=40).schedule.epochs
         40
         """
-        groups: dict[str, dict[str, Any]] = {}
+        groups: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
         for flag, value in values.items():
             if flag not in FIELDS:
                 raise ValueError(_unknown("field", flag, FIELDS))
             group, name = FIELDS[flag]
-            groups.setdefault(group, {})[name] = value
-        return dataclasses.replace(
-            self,
-            **{
-                g: dataclasses.replace(getattr(self, g), **changes) for g, changes in groups.items()
-            },
-        )
+            groups[group][name] = value
+        objective = converted(self.objective, groups["objective"].pop("name", self.objective.name))
+        check_effect(groups["objective"], objective)
+        old: dict[str, Any] = vars(self) | {"objective": objective}
+        new = {g: dataclasses.replace(old[g], **changes) for g, changes in groups.items()}
+        return dataclasses.replace(self, **new)
 
     def flat(self) -> dict[str, Any]:
         """All fields, named as the flags are.
@@ -153,7 +175,11 @@ class Config:
         >>> Config().flat()["objective"]
         'gsam'
         """
-        return {flag: getattr(getattr(self, group), name) for flag, (group, name) in FIELDS.items()}
+        return {
+            group if name == "name" else name: getattr(own, name)
+            for group, own in vars(self).items()
+            for name in _names(own)
+        }
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The groups as dictionaries, which JSON can hold."""
@@ -184,19 +210,47 @@ class Config:
                 raise ValueError(_unknown("group", group, _GROUPS))
             if not isinstance(fields, Mapping):
                 raise TypeError(f"{group} must be a group of fields, got {fields!r}. Pass one.")
-            known = {f.name for f in dataclasses.fields(_GROUPS[group])}
-            for name in fields:
-                if name not in known:
-                    raise ValueError(_unknown(f"field of {group}", name, known))
+            kind: Any = _objective_class(fields) if group == "objective" else _GROUPS[group]
+            for name in fields.keys() - _names(kind):
+                raise ValueError(_unknown(f"field of {group}", name, _names(kind)))
             values_of = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-            groups[group] = _GROUPS[group](**values_of)
+            groups[group] = kind(**values_of)
         return cls(**groups)
 
 
-def _unknown(kind: str, name: str, known: Mapping[str, Any] | set[str]) -> str:
+def check_effect(names: Iterable[str], objective: ObjectiveConfig) -> None:
+    """Check that an objective uses the fields of objectives that are named.
+
+    Raises:
+        NoEffectError: It does not use one.
+
+    >>> check_effect(["rho", "alpha"], GSAMConfig())
+    """
+    for name in names:
+        if name not in _names(objective):
+            raise NoEffectError(name, objective.name)
+
+
+def _objective_class(fields: Mapping[str, Any]) -> type[ObjectiveConfig]:
+    if fields.keys() >= _OF_SEVERAL_OBJECTIVES:
+        raise ValueError(
+            "configuration must hold the fields of one objective, got one of an earlier version "
+            "of surrogap, with those of all. Train it again in another folder, or use that version."
+        )
+    kind = config_class(fields.get("name", GSAMConfig.name))
+    known = {name for other in CONFIGS.values() for name in _names(other)}
+    check_effect(sorted(known & fields.keys()), kind())
+    return kind
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
     guess = closest(name, known)
     remedy = f"The closest is {guess!r}." if guess else f"Known are {', '.join(sorted(known))}."
     return f"{kind} must be one that a configuration has, got {name!r}. {remedy}"
+
+
+def _names(group: Any) -> list[str]:
+    return [f.name for f in dataclasses.fields(group)]
 
 
 _GROUPS: dict[str, Any] = get_type_hints(Config)
@@ -205,5 +259,6 @@ _GROUPS: dict[str, Any] = get_type_hints(Config)
 FIELDS: dict[str, tuple[str, str]] = {
     group if f.name == "name" else f.name: (group, f.name)
     for group, kind in _GROUPS.items()
-    for f in dataclasses.fields(kind)
+    for own in (CONFIGS.values() if group == "objective" else (kind,))
+    for f in dataclasses.fields(own)
 }

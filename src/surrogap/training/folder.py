@@ -54,7 +54,7 @@ def check_folder(config: Config, *, resume: bool) -> None:
 
 def _check_run(config: Config, resume: bool) -> None:
     folder, own = config.folder, read_config(config.folder).flat()
-    different = {k: v for k, v in config.flat().items() if own[k] != v and k not in FREE}
+    different = {k: v for k, v in config.flat().items() if own.get(k) != v and k not in FREE}
     if different:
         name, value = next(iter(different.items()))
         raise ValueError(

@@ -1,4 +1,7 @@
-"""The groups of a configuration, each for one part of the system. None needs torch."""
+"""The groups of a configuration, each for one part of the system. None needs torch.
+
+Those of the objectives are in `objective_configs`.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,14 +12,14 @@ from tyro.conf import arg
 from surrogap.core.arguments import number
 from surrogap.training.arguments import at_least, check_seed, check_type
 
-TWO_PASS = ("sam", "gsam", "asam", "gap-penalty")
-
 
 class Group:
     """Fields that belong together; each is checked against its annotation."""
 
+    _group = ""  # by default as the class is called
+
     def __post_init__(self) -> None:
-        group = type(self).__name__.removesuffix("Config").lower()
+        group = self._group or type(self).__name__.removesuffix("Config").lower()
         for name, hint in get_type_hints(type(self)).items():
             check_type(group if name == "name" else name, getattr(self, name), hint)
         self._check()
@@ -104,95 +107,6 @@ class DataConfig(Group):
             at_least("eval_batch_size", self.eval_batch_size, 1, remedy="Pass a number, as 512.")
         if self.num_workers is not None:
             at_least("num_workers", self.num_workers, 0, remedy="Pass 0 to read in this process.")
-
-
-@final
-@dataclass(frozen=True)
-class ObjectiveConfig(Group):
-    """What is minimised, in the paper's symbols."""
-
-    name: Annotated[
-        Literal["vanilla", "sam", "gsam", "asam", "gap-penalty", "entropy-sgd"],
-        arg(name="objective"),
-    ] = "gsam"
-    """What is minimised. Each objective looks at its own of the settings below, and at no other."""
-
-    loss: Literal["cross-entropy", "sigmoid"] = "cross-entropy"
-    """f: softmax cross-entropy, or sigmoid cross-entropy summed over classes, as the authors'."""
-
-    label_smoothing: float = 0.0
-    """The part of a target that is spread over all classes; for cross-entropy."""
-
-    rho: float | None = None
-    """The radius, at lr where it follows the learning rate. By default 0.05, for asam 0.5."""
-
-    rho_min: float | None = None
-    """The radius at lr_min: with it, the radius follows the learning rate. By default it does not.
-    """
-
-    rho_inverse_sqrt: bool = False
-    """Whether the radius is rho / sqrt(t) at step t, as in the paper's theorem 5.1."""
-
-    alpha: float | None = None
-    """gsam, asam: the weight of the gap. By default 0.4 for gsam, and 0 for asam: no ascent."""
-
-    minimize: Literal["perturbed", "plain"] = "perturbed"
-    """gsam: perturbed for min(f_p, h), the paper's method; plain for min(f, h)."""
-
-    lam: float = 0.1
-    """gap-penalty: the weight of the gap in f_p + lam * h."""
-
-    eta: float = 0.01
-    """asam: added to the weights' magnitudes."""
-
-    gamma: float = 0.03
-    """entropy-sgd: how strongly the walk is held to the weights."""
-
-    inner_steps: int = 5
-    """entropy-sgd: the length of the walk, in passes."""
-
-    inner_lr: float = 0.1
-    """entropy-sgd: the walk's learning rate."""
-
-    noise: float = 1e-4
-    """entropy-sgd: the walk's temperature."""
-
-    averaging: float = 0.75
-    """entropy-sgd: how slowly the mean follows the walk."""
-
-    scoping: float = 0.0
-    """entropy-sgd: by how much gamma grows with each step, as a fraction."""
-
-    scope: Literal["replica", "global"] | None = None
-    """Under torchrun, whose gradients a climb follows. By default replica, its own, for ddp."""
-
-    memory: Literal["exact", "low"] = "exact"
-    """What a step holds besides, on a GPU: two copies of the weights, or one (low), from which the
-    first gradient is found again but for rounding."""
-
-    @property
-    def has_radius(self) -> bool:
-        """Whether it makes a second pass at a distance rho."""
-        return self.name in TWO_PASS
-
-    def _check(self) -> None:
-        for name in ("rho", "rho_min", "alpha", "lam", "eta", "noise", "scoping"):
-            self._number(name, remedy="Pass a non-negative number, such as 0.1.")
-        self._number("gamma", above=0.0, remedy="Pass a positive number, such as 0.03.")
-        self._number("inner_lr", above=0.0, remedy="Pass a positive number, such as 0.1.")
-        self._number("averaging", below=1.0, remedy="Pass a number such as 0.75.")
-        self._number("label_smoothing", below=1.0, remedy="Pass a number such as 0.1.")
-        at_least("inner_steps", self.inner_steps, 1, remedy="Pass a number of passes, as 5.")
-        if self.rho_min is not None and self.rho_inverse_sqrt:
-            raise ValueError(
-                f"rho_min must be left out where the radius is rho / sqrt(t), got {self.rho_min}. "
-                "Pass one of rho_min and rho_inverse_sqrt."
-            )
-        if self.label_smoothing and self.loss == "sigmoid":
-            raise ValueError(
-                f"label_smoothing must be 0 for the sigmoid loss, got {self.label_smoothing}. "
-                "Pass it with loss cross-entropy."
-            )
 
 
 @final

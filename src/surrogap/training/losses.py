@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional
 
-from surrogap.training.groups import ObjectiveConfig
+from surrogap.training.objective_configs import ObjectiveConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -15,7 +15,8 @@ def loss_of(config: ObjectiveConfig) -> Loss:
     """The loss that a configuration names.
 
     >>> import torch
-    >>> f = loss_of(ObjectiveConfig(loss="sigmoid"))
+    >>> from surrogap.training.objective_configs import VanillaConfig
+    >>> f = loss_of(VanillaConfig(loss="sigmoid"))
     >>> f(torch.zeros(4, 10), torch.arange(4)) / 10  # log 2 for each class
     tensor(0.6931)
     """

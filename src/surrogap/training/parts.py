@@ -1,4 +1,4 @@
-"""From a configuration to the objects that train: the images, the network, the step."""
+"""The objects that train, from a configuration: the images, the network, the step."""
 
 from dataclasses import dataclass
 from typing import final
@@ -61,9 +61,9 @@ def parts_of(config: Config, world: World) -> Parts:
     splits = splits_of(config, world).to(world.device)
     model = wrapped(network_of(config.model, splits), config, world)
     optimizer = optimizer_of(config.optimizer, model, fused=config.execution.capture)
-    objective = objective_of(config, model, optimizer)
     images = _loader(config, world, splits, "train")
     eval_images = {name: _loader(config, world, splits, name) for name in _eval_splits(config)}
+    objective = objective_of(config, model, optimizer, len(images))
     num_steps = config.schedule.steps or config.schedule.epochs * len(images)
     rate = LearningRate(config.schedule, config.optimizer.lr, num_steps, len(images))
     kind = CapturedStep if config.execution.capture else EagerStep

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
+from surrogap.training.records import training_loss
+
 # In seconds: how often a bar moves, and how often a line tells of a long epoch.
 _BAR_INTERVAL = 0.1
 _LINE_INTERVAL = 30.0
@@ -133,7 +135,7 @@ def progress_for_stdout() -> Progress:
 
 
 def essentials(record: Mapping[str, Any]) -> list[str]:
-    """What of a record one wants to see at once.
+    """Return the few numbers of a record that are shown while a run trains.
 
     >>> essentials({"kind": "step", "step": 50, "loss": 0.51234, "gap": 0.0123, "rho": None})
     ['loss 0.5123', 'gap 0.0123']
@@ -151,7 +153,7 @@ def essentials(record: Mapping[str, Any]) -> list[str]:
         "test_accuracy": "test accuracy {:.4f}",
         "images_per_second": "{:,.0f} images/s",
     }
-    present = {name: record.get(name) for name in names}
+    present = {name: record.get(name) for name in names} | {"loss": training_loss(record)}
     return [
         names[name].format(value)
         for name, value in present.items()

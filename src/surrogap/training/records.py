@@ -1,11 +1,13 @@
-"""What a run saw: one JSON line per interval and per epoch, and the same for TensorBoard.
+"""The records of a run: one JSON line per interval and per epoch, and the same for TensorBoard.
 
 Every line of `records.jsonl` has a `kind` and the `step` after which it was written:
 
 * "step", every `record_every` steps: the means since the last one of loss, perturbed_loss, gap,
-  grad_norm, perturbed_grad_norm, cosine and accuracy (on the training images as augmented); lr and
-  rho of the step; images_per_second; seconds since the run began, pauses left out; and, where there
-  were any, overflows: how many steps had a gradient that was not finite, which fp16's scaler drops.
+  grad_norm, perturbed_grad_norm, cosine and accuracy (on the training images as augmented), each
+  over the steps that measured it; lr of the step, and rho, or the radius that a step with the
+  objective would have where this one is plain; images_per_second; seconds since the run began,
+  pauses left out; and, where there were any, overflows: the number of steps that fp16's scaler
+  skipped because a gradient was not finite.
 * "epoch": the same over the epoch; epoch, from 1; and, where it was evaluated, test_loss,
   test_accuracy, test_top5 and test_calibration_error, or the same of val (`eval_on`).
 * "sharpness", every `sharpness_every` steps: what the probe measured between two steps on some
@@ -13,7 +15,8 @@ Every line of `records.jsonl` has a `kind` and the `step` after which it was wri
 * "skip": a step without effect, since its loss was not finite; in_a_row, how many there were.
 * "failure": the run's end before its last step; reason, in a sentence.
 
-What is not finite, or not measured, is null.
+What is not finite, or not measured, is null: loss and gap where no pass computes f(w) on the whole
+batch, as with momentum-sam and climb_fraction. There, `training_loss` is the perturbed one.
 """
 
 import fcntl
@@ -179,53 +182,43 @@ def _record_of(line: bytes, place: str) -> Record:
 
 @final
 class Meter:
-    """Means of what steps measure, kept on the device until they are read, and the time they took.
+    """Means of a step's measurements, kept on the device until they are read, and their time.
+
+    A mean is over the steps that measured a quantity; that of "value" is over all steps, so that it
+    is finite only if all of them were.
 
     Args:
         world: The processes.
-        drops_overflows: Whether steps whose gradients are not finite have no effect, as with fp16.
-            Norms and cosine are those of the other steps then.
 
     >>> meter = Meter(World(torch.device("cpu")))
-    >>> for loss in (1.0, 3.0):
+    >>> for loss in (1.0, torch.nan, 3.0):
     ...     meter.add(torch.tensor([loss] * len(MEASURES)))
-    >>> meter.means()["loss"]
-    2.0
+    >>> meter.means()["loss"], meter.means()["value"]
+    (2.0, nan)
     """
 
-    def __init__(self, world: World, *, drops_overflows: bool = False) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._drops_overflows = drops_overflows
-        norms = ("grad_norm", "perturbed_grad_norm", "cosine")
-        self._are_norms = torch.tensor([name in norms for name in MEASURES], device=world.device)
+        self._is_value = torch.tensor([name == "value" for name in MEASURES], device=world.device)
         self.reset()
 
     def reset(self) -> None:
-        """Begins anew."""
-        # The last is the number of overflows.
-        self._sums = torch.zeros(len(MEASURES) + 1, device=self._world.device)
+        """Start from no steps."""
+        # For each measurement, its sum and the number of steps that made it.
+        self._sums = torch.zeros(2, len(MEASURES), device=self._world.device)
         self.count = 0
         self._start = time.perf_counter()
 
     def add(self, measures: torch.Tensor) -> None:
-        """Adds what a step measured, without waiting for it."""
+        """Add what a step measured, without waiting for it."""
         self.count += 1
-        if self._drops_overflows:
-            overflows = _overflows(measures)
-            self._sums[-1] += overflows
-            measures = torch.where(overflows & self._are_norms, 0.0, measures)
-        self._sums[:-1] += measures
+        counts = measures.isfinite() | self._is_value
+        self._sums += torch.stack([torch.where(counts, measures, 0.0), counts.to(measures)])
 
     def means(self) -> dict[str, float]:
         """The means over steps and processes. Reading them waits for the device."""
-        *sums, overflows = self._world.mean(self._sums).unbind()
-        counts = self.count - self._are_norms * overflows
-        return dict(zip(MEASURES, (torch.stack(sums) / counts).tolist(), strict=True))
-
-    @property
-    def num_overflows(self) -> int:
-        """How many steps were dropped. Reading it waits for the device."""
-        return round(float(self._sums[-1])) if self._drops_overflows else 0
+        sums, counts = self._world.mean(self._sums).unbind()
+        return dict(zip(MEASURES, (sums / counts).tolist(), strict=True))
 
     @property
     def seconds(self) -> float:
@@ -245,16 +238,19 @@ class Meter:
         """Goes on from there, also among another number of processes."""
         sums, rank = state["sums"], self._world.rank
         own = sums[rank] if len(sums) == self._world.size else torch.stack(sums).mean(0)
-        self._sums = torch.zeros_like(self._sums)
-        self._sums[: len(own)] = own  # older checkpoints do not count overflows
+        self._sums = own.to(self._sums)
         self.count = state["count"]
         self._start = time.perf_counter() - state["seconds"]
 
 
-def _overflows(measures: torch.Tensor) -> torch.Tensor:
-    """Whether a gradient was not finite, in whichever pass that there was."""
-    finite = dict(zip(MEASURES, measures.isfinite().unbind(), strict=True))
-    return ~finite["grad_norm"] | (finite["perturbed_loss"] & ~finite["perturbed_grad_norm"])
+def training_loss(record: Mapping[str, Any]) -> float | None:
+    """Return a record's training loss: the perturbed one where f(w) was not computed.
+
+    >>> training_loss({"loss": None, "perturbed_loss": 0.7})
+    0.7
+    """
+    loss: float | None = record.get("loss")
+    return record.get("perturbed_loss") if loss is None or math.isnan(loss) else loss
 
 
 def _summary_writer() -> Any:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -20,7 +19,7 @@ from surrogap.training.checkpoints import Checkpoints, State
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
 from surrogap.training.folder import CHECKPOINTS, check_folder, prepare_folder
-from surrogap.training.objectives import counting_state, load_counting_state
+from surrogap.training.objective_configs import PerturbedConfig
 from surrogap.training.parts import parts_of
 from surrogap.training.probe import MakeProbe, probe_of
 from surrogap.training.processes import World, joined
@@ -117,8 +116,7 @@ class _Run:
         self.rho: float | None = None
         self.saved_at = time.monotonic()
         self.num_skipped = 0
-        meter = partial(Meter, world, drops_overflows=config.execution.precision == "fp16")
-        self.interval, self.epoch, self.whole = meter(), meter(), meter()
+        self.interval, self.epoch, self.whole = Meter(world), Meter(world), Meter(world)
         self.records: Records | None = None  # the first process's
         position = self._resume()
         world.from_first(lambda: self._open_records(position))
@@ -174,8 +172,8 @@ class _Run:
 
     def _take_step(self, images: torch.Tensor, targets: torch.Tensor) -> None:
         self.step += 1
-        rho = getattr(self.parts.objective, "rho", None)
-        self.rho = None if rho is None else radius(rho)
+        if isinstance(self.config.objective, PerturbedConfig):
+            self.rho = radius(self.parts.objective.rho)
         try:
             measures = self.parts.step(images, targets)
         except NonFiniteLossError:
@@ -203,8 +201,8 @@ class _Run:
     def _record(self, kind: str, meter: Meter, **more: Any) -> None:
         """Writes what a meter has seen, and resets it."""
         means = meter.means()
-        self._check_captured(means["loss"])
-        num_images, overflows = meter.count * self.config.data.batch_size, meter.num_overflows
+        self._check_captured(means.pop("value"))
+        num_images, overflows = meter.count * self.config.data.batch_size, means.pop("overflow")
         self._write(
             {
                 "kind": kind,
@@ -215,14 +213,14 @@ class _Run:
                 "rho": self.rho,
                 "images_per_second": num_images / meter.seconds,
                 "seconds": self.whole.seconds,
-                **({"overflows": overflows} if overflows else {}),
+                **({"overflows": round(overflows * meter.count)} if overflows > 0 else {}),
             }
         )
         meter.reset()
 
-    def _check_captured(self, loss: float) -> None:
-        """A captured step has moved the weights before anyone could see its loss."""
-        if self.config.execution.capture and not math.isfinite(loss):
+    def _check_captured(self, value: float) -> None:
+        """A captured step has moved the weights before its loss can be read."""
+        if self.config.execution.capture and not math.isfinite(value):
             self._fail("since the last record")
 
     def _end_epoch(self, is_last: bool) -> None:
@@ -267,14 +265,14 @@ class _Run:
 
     def _save(self) -> None:
         if self.epoch.count:
-            self._check_captured(self.epoch.means()["loss"])
+            self._check_captured(self.epoch.means()["value"])
         with self._pause():
             state: State = {
                 "step": self.step,
                 "num_skipped": self.num_skipped,
                 **weights_and_moments(self.parts.model, self.parts.optimizer),
                 "scaler": self._scaler_state(),
-                "objective": counting_state(self.parts.objective),
+                "objective": self.parts.objective.state_dict(),
                 "images": self.parts.images.state_dict(),
                 "random": random_states(self.world),
                 "meters": [m.state_dict() for m in (self.interval, self.epoch, self.whole)],
@@ -318,7 +316,7 @@ class _Run:
         step = self.parts.step
         if isinstance(step, EagerStep) and rest["scaler"]:
             step.scaler.load_state_dict(rest["scaler"])
-        load_counting_state(self.parts.objective, rest["objective"])
+        self.parts.objective.load_state_dict(rest["objective"])
         self.parts.images.load_state_dict(rest["images"])
         load_random_states(rest["random"], self.world)
         for meter, values in zip(

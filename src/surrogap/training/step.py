@@ -1,7 +1,7 @@
-"""One training step: from a batch to new weights, and what was seen on the way."""
+"""One training step: from a batch to new weights and measurements."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import final
 
@@ -12,9 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from surrogap.core.buffers import Buffers
 from surrogap.core.entropy import EntropySGD
 from surrogap.core.objective import Objective
 from surrogap.core.report import Report
+from surrogap.training.batches import start_of
 from surrogap.training.config import Config
 from surrogap.training.losses import Loss, accuracy
 from surrogap.training.processes import World
@@ -25,15 +27,18 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # whose log-sum-exp is below -88.7: the exponential of 88.8 is infinite (results/README.md).
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
-# What a step measures, in the order of its tensor.
+Closure = Callable[[], tuple[Tensor, Tensor]]
+
+# The columns of a step's tensor. `value` is `Report.value`, which is finite in every step that is
+# not lost; others are NaN where a step does not measure them. `overflow` is 1 or 0.
 MEASURES = (
     *("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm", "cosine"),
-    "accuracy",
+    *("accuracy", "value", "overflow"),
 )
 
 
 class NonFiniteLossError(Exception):
-    """The loss of a pass is infinite or not a number."""
+    """Raised where the loss of a pass is infinite or NaN."""
 
 
 class Step(ABC):
@@ -42,8 +47,8 @@ class Step(ABC):
     Args:
         config: Precision, micro-batches and clipping.
         model: The network, as it is trained.
-        objective: What is minimised.
-        optimizer: What moves the weights.
+        objective: The objective.
+        optimizer: The optimizer.
         loss: f, of logits and targets.
         world: The processes.
     """
@@ -67,15 +72,15 @@ class Step(ABC):
         self._shares_perturbation = config.execution.perturbation == "shared"
         self._clip_norm = config.optimizer.clip_norm
         self._is_channels_last = config.execution.channels_last
+        self._climb_fraction: float = getattr(config.objective, "climb_fraction", 1.0)
 
     @abstractmethod
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Takes a step, and returns what it saw: `MEASURES`, on the device.
+        """Takes a step, and returns what it measured: `MEASURES`, on the device.
 
         Raises:
-            NonFiniteLossError: The loss is not finite. The weights are as they were; so are
-                BatchNorm's statistics, but for what micro-batches with a perturbation of their own
-                have moved before.
+            NonFiniteLossError: The loss of a pass is not finite, in any of the processes. Weights,
+                buffers, the optimizer's state and the objective's are as they were.
         """
 
     def _loss_and_accuracy(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,37 +105,64 @@ class EagerStep(Step):
         """Scales the loss for fp16, and does nothing otherwise."""
         return GradScaler(self.world.device.type, enabled=self._dtype == torch.float16)
 
+    @cached_property
+    def _buffers(self) -> Buffers:
+        return Buffers()
+
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
         """See `Step`."""
-        parts = list(
-            zip(images.chunk(self._num_parts), targets.chunk(self._num_parts), strict=True)
-        )
-        reports = self._backward([self._closure(*part) for part in parts])
+        self._losses: list[Tensor] = []
+        state = self.objective.state_dict()
+        dictionaries = [module._buffers for module in self.model.modules()]
+        with self._buffers.kept(dictionaries, on_error_only=True):
+            report = self._backward(images, targets)
+            if self._is_lost():
+                self.objective.load_state_dict(state)
+                self.optimizer.zero_grad()
+                raise NonFiniteLossError
+        return measured(report, has_overflown=self._update())
+
+    def _backward(self, images: Tensor, targets: Tensor) -> Report:
+        scaler = self.scaler if self.scaler.is_enabled() else None
+        parts = zip(images.chunk(self._num_parts), targets.chunk(self._num_parts), strict=True)
+        closures = [self._closure(*part) for part in parts]
+        if self._shares_perturbation or len(closures) == 1:
+            climb = self._climb(images, targets)
+            return self.objective.backward(closures, climb=climb, scaler=scaler)
+        reports = [
+            self.objective.backward(closure, scaler=scaler, sync=closure is closures[-1])
+            for closure in closures
+        ]
+        if self._divisor == 1:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= len(closures)
+        return Report.mean(reports, divisor=self._divisor)
+
+    def _climb(self, images: Tensor, targets: Tensor) -> Closure | None:
+        """Return the closure of a first pass on the start of the batch, if it is to be one."""
+        if self._climb_fraction == 1:
+            return None
+        return self._closure(*start_of((images, targets), self._climb_fraction))
+
+    def _is_lost(self) -> bool:
+        """Return True if a loss of the step is not finite, in all processes or in none.
+
+        This is a step's one wait for the device: every pass adds to the list that it reads.
+        """
+        is_finite = torch.stack(self._losses).isfinite().all()
+        return bool(self.world.largest(int(not is_finite)))
+
+    def _update(self) -> bool:
+        """Clip, step and clear the gradients; return True if the scaler skipped the step."""
+        scale = self.scaler.get_scale()
         self.scaler.unscale_(self.optimizer)
         if self._clip_norm is not None:
             clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        return measured(reports, self._divisor)
-
-    def _backward(self, closures: Sequence[Callable[[], tuple[Tensor, Tensor]]]) -> list[Report]:
-        scaler = self.scaler if self.scaler.is_enabled() else None
-        if self._shares_perturbation or len(closures) == 1:
-            return [self.objective.backward(closures, scaler=scaler)]
-        try:
-            reports = [
-                self.objective.backward(closure, scaler=scaler, sync=closure is closures[-1])
-                for closure in closures
-            ]
-        except NonFiniteLossError:
-            self.optimizer.zero_grad()  # what the micro-batches before have added
-            raise
-        if self._divisor == 1:
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad /= len(closures)
-        return reports
+        return self.scaler.get_scale() < scale
 
     @property
     def _divisor(self) -> int:
@@ -142,12 +174,10 @@ class EagerStep(Step):
         is_walk = isinstance(self.objective, EntropySGD) and not self._shares_perturbation
         return 1 if is_walk else self._num_parts
 
-    def _closure(self, images: Tensor, targets: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+    def _closure(self, images: Tensor, targets: Tensor) -> Closure:
         def closure() -> tuple[Tensor, Tensor]:
             loss, right = self._loss_and_accuracy(images, targets)
-            # All processes leave the step, or none: else some would wait for the others.
-            if self.world.largest(int(not loss.isfinite())):
-                raise NonFiniteLossError
+            self._losses.append(loss.detach())
             return loss / self._divisor, right
 
         return closure
@@ -155,9 +185,9 @@ class EagerStep(Step):
 
 @final
 class CapturedStep(Step):
-    """A step that is recorded as a CUDA graph at the first batch, and replayed from then on.
+    """A step that is captured as a CUDA graph at the first batch, and replayed from then on.
 
-    It cannot look at the loss before the weights have moved, so a loss that is not finite is found
+    It cannot read the loss before the weights have moved, so a loss that is not finite is found
     only when the records are read.
     """
 
@@ -177,36 +207,17 @@ class CapturedStep(Step):
                 clip_norm=self._clip_norm,
                 micro_batches=self._num_parts,
                 shares_perturbation=self._shares_perturbation,
+                climb_fraction=self._climb_fraction,
             )
-        return measured([self._replay(images, targets)], 1)
+        return measured(self._replay(images, targets))
 
 
-def measured(reports: Sequence[Report], divisor: int) -> Tensor:
-    """What the reports of one step measured, as one tensor on the device.
-
-    Of several reports, the mean losses, and norms and cosine by the mean products.
-
-    Args:
-        reports: One for each call of the objective's.
-        divisor: By what the losses had been divided, where there are several.
-    """
-    rows = torch.stack(
-        [
-            torch.stack(
-                [
-                    *(getattr(report, name) for name in MEASURES[:-1]),
-                    torch.stack(_leaves(report.aux)).mean(),
-                ]
-            )
-            for report in reports
-        ]
-    )
-    if len(rows) == 1:
-        return rows[0]
-    *losses, g, g_p, cosine, right = rows.unbind(1)
-    gg, gp, pp = ((a * b).mean() for a, b in ((g, g), (cosine * g, g_p), (g_p, g_p)))
-    norms = (gg.sqrt() * divisor, pp.sqrt() * divisor, gp / (gg * pp).sqrt())
-    return torch.stack([*(loss.mean() * divisor for loss in losses), *norms, right.mean()])
+def measured(report: Report, *, has_overflown: bool = False) -> Tensor:
+    """Return the measurements of a step as one tensor on the device, in the order of `MEASURES`."""
+    values = [getattr(report, name) for name in MEASURES[:6]]
+    right = torch.stack(_leaves(report.aux)).mean()
+    overflow = torch.full_like(right, float(has_overflown))
+    return torch.stack([*values, right, report.value, overflow])
 
 
 def _leaves(aux: object) -> list[Tensor]:

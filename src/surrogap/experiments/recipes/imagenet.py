@@ -20,6 +20,7 @@ from surrogap.training.config import (
     OutputConfig,
     ScheduleConfig,
 )
+from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaConfig
 
 
 class Row(NamedTuple):
@@ -184,12 +185,10 @@ def _config(model: str, objective: str) -> Config:
 
 def _objective(name: str, row: Row) -> ObjectiveConfig:
     if name == "vanilla":
-        return ObjectiveConfig(name="vanilla", loss="sigmoid")
+        return VanillaConfig(loss="sigmoid")
     if name == "sam":
-        return ObjectiveConfig(name="sam", loss="sigmoid", rho=row.rho_max)
-    return ObjectiveConfig(
-        name="gsam", loss="sigmoid", rho=row.rho_max, rho_min=row.rho_min, alpha=row.alpha
-    )
+        return SAMConfig(loss="sigmoid", rho=row.rho_max)
+    return GSAMConfig(loss="sigmoid", rho=row.rho_max, rho_min=row.rho_min, alpha=row.alpha)
 
 
 _ADAMW = OptimizerConfig(name="adamw", lr=3e-3, betas=(0.9, 0.999), weight_decay=0.3, clip_norm=1.0)

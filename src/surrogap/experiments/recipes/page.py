@@ -9,8 +9,10 @@ from surrogap.experiments.tables import Table
 _HEAD = """# Recipes
 
 `surrogap recipes NAME` shows one in full, with all its settings and where it departs from its
-source; `surrogap train --recipe NAME` trains it, and takes other flags for what shall be otherwise.
-This page is the output of `surrogap recipes --markdown`.
+source; `surrogap train --recipe NAME` trains it, and other flags change its settings. With
+`--objective`, settings that both objectives share stay. The learning rate of a recipe is one for a
+gradient: for `entropy-sgd` under SGD it is divided by `gamma`, since that direction is
+`gamma * (w - mu)`. This page is the output of `surrogap recipes --markdown`.
 """
 
 _COLUMNS = ("recipe", "network", "radius", "alpha", "expected")
@@ -33,9 +35,8 @@ def _section(module: ModuleType) -> str:
 
 
 def _row(recipe: Recipe) -> tuple[str, ...]:
-    objective = recipe.config.objective
-    radius = "" if objective.rho is None else f"{objective.rho:g}"
-    if objective.rho_min is not None:
-        radius += f" to {objective.rho_min:g}"
-    alpha = "" if objective.alpha is None else f"{objective.alpha:g}"
+    settings = recipe.config.flat()
+    radius, alpha = (f"{settings[name]:g}" if name in settings else "" for name in ("rho", "alpha"))
+    if settings.get("rho_min") is not None:
+        radius += f" to {settings['rho_min']:g}"
     return (f"`{recipe.name}`", f"`{recipe.config.model.name}`", radius, alpha, recipe.expected)

@@ -20,6 +20,7 @@ from surrogap.training.config import (
     OutputConfig,
     ScheduleConfig,
 )
+from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaConfig
 
 
 class Settings(NamedTuple):
@@ -111,13 +112,12 @@ def recipes() -> Iterator[Recipe]:
 
 
 def _laptop(objective: str) -> Recipe:
-    rho, alpha = (0.2, None) if objective == "sam" else (0.3, 0.1)
     return Recipe(
         name=f"fashion-mnist-{objective}",
         config=Config(
             model=ModelConfig(name="small_mlp"),
             data=DataConfig(name="embedded", augmentation="none", batch_size=128),
-            objective=_objective(objective, rho, alpha),
+            objective=_objective(objective, rho=0.2 if objective == "sam" else 0.3, alpha=0.1),
             optimizer=OptimizerConfig(name="sgd", lr=0.1),
             schedule=ScheduleConfig(epochs=25, decay="cosine"),
             execution=ExecutionConfig(device="cpu"),
@@ -154,9 +154,9 @@ def _gpu(data: str, network: str, objective: str) -> Recipe:
     )
 
 
-def _objective(name: str, rho: float, alpha: float | None) -> ObjectiveConfig:
+def _objective(name: str, rho: float, alpha: float) -> ObjectiveConfig:
     if name == "vanilla":
-        return ObjectiveConfig(name="vanilla")
+        return VanillaConfig()
     if name == "sam":
-        return ObjectiveConfig(name="sam", rho=rho)
-    return ObjectiveConfig(name="gsam", rho=rho, rho_min=round(rho / 5, 4), alpha=alpha)
+        return SAMConfig(rho=rho)
+    return GSAMConfig(rho=rho, rho_min=round(rho / 5, 4), alpha=alpha)

@@ -15,11 +15,11 @@ from surrogap.training.config import (
     DataConfig,
     ExecutionConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     OutputConfig,
     ScheduleConfig,
 )
+from surrogap.training.objective_configs import VanillaConfig
 
 
 class Task(NamedTuple):
@@ -79,7 +79,7 @@ def _config(data: str, task: Task, model: str, weights: str) -> Config:
     return Config(
         model=ModelConfig(name=model, image_size=224, weights=weights),
         data=DataConfig(name=data, augmentation="light", batch_size=512),
-        objective=ObjectiveConfig(name="vanilla"),
+        objective=VanillaConfig(),
         optimizer=OptimizerConfig(name="sgd", lr=0.01, momentum=0.9, clip_norm=1.0),
         schedule=ScheduleConfig(steps=task.steps, warmup_steps=task.warmup_steps, decay="linear"),
         execution=ExecutionConfig(precision="bf16", micro_batches=4),

@@ -1,0 +1,307 @@
+"""The objective's group of a configuration: one dataclass for each objective, without torch.
+
+Names, arguments and their defaults are those of `surrogap.core.catalog`. Each class holds the
+fields that its objective uses and no others, so that a setting without effect is an error.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from surrogap.core.catalog import OBJECTIVES
+from surrogap.training.arguments import at_least, one_of
+from surrogap.training.groups import Group
+
+# SAM's default radius, at which a gap is measured where the objective has no radius of its own.
+USUAL_RHO: float = OBJECTIVES["sam"].arguments["rho"]
+
+_Name = Annotated[str, arg(name="objective", metavar=f"{{{','.join(OBJECTIVES)}}}")]
+
+
+def _default(objective: str, argument: str) -> Any:
+    return field(default=OBJECTIVES[objective].arguments[argument])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig(Group):
+    """The objective: abstract, with the fields of all."""
+
+    _group = "objective"
+
+    name: _Name = ""
+    """The objective. The other settings in this group are those that it uses."""
+
+    loss: Literal["cross-entropy", "sigmoid"] = "cross-entropy"
+    """f: softmax cross-entropy, or sigmoid cross-entropy summed over classes, as the authors'."""
+
+    label_smoothing: float = 0.0
+    """The share of a target that is spread over all classes; for cross-entropy."""
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the objective's class."""
+        known = OBJECTIVES[self.name].arguments
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in known}
+
+    @property
+    def gap_rho(self) -> float:
+        """The radius at which the surrogate gap over all weights is measured."""
+        return USUAL_RHO
+
+    def _check(self) -> None:
+        own = CONFIGS.get(one_of("objective", self.name, OBJECTIVES))
+        if own is not type(self):
+            raise ValueError(
+                f"name must be the objective of {type(self).__name__}, got {self.name!r}. "
+                "Leave it out, or use Config.override(objective=...)."
+            )
+        self._number("label_smoothing", below=1.0, remedy="Pass a number such as 0.1.")
+        if self.label_smoothing and self.loss == "sigmoid":
+            raise ValueError(
+                f"label_smoothing must be 0 for the sigmoid loss, got {self.label_smoothing}. "
+                "Pass it with loss cross-entropy."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VanillaConfig(ObjectiveConfig):
+    """The plain gradient."""
+
+    name: _Name = "vanilla"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerturbedConfig(ObjectiveConfig):
+    """An objective that takes the gradient at perturbed weights, at a distance rho."""
+
+    rho: float
+    """The radius; where it follows the learning rate, the radius at lr."""
+
+    rho_min: float | None = None
+    """The radius at lr_min: with it, the radius follows the learning rate. By default constant."""
+
+    rho_inverse_sqrt: bool = False
+    """Use the radius rho / sqrt(t) at step t, as in the paper's theorem 5.1."""
+
+    perturb: Literal["norms"] | None = _default("sam", "perturb")
+    """The parameters that are perturbed: norms for the affine parameters of normalisation layers.
+    By default all of them."""
+
+    every: int = 1
+    """Use the objective in every k-th step, and the plain gradient in the others."""
+
+    start_epoch: int = 0
+    """The number of epochs with the plain gradient before the objective is used."""
+
+    def _check(self) -> None:
+        super()._check()
+        for name in ("rho", "rho_min"):
+            self._number(name, remedy="Pass a non-negative number, such as 0.1.")
+        at_least("every", self.every, 1, remedy="Pass 1 to use the objective in every step.")
+        at_least("start_epoch", self.start_epoch, 0, remedy="Pass 0 to begin at once.")
+        if self.rho_min is None:
+            return
+        if self.rho_inverse_sqrt:
+            raise ValueError(
+                f"rho_min must be left out where the radius is rho / sqrt(t), got {self.rho_min}. "
+                "Pass one of rho_min and rho_inverse_sqrt."
+            )
+        if self.rho_min > self.rho:
+            raise ValueError(
+                f"rho_min must not exceed rho, got rho_min={self.rho_min} and rho={self.rho}. "
+                "Pass the radius at the largest learning rate as rho."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AscentConfig(PerturbedConfig):
+    """An objective that climbs along the gradient of a first pass."""
+
+    climb_fraction: float = 1.0
+    """The share of the batch that the first pass uses, from its start."""
+
+    scope: Literal["replica", "global"] | None = _default("sam", "scope")
+    """Under torchrun: climb along each process's own gradient (replica) or along the mean (global).
+    By default replica for ddp, and global for fsdp2."""
+
+    memory: Literal["exact", "low"] = _default("sam", "memory")
+    """Copies of the weights that a step holds on a GPU: two (exact), or one (low), from which the
+    first gradient is recovered up to rounding."""
+
+    @property
+    def gap_rho(self) -> float:
+        """See `ObjectiveConfig`: its own, if it climbs in the Euclidean ball of all weights."""
+        return (self.rho or USUAL_RHO) if self.perturb is None else USUAL_RHO
+
+    def _check(self) -> None:
+        super()._check()
+        self._number("climb_fraction", above=0.0, remedy="Pass a share such as 0.25.")
+        if self.climb_fraction > 1:
+            raise ValueError(
+                f"climb_fraction must be at most 1, got {self.climb_fraction}. "
+                "Pass a share such as 0.25, or 1 for the whole batch."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAMConfig(AscentConfig):
+    """SAM."""
+
+    name: _Name = "sam"
+    rho: float = _default("sam", "rho")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSAMConfig(AscentConfig):
+    """GSAM."""
+
+    name: _Name = "gsam"
+    rho: float = _default("gsam", "rho")
+
+    alpha: float = _default("gsam", "alpha")
+    """The weight of the gap; 0 is SAM."""
+
+    minimize: Literal["perturbed", "plain"] = _default("gsam", "minimize")
+    """perturbed for min(f_p, h), the paper's method; plain for min(f, h)."""
+
+    def _check(self) -> None:
+        super()._check()
+        self._number("alpha", remedy="Pass a non-negative number, such as 0.1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ASAMConfig(AscentConfig):
+    """ASAM."""
+
+    name: _Name = "asam"
+    rho: float = _default("asam", "rho")
+
+    eta: float = _default("asam", "eta")
+    """Added to the magnitudes of the weights."""
+
+    alpha: float = _default("asam", "alpha")
+    """The weight of the gap, as in gsam."""
+
+    @property
+    def gap_rho(self) -> float:
+        """See `ObjectiveConfig`."""
+        return USUAL_RHO
+
+    def _check(self) -> None:
+        super()._check()
+        for name in ("eta", "alpha"):
+            self._number(name, remedy="Pass a non-negative number, such as 0.1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapPenaltyConfig(AscentConfig):
+    """The gap as a penalty."""
+
+    name: _Name = "gap-penalty"
+    rho: float = _default("gap-penalty", "rho")
+
+    lam: float = _default("gap-penalty", "lam")
+    """The weight of the gap in f_p + lam * h."""
+
+    def _check(self) -> None:
+        super()._check()
+        self._number("lam", remedy="Pass a non-negative number, such as 0.1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumSAMConfig(PerturbedConfig):
+    """Momentum-SAM: one pass, perturbed along the optimizer's momentum."""
+
+    name: _Name = "momentum-sam"
+    rho: float = _default("momentum-sam", "rho")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropySGDConfig(ObjectiveConfig):
+    """Entropy-SGD."""
+
+    name: _Name = "entropy-sgd"
+
+    gamma: float = _default("entropy-sgd", "gamma")
+    """The strength that holds the walk to the weights. The direction is gamma * (w - mu): with sgd,
+    pass as lr one for a gradient, divided by gamma. The lr of a recipe, and in compare any lr, is
+    one for a gradient, and is divided for you."""
+
+    inner_steps: int = _default("entropy-sgd", "inner_steps")
+    """The length of the walk, in passes."""
+
+    inner_lr: float = _default("entropy-sgd", "inner_lr")
+    """The walk's learning rate."""
+
+    noise: float = _default("entropy-sgd", "noise")
+    """The walk's temperature."""
+
+    averaging: float = _default("entropy-sgd", "averaging")
+    """The weight of the old mean when the mean follows the walk."""
+
+    scoping: float = _default("entropy-sgd", "scoping")
+    """The growth of gamma in each step, as a fraction."""
+
+    def _check(self) -> None:
+        super()._check()
+        self._number("gamma", above=0.0, remedy="Pass a positive number, such as 0.03.")
+        self._number("inner_lr", above=0.0, remedy="Pass a positive number, such as 0.1.")
+        self._number("averaging", below=1.0, remedy="Pass a number such as 0.75.")
+        for name in ("noise", "scoping"):
+            self._number(name, remedy="Pass a non-negative number, such as 0.1.")
+        at_least("inner_steps", self.inner_steps, 1, remedy="Pass a number of passes, as 5.")
+
+
+CONFIGS: Mapping[str, type[ObjectiveConfig]] = {
+    "vanilla": VanillaConfig,
+    "sam": SAMConfig,
+    "gsam": GSAMConfig,
+    "asam": ASAMConfig,
+    "gap-penalty": GapPenaltyConfig,
+    "momentum-sam": MomentumSAMConfig,
+    "entropy-sgd": EntropySGDConfig,
+}
+
+
+def config_class(name: str) -> type[ObjectiveConfig]:
+    """Return the configuration class of an objective.
+
+    Raises:
+        ValueError: There is no such objective.
+
+    >>> config_class("sam")().rho
+    0.05
+    """
+    return CONFIGS[one_of("objective", name, OBJECTIVES)]
+
+
+def converted(config: ObjectiveConfig, name: str) -> ObjectiveConfig:
+    """Return the configuration of another objective, with the settings that both share.
+
+    A setting is shared where both have it with one default. Where the defaults differ it means
+    something else, as `rho` of ASAM and SAM, and the new objective's default holds.
+
+    Raises:
+        ValueError: There is no such objective.
+
+    >>> asam = converted(GSAMConfig(rho=0.3, rho_min=0.1, alpha=0.1, perturb="norms"), "asam")
+    >>> asam.rho, asam.rho_min, asam.alpha, asam.perturb
+    (0.5, None, 0.0, 'norms')
+    """
+    old, new = ({f.name: f.default for f in fields(c)} for c in (type(config), config_class(name)))
+    shared = {f for f in new if f in old and (old[f] == new[f] or name == config.name)}
+    if "rho" not in shared:
+        shared -= {"rho_min"}
+    return config_class(name)(**{f: getattr(config, f) for f in shared})
+
+
+class NoEffectError(ValueError):
+    """Raised where a setting is given that the chosen objective does not use."""
+
+    def __init__(self, setting: str, objective: str) -> None:
+        users = [n for n, kind in CONFIGS.items() if setting in {f.name for f in fields(kind)}]
+        super().__init__(
+            f"{setting} has no effect on {objective}. Leave it out, or choose an objective that "
+            f"uses it: {', '.join(users)}."
+        )

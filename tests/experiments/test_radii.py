@@ -1,0 +1,117 @@
+"""Sweeps along the ascent step of each objective, against their definitions."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surrogap.analysis.surface import Surface
+from surrogap.experiments.radii import climb_of, num_gradients, plain_parts, swept, train_plainly
+from surrogap.training.config import Config
+from surrogap.training.parts import Parts
+from surrogap.training.run import train
+from tests.training import made_up
+
+MODEL: dict[str, Any] = {"model": "small_resnet18_narrow", "batch_size": 8}
+
+
+def parts_of(config: Config, num_steps: int = 2) -> Parts:
+    parts = plain_parts(config, None, num_steps)
+    train_plainly(parts, lambda *_: None)
+    return parts
+
+
+def climbed(config: Config, parts: Parts) -> tuple[Tensor, Tensor]:
+    """The ascent step on a batch, and the batch's gradient."""
+    climb = climb_of(config, parts)
+    assert climb is not None
+    surface = Surface(parts.model.train(), [next(iter(parts.images))], is_checked=False)
+    before = surface.position()
+    delta, (_, g) = climb(surface), surface.gradient()
+    assert torch.equal(surface.position(), before)
+    assert all(parameter.grad is None for parameter in parts.model.parameters())
+    return delta, g
+
+
+def are_norms(model: nn.Module) -> Tensor:
+    """1 for the weights of normalisation layers, 0 for others; by hand for this network."""
+    norms = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.BatchNorm2d)
+        for parameter in module.parameters(recurse=False)
+    }
+    assert norms
+    flats = [torch.full((p.numel(),), float(id(p) in norms)) for p in model.parameters()]
+    return torch.cat(flats)
+
+
+@pytest.mark.parametrize("name", ["sam", "gsam", "gap-penalty"])
+def test_along_the_gradient(name: str, tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, **MODEL, objective=name)
+    delta, g = climbed(config, parts_of(config))
+    torch.testing.assert_close(delta, g / g.norm(), rtol=1e-3, atol=1e-6)
+
+
+def test_along_the_gradient_of_norm_layers(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, **MODEL, objective="sam", perturb="norms")
+    parts = parts_of(config)
+    delta, g = climbed(config, parts)
+    g *= are_norms(parts.model)
+    torch.testing.assert_close(delta, g / g.norm(), rtol=1e-3, atol=1e-6)
+
+
+def test_along_the_gradient_of_a_part_of_the_batch(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, model="small_mlp", objective="sam", climb_fraction=0.25)
+    parts = parts_of(config)
+    images, targets = next(iter(parts.images))
+    parts.images.load_state_dict(parts.images.state_dict())
+    surface = Surface(parts.model.train(), [(images, targets)], is_checked=False)
+    part = Surface(parts.model, [(images[:2], targets[:2])], is_checked=False)
+    climb = climb_of(config, parts)
+    assert climb is not None
+    _, g = part.gradient()
+    torch.testing.assert_close(climb(surface), g / g.norm(), rtol=1e-3, atol=1e-6)
+
+
+def test_along_the_momentum(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, **MODEL, objective="momentum-sam")
+    parts = parts_of(config)
+    delta, _ = climbed(config, parts)
+    buffers = [parts.optimizer.state[p]["momentum_buffer"] for p in parts.model.parameters()]
+    v = torch.cat([buffer.flatten() for buffer in buffers])
+    torch.testing.assert_close(delta, -v / v.norm(), rtol=1e-3, atol=1e-6)
+
+
+def test_the_momentum_of_a_run_is_loaded(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, objective="momentum-sam", steps=5)
+    train(config)
+    parts = plain_parts(config, config.folder, num_steps=1)
+    saved = made_up.state(config.folder)["optimizer"]["state"]
+    for name, parameter in parts.model.named_parameters():
+        momentum = parts.optimizer.state[parameter]["momentum_buffer"]
+        assert torch.equal(momentum, saved[name]["momentum_buffer"])
+    sweep = swept(config, parts, [0.1, 1.0], 2, lambda *_: None)
+    assert [radius.rho for radius in sweep.radii] == [0.1, 1.0]
+
+
+def test_without_momentum_there_is_no_ascent_step(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, objective="momentum-sam")
+    parts = plain_parts(config, None, num_steps=1)
+    with pytest.raises(RuntimeError, match=r"there must be an ascent step. Measure a model that"):
+        swept(config, parts, [0.1], 1, lambda *_: None)
+
+
+def test_objectives_without_a_radius_are_swept_as_sam(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, objective="vanilla")
+    parts = parts_of(config)
+    assert climb_of(config, parts) is None
+    assert climb_of(config.override(objective="entropy-sgd"), parts) is None
+
+
+@pytest.mark.parametrize(("name", "passes"), [("vanilla", 0), ("momentum-sam", 1), ("sam", 2)])
+def test_the_cost_is_counted(name: str, passes: int) -> None:
+    config = Config().override(objective=name)
+    assert num_gradients(config, [0.1, 0.2, 0.3], num_batches=4) == 4 * (1 + 3 + passes)
