@@ -1,13 +1,17 @@
 """Ledgers of studies that nobody trained, for tests of what is drawn from them."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from surrogap.paper.artifacts import stages
 from surrogap.paper.ledger import Ledger, Line
 from surrogap.paper.plan import todo
-from surrogap.paper.study import METHODS, Scale, StudyRun
+from surrogap.paper.study import LAPTOP, METHODS, Scale, StudyRun
+from tests.training import made_up
 
 # Points of test accuracy above vanilla.
 GAINS = {name: 0.2 * number for number, name in enumerate(METHODS)}
@@ -83,3 +87,36 @@ def ledger(path: Path, scale: Scale, name: str = "all") -> Ledger:
             found.append(line(item.run, scale))
     found.append(timing(scale))
     return found
+
+
+def tiny(folder: Path) -> Scale:
+    """A study on grey noise that takes a second for each run."""
+    made_up.archive(folder / "images.npz", num_images=48)
+    with np.load(folder / "images.npz") as archive:
+        arrays = dict(archive)
+    arrays["train_noisy_labels"] = (arrays["train_labels"] + 1) % 4
+    arrays["test_human_counts"] = np.eye(4, dtype=np.int64)[arrays["test_labels"]]
+    np.savez(folder / "images.npz", **arrays)
+    small = {
+        "model": "small_mlp",
+        "data": str(folder / "images.npz"),
+        "train_per_class": 8,
+        "val_per_class": 4,
+        "augmentation": "none",
+        "batch_size": 8,
+        "epochs": 2,
+    }
+    chosen = {"A": LAPTOP.setups["A"], "F": LAPTOP.setups["F"]}
+    setups = {
+        letter: replace(setup, changes={**setup.changes, **small})
+        for letter, setup in chosen.items()
+    }
+    return replace(
+        LAPTOP,
+        setups=setups,
+        num_seeds={"A": 2, "F": 1},
+        num_seeds_main=2,
+        corruptions=("contrast",),
+        sharpness_images=8,
+        ledger=str(folder / "study.jsonl"),
+    )

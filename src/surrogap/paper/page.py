@@ -8,6 +8,7 @@ from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.plan import chosen, val_accuracy
 from surrogap.paper.study import METHODS, Scale, trials
+from surrogap.paper.summaries import summaries
 
 _HEAD = """# Results
 
@@ -74,12 +75,12 @@ def _setups(scale: Scale, ledger: Ledger) -> Table:
 def _section(
     name: str, artifact: Artifact, folder: Path, scale: Scale, ledger: Ledger
 ) -> Iterator[str]:
-    found = drawn(name, scale, ledger)
     yield f"## {name}\n"
     yield f"{artifact.title} `surrogap reproduce {name} --scale {scale.name}`\n"
-    if not any(cell["seeds"] for cell in found.numbers["cells"]) and artifact.max_seeds != 0:
+    if not _has_runs(artifact, scale, ledger):
         yield "No run is finished yet.\n"
         return
+    found = drawn(name, scale, ledger)
     for file, write in found.writers.items():
         write(folder / file)
         yield f"![{artifact.title}]({folder.name}/{file})\n"
@@ -87,6 +88,13 @@ def _section(
     if found.numbers["comparisons"]:
         yield _compared(found.numbers["comparisons"]).markdown() + "\n"
     yield " ".join(found.words[len(found.numbers["comparisons"]) :]) + "\n"
+
+
+def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
+    if artifact.max_seeds == 0:
+        tried = (trials(scale, cell.setup, cell.method) for cell in artifact.cells)
+        return any(run.key in ledger for runs in tried for run in runs)
+    return any(one.lines for one in summaries(scale, artifact.cells, ledger))
 
 
 def _compared(made: Sequence[dict[str, object]]) -> Table:

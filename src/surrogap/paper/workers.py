@@ -5,6 +5,7 @@ ledger are written by the process that started them.
 """
 
 import multiprocessing
+import os
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, final
+
+import torch
 
 from surrogap.paper.ledger import Ledger, Line
 from surrogap.paper.plan import Stage, Todo, todo
@@ -40,7 +43,7 @@ class Clock:
     """
 
     limit: float | None
-    _start: float = field(default_factory=time.monotonic)
+    _start: float = field(default_factory=lambda: time.monotonic())
 
     def fits(self, seconds: float) -> bool:
         """Whether something that takes so long ends in time."""
@@ -225,6 +228,7 @@ class Spawned(Pool):
 
 def _work(connection: Connection, environment: Environment) -> None:
     """A worker: runs come in, lines or the text of an error go out."""
+    torch.set_num_threads(max((os.cpu_count() or 1) // environment.jobs, 1))
     while True:
         try:
             run = connection.recv()
