@@ -13,6 +13,7 @@ from PIL import Image
 
 from surrogap.cli import main
 from surrogap.cli import runs as rows
+from surrogap.cli.studies import TITLES
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.runs import Run
 from surrogap.paper import theory
@@ -30,7 +31,7 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
 def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["name", *REPRODUCTIONS]
+    assert [line.split()[0] for line in lines] == ["name", *REPRODUCTIONS, *TITLES]
 
 
 def test_the_first_figure(
@@ -117,8 +118,9 @@ def test_what_does_not_hold_is_told() -> None:
     [
         (
             "fig-gpa",
-            "name must be one of fig-gap, fig-trajectory, fig-rho-alpha, theory, got 'fig-gpa'. ",
+            "name must be one of fig-gap, fig-trajectory, fig-rho-alpha, theory, table-1, ",
         ),
+        ("table-1 --jobs 0", "jobs must be at least 1, got 0"),
         ("theory --steps 15", "steps must be at least 16, got 15"),
         ("theory --seeds 0", "seeds must be at least 1, got 0"),
         ("fig-trajectory --frames 0", "frames must be at least 1, got 0"),

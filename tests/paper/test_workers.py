@@ -103,8 +103,8 @@ def test_without_time_nothing_is_started(scale: Scale, tmp_path: Path) -> None:
 def test_an_error_in_a_worker_is_told(scale: Scale, tmp_path: Path) -> None:
     setup = scale.setups["A"]
     gone = replace(setup, changes={**setup.changes, "data": str(tmp_path / "gone.npz")})
-    environment = Environment(replace(scale, setups={"A": gone}), jobs=2)
+    environment = Environment(replace(scale, setups={"A": gone}, num_trials=1), jobs=2)
     ledger = Ledger(tmp_path / "study.jsonl")
     with pytest.raises(WorkerError, match=r"A vanilla.* failed:\n(.|\n)*name_or_path must be one"):
-        train_all(STAGES, ledger, environment, clock=Clock(None))
+        train_all([Stage([Cell("A", "vanilla")])], ledger, environment, clock=Clock(None))
     assert len(ledger) == 0

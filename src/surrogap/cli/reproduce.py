@@ -37,8 +37,9 @@ class Reproduce:
     name: Positional[str | None] = None
     """What to reproduce, or all for the whole study. By default the names are listed."""
 
-    scale: Literal["laptop", "gpu"] = "laptop"
-    """The size of the study: on the embedded set, for a CPU, or on CIFAR, for one GPU."""
+    scale: Literal["laptop", "gpu", "paper"] = "laptop"
+    """The size of the study: on the embedded set, for a CPU; on CIFAR, for one GPU; or the paper's,
+    whose commands for ImageNet are listed, and under torchrun trained."""
 
     data_root: str = "data"
     """The folder that holds the named sets, such as cifar10.npz."""

@@ -14,6 +14,7 @@ from surrogap.cli.results import Results
 from surrogap.experiments.tables import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
 from surrogap.paper.cost import newest_timing
+from surrogap.paper.imagenet import paper_runs
 from surrogap.paper.ledger import Ledger, Line
 from surrogap.paper.page import write_page
 from surrogap.paper.plan import Stage, Todo, todo
@@ -35,7 +36,7 @@ _TIMED_SETUP = "A"
 class StudyOptions:
     """The options of `surrogap reproduce` that concern the study, as it documents them."""
 
-    scale: Literal["laptop", "gpu"]
+    scale: Literal["laptop", "gpu", "paper"]
     data_root: str
     ledger: Path | None
     jobs: int
@@ -56,6 +57,8 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
         ValueError: An option is not valid, or the images are missing.
     """
     at_least("jobs", options.jobs, 1, remedy="Pass a number of processes, as 4.")
+    if options.scale == "paper":
+        return _reproduce_on_imagenet(name, options.data_root)
     scale = SCALES[options.scale]
     ledger = Ledger((options.ledger or Path(scale.ledger)).expanduser())
     for remark in ledger.remarks:
@@ -72,6 +75,28 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
         write_page(options.page.expanduser(), scale, ledger)
         print(f"Page: {options.page}.")
     return status
+
+
+def _reproduce_on_imagenet(name: str, data_root: str) -> int:
+    """Lists the commands of the paper's own scale, or trains the runs under torchrun."""
+    from torch.distributed import is_torchelastic_launched
+
+    runs = paper_runs(name)
+    if not is_torchelastic_launched():
+        for run in runs:
+            print(run.command)
+        return 0
+    from surrogap.experiments.probes import sharpness_probe
+    from surrogap.training.progress import progress_for_stdout
+    from surrogap.training.run import train
+
+    for run in runs:
+        config = run.config(data_root)
+        progress = progress_for_stdout()
+        outcome = train(config, resume=True, progress=progress, probe=sharpness_probe)
+        if outcome.signal is not None:
+            return 128 + outcome.signal
+    return 0
 
 
 def _print_plan(left: Sequence[Todo], jobs: int) -> None:
