@@ -21,9 +21,12 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {"data"},
     "training": {"core", "models", "data", "evaluation"},
     "experiments": {"core", "models", "data", "evaluation", "training", "analysis"},
+    "paper": {
+        *("core", "models", "data", "evaluation", "training", "analysis", "experiments"),
+    },
     "cli": {
         *("core", "models", "data", "analysis", "integrations", "evaluation", "training"),
-        "experiments",
+        *("experiments", "paper"),
     },
 }
 CORE_MAY_IMPORT = {"torch", "surrogap"} | set(sys.stdlib_module_names)

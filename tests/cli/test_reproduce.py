@@ -13,12 +13,13 @@ from PIL import Image
 
 from surrogap.cli import main
 from surrogap.cli import runs as rows
-from surrogap.experiments import theory
+from surrogap.cli.studies import TITLES
 from surrogap.experiments.recipes import RECIPES, Recipe
-from surrogap.experiments.reproductions import REPRODUCTIONS
 from surrogap.experiments.runs import Run
-from surrogap.experiments.statements import statements
-from surrogap.experiments.toys import Descent, GapToy, Hills, path
+from surrogap.paper import theory
+from surrogap.paper.reproductions import REPRODUCTIONS
+from surrogap.paper.statements import statements
+from surrogap.paper.toys import Descent, GapToy, Hills, path
 from tests.training import made_up
 
 
@@ -30,7 +31,7 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
 def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["name", *REPRODUCTIONS]
+    assert [line.split()[0] for line in lines] == ["name", *REPRODUCTIONS, *TITLES]
 
 
 def test_the_first_figure(
@@ -117,8 +118,9 @@ def test_what_does_not_hold_is_told() -> None:
     [
         (
             "fig-gpa",
-            "name must be one of fig-gap, fig-trajectory, fig-rho-alpha, theory, got 'fig-gpa'. ",
+            "name must be one of fig-gap, fig-trajectory, fig-rho-alpha, theory, table-1, ",
         ),
+        ("table-1 --jobs 0", "jobs must be at least 1, got 0"),
         ("theory --steps 15", "steps must be at least 16, got 15"),
         ("theory --seeds 0", "seeds must be at least 1, got 0"),
         ("fig-trajectory --frames 0", "frames must be at least 1, got 0"),

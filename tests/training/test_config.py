@@ -96,7 +96,7 @@ WALK = {"objective": "entropy-sgd"}
         ({"capture": True, "precision": "fp16"}, "precision must be fp32 or bf16 where a step is"),
         ({"record_every": 0}, "record_every must be at least 1, got 0"),
         ({"eval_every": 0}, "eval_every must be at least 1, got 0"),
-        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
+        ({"checkpoint_every": -1}, "checkpoint_every must be at least 0, got -1"),
         ({"decay": "cosin"}, "decay must be one of constant, linear, cosine, got 'cosin'. The cl"),
         ({"objective": "zzz"}, "objective must be one of vanilla, .*got 'zzz'. Pass one of them."),
         ({"rhoo": 1.0}, "field must be one that a configuration has, got 'rhoo'. The closest is"),

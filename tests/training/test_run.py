@@ -17,6 +17,7 @@ from surrogap.evaluation import evaluate
 from surrogap.training import checkpoints
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
+from surrogap.training.images import images_of
 from surrogap.training.parts import parts_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import read_records
@@ -35,7 +36,7 @@ def test_the_last_record_is_the_evaluation_of_the_last_weights(tmp_path: Path) -
     assert (outcome.step, outcome.num_steps, outcome.signal) == (12, 12, None)
     parts = parts_of(config, WORLD)
     parts.model.load_state_dict(made_up.state(config.folder)["model"])
-    scores = evaluate(parts.model, parts.test_images)
+    scores = evaluate(parts.model, parts.eval_images["test"])
     assert outcome.record is not None
     assert outcome.record["test_loss"] == pytest.approx(scores.loss, rel=1e-6)
     assert outcome.record["test_accuracy"] == scores.accuracy
@@ -142,7 +143,7 @@ def test_after_too_many_the_run_stops(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_run_ends_well_only_if_its_last_scores_are_finite(tmp_path: Path) -> None:
     config = made_up.config(tmp_path, objective="vanilla", steps=2, decay="constant", lr=1e15)
-    with pytest.raises(RunFailedError, match="got one that is not when the test images were sco"):
+    with pytest.raises(RunFailedError, match="got one that is not when the model was evaluated"):
         train(config)
     assert read_records(config.folder)[-1]["kind"] == "failure"
 
@@ -225,12 +226,12 @@ def test_a_device_that_is_not_there() -> None:
 
 def test_downloads_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    real = parts_of.__globals__["load"]
+    real = images_of.__globals__["load"]
 
     def load(name: str, root: str, **settings: Any) -> Any:
         asked.append(settings)
         return real(name, root)
 
-    monkeypatch.setitem(parts_of.__globals__, "load", load)
+    monkeypatch.setitem(images_of.__globals__, "load", load)
     parts_of(made_up.config(tmp_path, download=True), WORLD)
-    assert asked == [{"download": True}, {}]
+    assert asked == [{"download": True}, {"download": False}]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
-from surrogap.cli.results import bar, plain
+from surrogap.cli.results import bar
+from surrogap.experiments.documents import plain
 from surrogap.experiments.tables import Table
 from surrogap.training.arguments import at_least
 

@@ -1,39 +1,76 @@
-"""`surrogap reproduce`: draw some of the paper's figures, and check its theory in numbers.
+"""`surrogap reproduce`: the paper's tables and figures, and its theory in numbers.
 
 surrogap reproduce
+surrogap reproduce table-1 --scale gpu --data-root data --dry-run
+surrogap reproduce table-1 --scale gpu --data-root data --jobs 4 --time-limit 500
 surrogap reproduce fig-trajectory --out figures
 surrogap reproduce fig-rho-alpha --rhos 0.1 0.3 --alphas 0 0.2
 surrogap reproduce theory
 """
 
-import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, bar
+from surrogap.cli.studies import TITLES, StudyOptions, reproduce_study, show
 from surrogap.experiments.methods import Planned
-from surrogap.experiments.reproductions import REPRODUCTIONS, Settings
 from surrogap.experiments.tables import Table
+from surrogap.paper.reproductions import REPRODUCTIONS, Settings
 from surrogap.training.arguments import at_least, one_of
 
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Draw some of the paper's figures, and check its theory in numbers.
+    """Reproduce the paper's tables and figures, and check its theory in numbers.
 
-    Most take functions of a few weights, in float64, and no network: what is made up, and where a
-    statement fails, is written beside it. fig-rho-alpha alone trains networks: 48 by
-    default, in 15 minutes of a processor core. Runs that are finished are not trained again, and
-    one that was interrupted goes on where it was.
+    Tables and the figures about training are drawn from the ledger of one study, in which every run
+    is trained once; a run that was interrupted starts again. fig-gap, fig-trajectory and theory
+    take functions of a few weights, in float64, and train nothing. fig-rho-alpha trains 48 small
+    networks by default, in 15 minutes of a CPU core.
     """
 
     name: Positional[str | None] = None
-    """What to reproduce: fig-gap, fig-trajectory, fig-rho-alpha or theory. By default they are
-    listed."""
+    """What to reproduce, or all for the whole study. By default the names are listed."""
+
+    scale: Literal["laptop", "gpu", "paper"] = "laptop"
+    """The size of the study: on the embedded set, for a CPU; on CIFAR, for one GPU; or the paper's,
+    whose commands for ImageNet are listed, and under torchrun trained."""
+
+    data_root: str = "data"
+    """The folder that holds the named sets, such as cifar10.npz."""
+
+    ledger: Path | None = None
+    """The file with the study's finished runs. By default results/study.jsonl, for the laptop's
+    scale runs/study-laptop/study.jsonl."""
+
+    jobs: int = 1
+    """The number of runs to train at once, each in a process of its own."""
+
+    time_limit: float | None = None
+    """Start no run that is not expected to end within so many seconds."""
+
+    dry_run: bool = False
+    """List the runs that are left, with the time they are expected to take, and train nothing."""
+
+    train: bool = True
+    """Whether to train what the ledger lacks; otherwise what it has is drawn."""
+
+    draw: bool = True
+    """Whether to draw the table or figure once the runs are finished or time is up."""
+
+    page: Path | None = None
+    """Write a page with all tables and figures of the study here, in Markdown."""
+
+    compile: bool | None = None
+    """Whether to compile the models. By default as the set-up has it."""
+
+    weights: Path = Path("runs") / "study-weights"
+    """The folder for the weights that table-transfer fine-tunes."""
 
     out: Path | None = None
     """The folder to write to. By default runs/reproduce-NAME."""
@@ -66,10 +103,13 @@ def main(arguments: Sequence[str]) -> int:
         RunFailedError: A run failed.
     """
     chosen = options(Reproduce, "reproduce", arguments)
+    titles = {name: found.title for name, found in REPRODUCTIONS.items()} | TITLES
     if chosen.name is None:
-        Table(("name", "what"), [(n, r.title) for n, r in REPRODUCTIONS.items()]).print()
+        Table(("name", "what"), list(titles.items())).print()
         return 0
-    name = one_of("name", chosen.name, REPRODUCTIONS, remedy="surrogap reproduce lists them.")
+    name = one_of("name", chosen.name, titles, remedy="surrogap reproduce lists them.")
+    if name not in REPRODUCTIONS:
+        return reproduce_study(name, _study_options(chosen))
     if chosen.steps is not None:
         at_least("steps", chosen.steps, 16, remedy="Pass a number such as 600.")
     at_least("seeds", chosen.seeds, 1, remedy="Pass a number of runs, as 3.")
@@ -84,11 +124,12 @@ def main(arguments: Sequence[str]) -> int:
     with bar(name) as tell:
         found = reproduction.compute(settings, tell)
         results.write(found.numbers, found.writers)
-    found.table.print()
-    for line in found.words:
-        print(textwrap.fill(line, width=100, break_on_hyphens=False))
-    print(results.told)
+    show(found, results)
     return 0
+
+
+def _study_options(chosen: Reproduce) -> StudyOptions:
+    return StudyOptions(**{f.name: getattr(chosen, f.name) for f in fields(StudyOptions)})
 
 
 def _settings(chosen: Reproduce, folder: Path) -> Settings:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from surrogap.experiments.documents import plain
+
 Writer = Callable[[Path], object]
 
 LINE_INTERVAL = 30.0  # seconds
@@ -115,21 +117,6 @@ def _not_writable(folder: Path, error: OSError) -> ValueError:
         f"out must be a folder that can be written, got {folder} ({error.strerror}). "
         "Pass another one."
     )
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold: paths as text, and null for numbers that are not finite.
-
-    >>> plain({"gap": math.nan, "rhos": (0.1, 0.2)})
-    {'gap': None, 'rhos': [0.1, 0.2]}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return str(value) if isinstance(value, Path) else value
 
 
 def tell_cost(cost: float, what: str) -> None:

@@ -113,12 +113,12 @@ class Subject:
         """
         import torch
 
-        from surrogap.data import load
         from surrogap.experiments.surfaces import network_with, part_of, still_surface
+        from surrogap.training.images import images_of
         from surrogap.training.processes import World, device_of
 
         config, world = self.config(), World(device_of(self.device))
-        splits = load(config.data.name, config.data.data_root)
+        splits = images_of(config.data)
         torch.manual_seed(self.seed)
         model = network_with(config.model, splits, self.run or self.weights).to(world.device)
         few = part_of(splits, self.images, self.seed)

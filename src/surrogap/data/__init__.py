@@ -25,8 +25,9 @@ from surrogap.data.augmentation import AUGMENTATIONS, Augmentation
 from surrogap.data.loaders import FileLoader, Loader, TensorLoader, loader
 from surrogap.data.mixup import mixup
 from surrogap.data.randaugment import randaugment
-from surrogap.data.sets import SETS, load
+from surrogap.data.sets import SETS, archive_of, load
 from surrogap.data.splits import FileSet, Splits, TensorSet
+from surrogap.data.subsets import subset
 
 __all__ = [
     "AUGMENTATIONS",
@@ -38,10 +39,12 @@ __all__ = [
     "Splits",
     "TensorLoader",
     "TensorSet",
+    "archive_of",
     "load",
     "loader",
     "mixup",
     "randaugment",
+    "subset",
 ]
 
 del PIL, numpy, torchvision

@@ -11,8 +11,9 @@ from surrogap.data.splits import Splits, TensorSet
 
 _REMEDY = (
     "An archive holds train_images and test_images (uint8, NHWC), train_labels and test_labels "
-    "(int64) and classes (their names), and may hold val_images and val_labels."
+    "(int64) and classes (their names), and may hold val_images, val_labels and train_noisy_labels."
 )
+_NOISY = "train_noisy_labels"
 _Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -21,8 +22,8 @@ def read_archive(path: str | Path) -> Splits:
 
     Args:
         path: An archive with the arrays train_images, test_images (uint8, NHWC, one channel or
-            three), train_labels, test_labels (int64) and classes (strings); val_images and
-            val_labels too, if it likes. Others are not looked at.
+            three), train_labels, test_labels (int64) and classes (strings); optionally val_images
+            and val_labels, and train_noisy_labels (int64, such as CIFAR-10N's). Others are ignored.
 
     Raises:
         ValueError: It is no such archive; the message says why.
@@ -88,7 +89,9 @@ def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
 
 def _is_ours(name: str) -> bool:
     part, _, kind = name.partition("_")
-    return name == "classes" or (part in ("train", "test", "val") and kind in ("images", "labels"))
+    return name in ("classes", _NOISY) or (
+        part in ("train", "test", "val") and kind in ("images", "labels")
+    )
 
 
 def _tensors(part: str, arrays: _Arrays) -> TensorSet:
@@ -98,10 +101,15 @@ def _tensors(part: str, arrays: _Arrays) -> TensorSet:
             f"{part}_images must be uint8 of shape (number, height, width, 1 or 3), got "
             f"{images.dtype} of {images.shape}. {_REMEDY}"
         )
-    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
-        raise ValueError(
-            f"{part}_labels must be int64 of shape ({len(images)},), got {labels.dtype} of "
-            f"{labels.shape}. {_REMEDY}"
-        )
+    all_labels = [(f"{part}_labels", labels)]
+    if part == "train" and _NOISY in arrays:
+        all_labels.append((_NOISY, arrays[_NOISY]))
+    for name, found in all_labels:
+        if found.dtype.kind not in "iu" or found.shape != images.shape[:1]:
+            raise ValueError(
+                f"{name} must be int64 of shape ({len(images)},), got {found.dtype} of "
+                f"{found.shape}. {_REMEDY}"
+            )
     channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    return TensorSet(torch.from_numpy(channels_first), torch.from_numpy(labels.astype(np.int64)))
+    numbers = [torch.from_numpy(found.astype(np.int64)) for _, found in all_labels]
+    return TensorSet(torch.from_numpy(channels_first), *numbers)

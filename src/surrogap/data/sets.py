@@ -1,6 +1,7 @@
 """Sets by name or path."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,18 @@ SETS: dict[str, Callable[[Path, bool], Splits]] = {
 }
 
 
+def archive_of(name_or_path: str | Path, root: str | Path = "data") -> Path | None:
+    """The `.npz` archive that holds a set, given by its path or in the folder of the named sets.
+
+    >>> archive_of("embedded") is None
+    True
+    """
+    path = Path(name_or_path).expanduser()
+    if name_or_path in SETS:
+        path = Path(root).expanduser() / f"{name_or_path}.npz"
+    return path if path.suffix == ".npz" and path.is_file() else None
+
+
 def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool = False) -> Splits:
     """A set of images, split into train and test.
 
@@ -30,7 +43,8 @@ def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool 
             "cifar100", "flowers102", "pets37" or "imagenet". Or a path: of an `.npz` archive, or of
             a folder with `train` and `val` or `test` in ImageFolder's layout. A name comes first:
             write "./cifar10" for a folder of that name.
-        root: The folder that holds the named sets.
+        root: The folder that holds the named sets: as their authors publish them, or as the archive
+            NAME.npz, which comes first.
         download: Whether to fetch a named set that is not there. With several processes, let one
             of them do it before the others ask.
 
@@ -55,4 +69,7 @@ def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool 
                 f"{remedy}"
             )
     name = one_of("name_or_path", str(name_or_path), SETS, remedy=remedy)
+    archive = archive_of(name, root)
+    if archive is not None:
+        return replace(read_archive(archive), name=name)
     return SETS[name](Path(root).expanduser(), download)

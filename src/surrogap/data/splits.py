@@ -21,6 +21,7 @@ class TensorSet:
     Args:
         images: uint8, NCHW, of one channel or three.
         labels: int64, one class number for each image.
+        noisy_labels: The same from a less careful source, such as CIFAR-10N's; None without one.
 
     Raises:
         ValueError: A tensor has another dtype or shape, or there is no image.
@@ -31,6 +32,7 @@ class TensorSet:
 
     images: Tensor
     labels: Tensor
+    noisy_labels: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = tuple(self.images.shape)
@@ -39,17 +41,24 @@ class TensorSet:
                 "images must be uint8 of shape (number, 1 or 3, height, width), got "
                 f"{self.images.dtype} of {shape}. Pass the original pixels, channels first."
             )
-        if self.labels.dtype != torch.int64 or self.labels.shape != shape[:1]:
-            raise ValueError(
-                f"labels must be int64 of shape ({shape[0]},), got {self.labels.dtype} of "
-                f"{tuple(self.labels.shape)}. Pass one class number for each image."
-            )
+        for name, labels in (("labels", self.labels), ("noisy_labels", self.noisy_labels)):
+            if labels is not None and (labels.dtype != torch.int64 or labels.shape != shape[:1]):
+                raise ValueError(
+                    f"{name} must be int64 of shape ({shape[0]},), got {labels.dtype} of "
+                    f"{tuple(labels.shape)}. Pass one class number for each image."
+                )
         if not self.images.numel():
             raise ValueError(f"images must hold at least one, got shape {shape}. Pass some.")
 
     def to(self, device: torch.device | str) -> "TensorSet":
         """The same set on a device; itself where it is there already."""
-        return TensorSet(self.images.to(device), self.labels.to(device))
+        noisy = None if self.noisy_labels is None else self.noisy_labels.to(device)
+        return TensorSet(self.images.to(device), self.labels.to(device), noisy)
+
+    def __getitem__(self, chosen: Tensor) -> "TensorSet":
+        """The images at some positions, with their labels."""
+        noisy = None if self.noisy_labels is None else self.noisy_labels[chosen]
+        return TensorSet(self.images[chosen], self.labels[chosen], noisy)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -87,6 +96,11 @@ class FileSet:
     def to(self, device: torch.device | str) -> "FileSet":
         """Itself: files stay where they are."""
         return self
+
+    def __getitem__(self, chosen: Tensor) -> "FileSet":
+        """The images at some positions, with their labels."""
+        positions = chosen.tolist()
+        return FileSet([self.paths[i] for i in positions], [self.labels[i] for i in positions])
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -156,8 +170,10 @@ class Splits:
         return replace(self, **moved)
 
     def _check_labels(self) -> None:
-        for name, part in self.parts.items():
-            labels = part.labels
+        labelled = {name: part.labels for name, part in self.parts.items()}
+        if isinstance(self.train, TensorSet) and self.train.noisy_labels is not None:
+            labelled["train (noisy)"] = self.train.noisy_labels
+        for name, labels in labelled.items():
             if isinstance(labels, Tensor):
                 low, high = (int(bound) for bound in labels.aminmax())
             else:

@@ -1,1 +1,1 @@
-"""The paper's experiments, by name: recipes, tables and figures."""
+"""Experiments: recipes by name, runs side by side, tables and figures from records."""

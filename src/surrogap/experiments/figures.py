@@ -11,13 +11,22 @@ if TYPE_CHECKING:
 Points = Sequence[tuple[float, float]]
 
 
-def new_figure(num_rows: int, num_columns: int, title: str) -> "tuple[Figure, list[Axes]]":
-    """A figure with panels, row by row."""
+def new_figure(
+    num_rows: int, num_columns: int, title: str, *, size: tuple[float, float] | None = None
+) -> "tuple[Figure, list[Axes]]":
+    """A figure with panels, row by row.
+
+    Args:
+        num_rows: The number of rows.
+        num_columns: The number of panels in a row.
+        title: Above all of them.
+        size: Width and height in inches; by default 5 x 3.5 for each panel.
+    """
     # Not pyplot: it would look for a display, and keep every figure.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    size = (5.0 * num_columns, 3.5 * num_rows)
+    size = size or (5.0 * num_columns, 3.5 * num_rows)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)

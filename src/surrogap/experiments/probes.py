@@ -10,10 +10,10 @@ from surrogap.analysis.eigen import eigenvalues
 from surrogap.analysis.gap import surrogate_gaps
 from surrogap.analysis.hessian import METHODS, Hessian
 from surrogap.analysis.surface import Surface
-from surrogap.data import load
 from surrogap.experiments.comparison import NUM_ASCENT_STEPS
 from surrogap.experiments.surfaces import loss_fn_of, part_of, still_batches
 from surrogap.training.config import Config
+from surrogap.training.images import images_of
 from surrogap.training.parts import Parts
 from surrogap.training.probe import Probe
 from surrogap.training.processes import World
@@ -38,7 +38,7 @@ def sharpness_probe(config: Config, parts: Parts, world: World) -> Probe:
         world: Its processes, which share the images.
     """
     num_images = max(config.output.sharpness_images // world.size, 1) * world.size
-    splits = part_of(load(config.data.name, config.data.data_root), num_images)
+    splits = part_of(images_of(config.data), num_images)
     batch_size = config.data.eval_batch_size or 4 * config.data.batch_size // world.size
     batches = still_batches(config, splits, world, max(batch_size, 2))
     loss_fn, rho = loss_fn_of(config.objective), radius_of(config)

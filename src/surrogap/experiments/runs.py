@@ -7,9 +7,10 @@ from typing import Any, Self, final
 import torch
 from torch import nn
 
-from surrogap.data import Splits, load
+from surrogap.data import Splits
 from surrogap.training.config import Config
 from surrogap.training.folder import read_config
+from surrogap.training.images import images_of
 from surrogap.training.networks import network_of, read_weights
 from surrogap.training.records import read_records
 
@@ -47,8 +48,7 @@ class Run:
             ValueError: They are not where they were.
             RuntimeError: They cannot be fetched.
         """
-        data = self.config.data
-        return load(data.name, data_root or data.data_root, download=download)
+        return images_of(self.config.data, data_root, download=download)
 
     def network(self, splits: Splits, device: torch.device | str = "cpu") -> nn.Module:
         """The network with the weights of the newest checkpoint, in evaluation mode.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from surrogap.analysis.batches import LossFn
 from surrogap.analysis.surface import Surface
-from surrogap.data import FileSet, Splits, TensorSet, loader
+from surrogap.data import Splits, loader
 from surrogap.training.config import Config
 from surrogap.training.groups import ModelConfig
 from surrogap.training.losses import loss_of
@@ -36,13 +36,7 @@ def part_of(splits: Splits, num_images: int, seed: int = 0) -> Splits:
         return splits
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randperm(len(train), generator=generator)[:num_images].sort().values
-    few: TensorSet | FileSet
-    if isinstance(train, TensorSet):
-        few = TensorSet(train.images[drawn], train.labels[drawn])
-    else:
-        places = drawn.tolist()
-        few = FileSet([train.paths[i] for i in places], [train.labels[i] for i in places])
-    return replace(splits, train=few)
+    return replace(splits, train=train[drawn])
 
 
 def still_batches(config: Config, splits: Splits, world: World, batch_size: int) -> list[Batch]:

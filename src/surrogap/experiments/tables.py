@@ -29,6 +29,18 @@ class Table:
         padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
         return "\n".join([self.title] * bool(self.title) + list(padded))
 
+    def markdown(self) -> str:
+        r"""The table in Markdown, without its title.
+
+        >>> print(Table(("a", "b"), [("1", "x | y")]).markdown())
+        | a | b |
+        | --- | --- |
+        | 1 | x \| y |
+        """
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
     def print(self, file: TextIO | None = None) -> None:
         """Prints it, with lines if that is to a terminal."""
         file = sys.stdout if file is None else file

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from surrogap.training.checkpoints import sync_folder
 from surrogap.training.config import Config
+from surrogap.training.identity import FREE
 from surrogap.training.processes import World
 from surrogap.training.versions import device_name, versions
 
@@ -18,15 +19,6 @@ VERSIONS = "versions.json"
 RECORDS = "records.jsonl"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
-
-# What may change when a run goes on. None of it changes what is computed beyond rounding. (The
-# number of processes does, where each climbs by its own gradient; it is no setting.)
-FREE = {
-    *("out", "data_root", "download", "num_workers", "eval_batch_size", "device", "parallel"),
-    *("compile", "capture", "channels_last", "max_skipped"),
-    *("record_every", "eval_every", "checkpoint_every", "tensorboard"),
-    *("sharpness_every", "sharpness_images"),
-}
 
 
 def read_config(folder: Path) -> Config:

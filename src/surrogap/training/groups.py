@@ -76,6 +76,15 @@ class DataConfig(Group):
     download: bool = False
     """Whether to fetch a named set that is not there."""
 
+    train_per_class: int | None = None
+    """Train on the first so many images of each class, in the order of the set. By default all."""
+
+    val_per_class: int | None = None
+    """Hold out the next so many training images of each class for validation. By default none."""
+
+    train_labels: Literal["clean", "noisy"] = "clean"
+    """The labels to train on: the set's own, or train_noisy_labels of an .npz archive."""
+
     augmentation: Literal["none", "light", "medium", "strong"] = "light"
     """light: crop and flip; medium: mixup with probability 0.2 and RandAugment 10 too; strong: 15.
     """
@@ -91,6 +100,9 @@ class DataConfig(Group):
 
     def _check(self) -> None:
         at_least("batch_size", self.batch_size, 1, remedy="Pass a number of images, as 128.")
+        for name in ("train_per_class", "val_per_class"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1, remedy="Pass a number of images, as 100.")
         if self.eval_batch_size is not None:
             at_least("eval_batch_size", self.eval_batch_size, 1, remedy="Pass a number, as 512.")
         if self.num_workers is not None:
@@ -233,9 +245,12 @@ class OutputConfig(Group):
     eval_every: int = 1
     """Every how many epochs the network is evaluated; after the last it always is."""
 
+    eval_on: Literal["test", "val", "both"] = "test"
+    """The images it is evaluated on: the test split, the validation split, or both."""
+
     checkpoint_every: int | None = None
-    """Every how many steps a checkpoint is saved. By default at the ends of epochs, at most once a
-    minute. After the last step it always is."""
+    """Save a checkpoint every so many steps and after the last. By default at the ends of epochs,
+    at most once a minute. 0 saves none."""
 
     tensorboard: bool = True
     """Whether to write the records for TensorBoard too."""
@@ -251,7 +266,7 @@ class OutputConfig(Group):
         at_least("record_every", self.record_every, 1, remedy="Pass a number of steps, as 50.")
         at_least("eval_every", self.eval_every, 1, remedy="Pass a number of epochs, as 1.")
         if self.checkpoint_every is not None:
-            at_least("checkpoint_every", self.checkpoint_every, 1, remedy="Pass a number, as 1000.")
+            at_least("checkpoint_every", self.checkpoint_every, 0, remedy="Pass 0 for none.")
         if self.sharpness_every is not None:
             at_least("sharpness_every", self.sharpness_every, 1, remedy="Pass a number, as 1000.")
         at_least("sharpness_images", self.sharpness_images, 1, remedy="Pass a number, as 1000.")

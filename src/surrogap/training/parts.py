@@ -8,8 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from surrogap.core.objective import Objective
-from surrogap.data import Loader, Splits, load, loader
+from surrogap.data import Loader, Splits, loader
 from surrogap.training.config import Config
+from surrogap.training.images import images_of
 from surrogap.training.losses import loss_of
 from surrogap.training.networks import network_of, wrapped
 from surrogap.training.objectives import objective_of
@@ -25,7 +26,7 @@ class Parts:
 
     Attributes:
         images: The batches to train on.
-        test_images: The batches to evaluate on.
+        eval_images: The batches to evaluate on, by the name of their split.
         model: The network, as it is trained.
         optimizer: What moves its weights.
         objective: What is minimised.
@@ -35,7 +36,7 @@ class Parts:
     """
 
     images: Loader
-    test_images: Loader
+    eval_images: dict[str, Loader]
     model: nn.Module
     optimizer: Optimizer
     objective: Objective
@@ -60,7 +61,8 @@ def parts_of(config: Config, world: World) -> Parts:
     splits = splits_of(config, world).to(world.device)
     model = wrapped(network_of(config.model, splits), config, world)
     optimizer = optimizer_of(config.optimizer, model, fused=config.execution.capture)
-    images, test_images = (_loader(config, world, splits, part) for part in ("train", "test"))
+    images = _loader(config, world, splits, "train")
+    eval_images = {name: _loader(config, world, splits, name) for name in _eval_splits(config)}
     objective = objective_of(config, model, optimizer, len(images))
     num_steps = config.schedule.steps or config.schedule.epochs * len(images)
     rate = LearningRate(config.schedule, config.optimizer.lr, num_steps, len(images))
@@ -68,7 +70,7 @@ def parts_of(config: Config, world: World) -> Parts:
     step = kind(config, model, objective, optimizer, loss_of(config.objective), world)
     # From here on, each process draws its own numbers: of dropout, say.
     torch.manual_seed(config.execution.seed + world.rank)
-    return Parts(images, test_images, model, optimizer, objective, rate, step, num_steps)
+    return Parts(images, eval_images, model, optimizer, objective, rate, step, num_steps)
 
 
 def splits_of(config: Config, world: World) -> Splits:
@@ -80,11 +82,22 @@ def splits_of(config: Config, world: World) -> Splits:
     """
 
     def fetch() -> None:
-        load(config.data.name, config.data.data_root, download=True)
+        images_of(config.data, download=True)
 
     if config.data.download:
         world.from_first(fetch)
-    return load(config.data.name, config.data.data_root)
+    splits = images_of(config.data)
+    if splits.val is None and "val" in _eval_splits(config):
+        raise ValueError(
+            f"eval_on must be test for {config.data.name}, which has no validation images, got "
+            f"{config.output.eval_on}. Pass --val-per-class to hold some out."
+        )
+    return splits
+
+
+def _eval_splits(config: Config) -> tuple[str, ...]:
+    chosen = config.output.eval_on
+    return ("val", "test") if chosen == "both" else (chosen,)
 
 
 def _loader(config: Config, world: World, splits: Splits, part: str) -> Loader:

@@ -148,6 +148,7 @@ def essentials(record: Mapping[str, Any]) -> list[str]:
         "gap": "gap {:.4f}",
         "eigenvalue": "eigenvalue {:.4g}",
         "accuracy": "accuracy {:.4f}",
+        "val_accuracy": "validation accuracy {:.4f}",
         "test_loss": "test loss {:.4f}",
         "test_accuracy": "test accuracy {:.4f}",
         "images_per_second": "{:,.0f} images/s",

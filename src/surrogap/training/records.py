@@ -9,7 +9,7 @@ Every line of `records.jsonl` has a `kind` and the `step` after which it was wri
   pauses left out; and, where there were any, overflows: the number of steps that fp16's scaler
   skipped because a gradient was not finite.
 * "epoch": the same over the epoch; epoch, from 1; and, where it was evaluated, test_loss,
-  test_accuracy, test_top5 and test_calibration_error.
+  test_accuracy, test_top5 and test_calibration_error, or the same of val (`eval_on`).
 * "sharpness", every `sharpness_every` steps: what the probe measured between two steps on some
   training images; see `surrogap.experiments.probes`.
 * "skip": a step without effect, since its loss was not finite; in_a_row, how many there were.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, final
 
 import torch
+from torch import nn
 
 from surrogap.core.rho import radius
 from surrogap.evaluation import evaluate
@@ -49,6 +50,7 @@ class Outcome:
         num_steps: How many it has in all.
         signal: By which signal it was stopped before its end, if it was.
         record: The record of its last epoch; None if there is none yet.
+        model: The model with its last weights.
         is_first: Whether this process is the first of those that ran it.
     """
 
@@ -57,6 +59,7 @@ class Outcome:
     num_steps: int
     signal: signal.Signals | None
     record: Record | None
+    model: nn.Module
     is_first: bool
 
 
@@ -147,7 +150,9 @@ class _Run:
                 if ends_epoch:
                     self._end_epoch(is_last)
                 stopped_by = self.world.largest(requests.signal)
-                if stopped_by or is_last or self._is_due(ends_epoch):
+                if output.checkpoint_every != 0 and (
+                    stopped_by or is_last or self._is_due(ends_epoch)
+                ):
                     self._save()
                 if stopped_by or is_last:
                     break
@@ -161,6 +166,7 @@ class _Run:
             num_steps=self.parts.num_steps,
             signal=signal.Signals(stopped_by) if is_stopped else None,
             record=self.world.from_first(lambda: _last_epoch(self.config.folder)),
+            model=self.parts.model,
             is_first=self.world.is_first,
         )
 
@@ -224,8 +230,9 @@ class _Run:
             with self._pause():
                 scores = self._scores()
         self._record("epoch", self.epoch, epoch=number, **scores)
-        if is_last and not math.isfinite(scores["test_loss"]):
-            self._fail("when the test images were scored")
+        losses = (value for name, value in scores.items() if name.endswith("_loss"))
+        if is_last and not all(map(math.isfinite, losses)):
+            self._fail("when the model was evaluated")
 
     def _measure(self) -> None:
         assert self.probe is not None
@@ -236,14 +243,17 @@ class _Run:
     def _scores(self) -> dict[str, float]:
         share_buffers(self.parts.model, self.world)
         dtype = DTYPES[self.config.execution.precision]
-        scores = evaluate(
-            self.parts.model,
-            batches(self.parts.test_images, self.world.device),
-            autocast=None if dtype == torch.float32 else dtype,
-            device=self.world.device,
-        )
         names = ("loss", "accuracy", "top5", "calibration_error")
-        return {f"test_{name}": getattr(scores, name) for name in names}
+        found: dict[str, float] = {}
+        for split, images in self.parts.eval_images.items():
+            scores = evaluate(
+                self.parts.model,
+                batches(images, self.world.device),
+                autocast=None if dtype == torch.float32 else dtype,
+                device=self.world.device,
+            )
+            found |= {f"{split}_{name}": getattr(scores, name) for name in names}
+        return found
 
     def _is_due(self, ends_epoch: bool) -> bool:
         every = self.config.output.checkpoint_every

@@ -4,6 +4,7 @@ from types import ModuleType
 
 from surrogap.experiments.recipes import imagenet, small, transfer
 from surrogap.experiments.recipes.recipe import Recipe
+from surrogap.experiments.tables import Table
 
 _HEAD = """# Recipes
 
@@ -29,8 +30,7 @@ def page() -> str:
 def _section(module: ModuleType) -> str:
     """What the module's docstring says, and a table of its recipes."""
     first, _, rest = (module.__doc__ or "").partition("\n\n")
-    rows = [_COLUMNS, ("---",) * len(_COLUMNS), *map(_row, module.recipes())]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    table = Table(_COLUMNS, [_row(recipe) for recipe in module.recipes()]).markdown()
     return f"## {first.partition(':')[0].rstrip('.')}\n\n{first}\n\n{rest.strip()}\n\n{table}\n"
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from surrogap.experiments.comparison import NUM_ASCENT_STEPS
-from surrogap.experiments.rho_alpha import SHOWN, Result
+from surrogap.paper.rho_alpha import SHOWN, Result
 
 # Where the paper has its figure go, as alpha grows and as rho does.
 PAPER = {

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from surrogap.analysis.bounds import Solution
 from surrogap.experiments.tables import Table
-from surrogap.experiments.theory import Convergence, Decrease, Disagreement, Estimate, Signs
+from surrogap.paper.theory import Convergence, Decrease, Disagreement, Estimate, Signs
 
 Row = tuple[str, str, str, str, str]
 COLUMNS = ("statement", "where", "measured", "stated", "holds")

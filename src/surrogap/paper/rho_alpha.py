@@ -2,7 +2,7 @@
 
 The paper has ViT-B/32 on ImageNet. There, at a fixed rho, a larger alpha makes the dominant
 eigenvalue smaller and the test accuracy higher, and `2h / rho^2` goes as the eigenvalue does, down
-with alpha and with rho. Here a recipe says what is trained, and `surrogap.experiments.trends` what
+with alpha and with rho. Here a recipe says what is trained, and `surrogap.paper.trends` what
 came out.
 """
 

@@ -13,7 +13,7 @@ from surrogap.experiments.methods import Planned
 from surrogap.experiments.tables import Table
 
 if TYPE_CHECKING:
-    from surrogap.experiments.rho_alpha import Grid
+    from surrogap.paper.rho_alpha import Grid
 
 Progress = Callable[[int, int], object]
 
@@ -79,7 +79,7 @@ class Reproduction:
 
 
 def _gap(settings: Settings, progress: Progress) -> Reproduced:
-    from surrogap.experiments.toys import GapToy, gap_figure
+    from surrogap.paper.toys import GapToy, gap_figure
 
     toy = GapToy()
     columns = [f(toy.minima).tolist() for f in (toy.loss, toy.perturbed_loss, toy.gap)]
@@ -100,7 +100,7 @@ def _gap(settings: Settings, progress: Progress) -> Reproduced:
 
 
 def _trajectory(settings: Settings, progress: Progress) -> Reproduced:
-    from surrogap.experiments.toys import Descent, save_animation, trajectories, trajectory_figure
+    from surrogap.paper.toys import Descent, save_animation, trajectories, trajectory_figure
 
     descent = Descent() if settings.num_steps is None else Descent(num_steps=settings.num_steps)
     result = trajectories(descent=descent)
@@ -132,7 +132,7 @@ def _trajectory(settings: Settings, progress: Progress) -> Reproduced:
 
 
 def _grid(settings: Settings) -> "Grid":
-    from surrogap.experiments.rho_alpha import Grid
+    from surrogap.paper.rho_alpha import Grid
 
     return Grid(
         recipe=settings.recipe,
@@ -145,7 +145,7 @@ def _grid(settings: Settings) -> "Grid":
 
 
 def _rho_alpha(settings: Settings, progress: Progress) -> Reproduced:
-    from surrogap.experiments import rho_alpha, trends
+    from surrogap.paper import rho_alpha, trends
 
     grid = _grid(settings)
     results = [rho_alpha.read_result(run) for run in grid.runs()]
@@ -161,8 +161,8 @@ def _rho_alpha(settings: Settings, progress: Progress) -> Reproduced:
 
 
 def _theory(settings: Settings, progress: Progress) -> Reproduced:
-    from surrogap.experiments import theory
-    from surrogap.experiments.statements import statements
+    from surrogap.paper import theory
+    from surrogap.paper.statements import statements
 
     run = theory.Run(num_seeds=settings.num_seeds)
     if settings.num_steps is not None:

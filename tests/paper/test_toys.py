@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from surrogap.experiments import toys
-from surrogap.experiments.toys import METHODS, START, Descent, GapToy, Hills
+from surrogap.paper import toys
+from surrogap.paper.toys import METHODS, START, Descent, GapToy, Hills
 
 
 def test_the_first_figure_has_the_captions_relations() -> None:

@@ -15,12 +15,12 @@ from surrogap.analysis import Hessian, Surface, eigenvalues, surrogate_gaps
 from surrogap.experiments import measured
 from surrogap.experiments.measured import measure, sharpness_of
 from surrogap.experiments.recipes import RECIPES, Recipe
-from surrogap.experiments.rho_alpha import Grid, figure, read_result, table
 from surrogap.experiments.runs import Run
+from surrogap.paper.rho_alpha import Grid, figure, read_result, table
 from surrogap.training.failure import RunFailedError
 from surrogap.training.records import read_records
 from surrogap.training.run import train
-from tests.experiments.made_up import grid as results_of_a_grid
+from tests.paper.made_up import grid as results_of_a_grid
 from tests.training import made_up
 
 CPU = torch.device("cpu")

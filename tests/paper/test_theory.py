@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from surrogap.experiments import theory
-from surrogap.experiments.theory import Run
+from surrogap.paper import theory
+from surrogap.paper.theory import Run
 
 SHORT = Run(num_steps=64, num_seeds=2)
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from surrogap.experiments.trends import Trend, numbers, trends, words
-from tests.experiments.made_up import grid
+from surrogap.paper.trends import Trend, numbers, trends, words
+from tests.paper.made_up import grid
 
 
 def test_the_papers_trends_where_they_are() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from surrogap.experiments.rho_alpha import Result
+from surrogap.paper.rho_alpha import Result
 
 RESULT = Result(
     *(0.1, 0.0, 0),

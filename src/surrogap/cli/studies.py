@@ -1,0 +1,209 @@
+"""The study behind the tables and figures of `surrogap reproduce`: plan, train, draw."""
+
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal, final
+
+from surrogap.cli.results import Results
+from surrogap.experiments.tables import Table
+from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
+from surrogap.paper.cost import newest_timing
+from surrogap.paper.imagenet import paper_runs
+from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.page import write_page
+from surrogap.paper.plan import Stage, Todo, todo
+from surrogap.paper.reproductions import Reproduced
+from surrogap.paper.study import METHODS, SCALES, Scale
+from surrogap.training.arguments import at_least
+
+ALL, TIMING = "all", "timing"
+TITLES = {
+    **{name: artifact.title for name, artifact in ARTIFACTS.items()},
+    TIMING: "The cost of a step of every method, with nothing else on the device, for fig-cost.",
+    ALL: "All tables and figures of the study, the most telling runs first.",
+}
+_TIMED_SETUP = "A"
+
+
+@final
+@dataclass(frozen=True)
+class StudyOptions:
+    """The options of `surrogap reproduce` that concern the study, as it documents them."""
+
+    scale: Literal["laptop", "gpu", "paper"]
+    data_root: str
+    ledger: Path | None
+    jobs: int
+    time_limit: float | None
+    compile: bool | None
+    weights: Path
+    dry_run: bool
+    train: bool
+    draw: bool
+    out: Path | None
+    page: Path | None
+
+
+def reproduce_study(name: str, options: StudyOptions) -> int:
+    """Trains what a table or figure needs, draws it, and returns the exit status.
+
+    Raises:
+        ValueError: An option is not valid, or the images are missing.
+    """
+    at_least("jobs", options.jobs, 1, remedy="Pass a number of processes, as 4.")
+    if options.scale == "paper":
+        return _reproduce_on_imagenet(name, options.data_root)
+    scale = SCALES[options.scale]
+    ledger = Ledger((options.ledger or Path(scale.ledger)).expanduser())
+    for remark in ledger.remarks:
+        print(remark)
+    wanted = [] if name == TIMING else stages(name)
+    if options.dry_run:
+        _print_plan(todo(scale, wanted, ledger, jobs=options.jobs), options.jobs)
+        return 0
+    status = _train(name, wanted, scale, ledger, options) if options.train else 0
+    if status == 0 and options.draw:
+        for one in ARTIFACTS if name == ALL else [name] if name in ARTIFACTS else []:
+            _draw(one, scale, ledger, options.out)
+    if status == 0 and options.page is not None:
+        write_page(options.page.expanduser(), scale, ledger)
+        print(f"Page: {options.page}.")
+    return status
+
+
+def _reproduce_on_imagenet(name: str, data_root: str) -> int:
+    """Lists the commands of the paper's own scale, or trains the runs under torchrun."""
+    from torch.distributed import is_torchelastic_launched
+
+    runs = paper_runs(name)
+    if not is_torchelastic_launched():
+        for run in runs:
+            print(run.command)
+        return 0
+    from surrogap.experiments.probes import sharpness_probe
+    from surrogap.training.progress import progress_for_stdout
+    from surrogap.training.run import train
+
+    for run in runs:
+        config = run.config(data_root)
+        progress = progress_for_stdout()
+        outcome = train(config, resume=True, progress=progress, probe=sharpness_probe)
+        if outcome.signal is not None:
+            return 128 + outcome.signal
+    return 0
+
+
+def _print_plan(left: Sequence[Todo], jobs: int) -> None:
+    rows = [
+        (
+            item.run.purpose,
+            item.run.title if item.is_ready else f"{item.run.cell}, as tuned, seed {item.run.seed}",
+            f"{item.seconds:.0f} s",
+        )
+        for item in left
+    ]
+    Table(("purpose", "run", "expected"), rows).print()
+    print(_summary(left, jobs))
+
+
+def _summary(left: Sequence[Todo], jobs: int) -> str:
+    if not left:
+        return "All runs are finished."
+    minutes = sum(item.seconds for item in left) / 60 / jobs
+    at_once = f", {jobs} at once" if jobs > 1 else ""
+    return f"{len(left)} runs are left, about {minutes:.0f} minutes{at_once}."
+
+
+def _train(
+    name: str, wanted: Sequence[Stage], scale: Scale, ledger: Ledger, options: StudyOptions
+) -> int:
+    from surrogap.paper.running import Environment, Stopped
+    from surrogap.paper.workers import Clock, WorkerError, train_all
+
+    environment = Environment(
+        scale,
+        data_root=options.data_root,
+        jobs=options.jobs,
+        compile=options.compile,
+        weights=str(options.weights.expanduser()),
+    )
+    clock = Clock(options.time_limit)
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        is_timed = newest_timing(ledger, scale.name, _TIMED_SETUP) is not None
+        if name == TIMING or (name in (ALL, "fig-cost") and not is_timed):
+            # Before any worker starts: what shares the device would be measured too.
+            from surrogap.paper.timing import timing
+
+            line = timing(_TIMED_SETUP, tuple(METHODS), environment)
+            ledger.append(line)
+            _print_times(line)
+        left = train_all(wanted, ledger, environment, clock=clock, tell=_print_line)
+    except Stopped as stopped:
+        print(
+            f"surrogap: {stopped.signal.name} stopped surrogap reproduce. Finished runs are in "
+            f"{ledger.path}, and the same command trains the others.",
+            file=sys.stderr,
+        )
+        return 128 + stopped.signal
+    except WorkerError as error:
+        print(f"surrogap: {error}", file=sys.stderr)
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if wanted:
+        print(_summary(left, options.jobs))
+    return 0
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    from surrogap.paper.running import Stopped
+
+    raise Stopped(signal.Signals(number))
+
+
+def _print_times(line: Line) -> None:
+    from surrogap.paper.cost import relative_cost
+
+    rows = [
+        (method, f"{1e3 * seconds:.3f}", f"{relative_cost(line, method):.2f}")
+        for method, seconds in line["seconds_per_step"].items()
+    ]
+    Table(("method", "ms a step", "cost relative to vanilla"), rows).print()
+
+
+def _print_line(line: Line, left: Sequence[Todo]) -> None:
+    words = [f"{line['title']}:"]
+    if line["kind"] == "failure":
+        words.append(f"failed, {line['reason']}")
+    else:
+        scores = {
+            "validation": line.get("val"),
+            "test": line.get("scores", {}).get("test"),
+            "training": line["train"],
+        }
+        found = [f"{name} {100 * s['accuracy']:.2f} %" for name, s in scores.items() if s]
+        words.append(", ".join([*found, f"{line['seconds']:.0f} s"]))
+    print(time.strftime("%H:%M:%S"), *words, f"({len(left)} left)", flush=True)
+
+
+def _draw(name: str, scale: Scale, ledger: Ledger, out: Path | None) -> None:
+    found = drawn(name, scale, ledger)
+    folder = Path("runs") / f"reproduce-{name}" if out is None else out.expanduser()
+    results = Results(folder, "reproduce", name, list(found.writers))
+    results.write(found.numbers, found.writers)
+    show(found, results)
+
+
+def show(found: Reproduced, results: Results) -> None:
+    """Prints a table, the words below it, and the names of its files."""
+    found.table.print()
+    for line in found.words:
+        print(textwrap.fill(line, width=100, break_on_hyphens=False))
+    print(results.told)

@@ -1,0 +1,1 @@
+"""The paper: its theory, toys, tables and figures, as commands and as one study."""

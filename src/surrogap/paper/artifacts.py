@@ -1,0 +1,237 @@
+"""The tables and figures that are drawn from the study's ledger, and the runs that each needs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from surrogap.paper import drawings
+from surrogap.paper.ledger import Ledger
+from surrogap.paper.plan import Stage, stages_of
+from surrogap.paper.reproductions import Reproduced
+from surrogap.paper.study import MAIN, METHODS, SHORT, TRANSFERRED, Cell, Changes, Scale
+from surrogap.paper.summaries import Summary, comparisons, in_words, numbers, summaries, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Draw = Callable[[Scale, Sequence[Summary], Ledger], "Figure"]
+Pairs = Sequence[tuple[str, str]]
+
+_ALL_SCORES = ("test", "best", "corrupted", "votes", "calibration", "train", "eigenvalue")
+_FEW_SCORES = ("test", "best", "train", "eigenvalue")
+
+
+@final
+@dataclass(frozen=True)
+class Artifact:
+    """A table or a figure.
+
+    Attributes:
+        title: What it shows.
+        cells: The methods and settings in it.
+        pairs: Titles of cells that are compared, the first with the second.
+        scores: The columns of its table.
+        draw: Draws its figure; None for a table.
+        max_seeds: The largest number of seeds that it needs; 0 for the tuning runs alone.
+        notes: What may and may not be concluded from it.
+    """
+
+    title: str
+    cells: Sequence[Cell]
+    pairs: Pairs
+    scores: Sequence[str] = _FEW_SCORES
+    draw: Draw | None = None
+    max_seeds: int | None = None
+    notes: str = ""
+
+
+def _cells(setup: str, methods: Sequence[str]) -> list[Cell]:
+    return [Cell(setup, method) for method in methods]
+
+
+_PAPER = ("vanilla", "vanilla-2x", "sam", "gsam")
+_OBJECTIVES = (
+    *("vanilla", "vanilla-2x", "entropy-sgd", "sam", "gsam", "gsam-plain"),
+    *("asam", "asam-ascent", "gap-penalty", "momentum-sam"),
+)
+_LAMBDAS = (0.1, 0.2, 0.3, 0.5)
+_ADAMW = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.05}
+
+
+def _pairs(*pairs: tuple[str, str]) -> Pairs:
+    """Methods as the titles of their cells."""
+    return [(METHODS[first].title, METHODS[second].title) for first, second in pairs]
+
+
+def _against(methods: Sequence[str], *others: str) -> Pairs:
+    """Each method with each of the others."""
+    return _pairs(*((m, other) for other in others for m in methods if m not in others))
+
+
+def _varied(method: str, changes: Changes, label: str) -> Cell:
+    return Cell("A", method, changes, f"{METHODS[method].title}, {label}")
+
+
+_BASELINES = ("vanilla", "vanilla-2x")
+_ABLATED = ("vanilla-2x", "sam", "gsam")
+_NOT_TUNED = (
+    "The settings are those chosen with light augmentation and SGD, and were not tuned again."
+)
+
+ARTIFACTS: dict[str, Artifact] = {
+    "table-1": Artifact(
+        "Vanilla training, SAM and GSAM on a ResNet, a ViT and a Mixer, and several test sets.",
+        [cell for setup in "ACD" for cell in _cells(setup, _PAPER)],
+        [*_against(("sam", "gsam"), *_BASELINES), *_pairs(("gsam", "sam"))],
+        _ALL_SCORES,
+        notes="The paper's Table 1 has twelve networks on ImageNet; these are small images and "
+        "few, so neither the size of a difference nor its sign carries over to ImageNet.",
+    ),
+    "table-setups": Artifact(
+        "The same methods and SAM on norm layers in all five set-ups.",
+        [cell for setup in "ABCDE" for cell in _cells(setup, SHORT)],
+        [*_against(SHORT[2:], *_BASELINES), *_pairs(("gsam", "sam"), ("sam-norms", "sam"))],
+        _ALL_SCORES,
+        notes="With noisy labels (E), compare the best epoch too: part of the difference after "
+        "the last epoch is late memorisation of wrong labels.",
+    ),
+    "fig-methods": Artifact(
+        "Test accuracy of all objectives, with and without ascent.",
+        _cells("A", _OBJECTIVES),
+        [
+            *_against(_OBJECTIVES[2:], *_BASELINES),
+            *_pairs(("gsam", "sam"), ("asam-ascent", "asam")),
+        ],
+        draw=drawings.methods_figure,
+        notes="Every method had the same number of trials; more trials may change the order of "
+        "methods whose intervals overlap. Entropy-SGD takes five passes a step, for two fifths of "
+        "the epochs.",
+    ),
+    "table-penalty": Artifact(
+        "GSAM and min(f_p + lambda h), over lambda.",
+        [
+            *_cells("A", ("gsam", "gap-penalty")),
+            *(Cell("A", "gap-penalty", {"lam": lam}, f"f_p + {lam:g} h") for lam in _LAMBDAS),
+        ],
+        _pairs(("gsam", "gap-penalty")),
+        _ALL_SCORES,
+        notes="rho is the one chosen for the penalty; the rows differ in lambda alone.",
+    ),
+    "table-transfer": Artifact(
+        "Weights trained under each objective, fine-tuned to other images.",
+        [cell for setup in "FP" for cell in _cells(setup, TRANSFERRED)],
+        _pairs(("sam", "vanilla"), ("gsam", "vanilla"), ("gsam", "sam")),
+        ("test", "train"),
+        notes="Fine-tuning was not tuned: one learning rate, as in the paper's appendix.",
+    ),
+    "fig-ablation": Artifact(
+        "Augmentation, base optimizer, and min(f_p, h) against min(f, h).",
+        [
+            *_cells("A", ("vanilla", *_ABLATED, "gsam-plain")),
+            *(
+                _varied(method, {"augmentation": strength}, strength)
+                for strength in ("medium", "strong")
+                for method in _ABLATED
+            ),
+            *(_varied(method, _ADAMW, "adamw") for method in ("vanilla", "sam", "gsam")),
+        ],
+        [
+            *_pairs(("gsam", "gsam-plain")),
+            *(
+                (f"{first}, {label}", f"{second}, {label}")
+                for label, plain in (("medium", 1), ("strong", 1), ("adamw", 0))
+                for first, second in (
+                    ("SAM", METHODS[_BASELINES[plain]].title),
+                    ("GSAM", METHODS[_BASELINES[plain]].title),
+                    ("GSAM", "SAM"),
+                )
+            ),
+        ],
+        draw=drawings.ablation_figure,
+        notes=_NOT_TUNED,
+    ),
+    "table-epochs": Artifact(
+        "Vanilla training for as many and for twice the epochs, against GSAM.",
+        _cells("A", ("vanilla", "vanilla-2x", "gsam")),
+        _pairs(("vanilla-2x", "vanilla"), ("gsam", "vanilla"), ("gsam", "vanilla-2x")),
+        _ALL_SCORES,
+    ),
+    "table-rho-schedule": Artifact(
+        "Constant rho against rho_t that decays with the learning rate.",
+        [
+            *_cells("A", ("vanilla", "sam", "gsam")),
+            *(_varied(method, {"rho_min": 0.0}, "rho_t") for method in ("sam", "gsam")),
+        ],
+        [("SAM, rho_t", "SAM"), ("GSAM, rho_t", "GSAM")],
+        notes="rho_t decays from the rho that was chosen for a constant radius to 0, so its mean "
+        "is half of it.",
+    ),
+    "fig-cosine": Artifact(
+        "The cosine of g and g_p during training.",
+        _cells("A", ("sam", "gsam")),
+        (),
+        draw=drawings.cosine_figure,
+        notes="Lines are means over seeds, bands reach from the lowest to the highest seed.",
+    ),
+    "fig-gap-curves": Artifact(
+        "The surrogate gap during training under different alpha.",
+        _cells("A", ("sam", "gsam")),
+        (),
+        draw=drawings.gap_figure,
+        max_seeds=0,
+        notes="Curves are of the tuning runs, one seed each.",
+    ),
+    "fig-cost": Artifact(
+        "Test error against cost relative to vanilla training, for every method.",
+        _cells("A", tuple(METHODS)),
+        _against(tuple(METHODS), *_BASELINES),
+        draw=drawings.cost_figure,
+        notes="Cost is the measured time of a captured step on one GPU, relative to a plain one, "
+        "times the number of steps; data loading and evaluation are left out.",
+    ),
+}
+
+_REST = tuple(method for method in METHODS if method not in MAIN)
+
+
+def stages(name: str) -> list[Stage]:
+    """The runs of an artifact, or of all of them in the order of what they say most.
+
+    Args:
+        name: One of `ARTIFACTS`, or "all".
+    """
+    if name != "all":
+        return _stages(ARTIFACTS[name])
+    return [
+        Stage(_cells("A", MAIN), max_seeds=3),
+        Stage(_cells("A", _REST), max_seeds=3),
+        *(Stage(_cells(setup, SHORT)) for setup in "EBCD"),
+        Stage(_cells("A", tuple(METHODS))),
+        *(stage for artifact in ARTIFACTS.values() for stage in _stages(artifact)),
+    ]
+
+
+def _stages(artifact: Artifact) -> list[Stage]:
+    return [Stage(stage.cells, artifact.max_seeds) for stage in stages_of(artifact.cells)]
+
+
+def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
+    """A table or figure as far as the ledger has its runs.
+
+    Args:
+        name: One of `ARTIFACTS`.
+        scale: The study.
+        ledger: What is finished.
+    """
+    artifact = ARTIFACTS[name]
+    found = summaries(scale, artifact.cells, ledger)
+    made = comparisons(found, artifact.pairs)
+    writers = {}
+    if artifact.draw is not None:
+        writers = {f"{name}.png": artifact.draw(scale, found, ledger).savefig}
+    return Reproduced(
+        table(scale, found, artifact.scores),
+        {"scale": scale.name, **numbers(found, made, artifact.scores)},
+        writers,
+        [*in_words(made), *filter(None, [artifact.notes])],
+    )

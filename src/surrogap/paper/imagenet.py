@@ -1,0 +1,116 @@
+"""The paper's own scale: its tables and figures as ImageNet recipes, with what differs from them.
+
+Each run is a recipe of `surrogap.experiments.recipes` with some settings changed. Without torchrun
+the commands are listed; under torchrun the runs are trained, one after the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from surrogap.experiments.recipes import RECIPES, imagenet, transfer
+from surrogap.training.config import Config
+
+
+@final
+@dataclass(frozen=True)
+class PaperRun:
+    """A recipe with some settings changed.
+
+    Attributes:
+        recipe: The recipe's name.
+        changes: Values of the configuration, named as its flags are.
+
+    >>> print(PaperRun("vit-b32-vanilla", {"epochs": 600}).command.partition("cli ")[2])
+    train --recipe vit-b32-vanilla --epochs 600 --out runs/vit-b32-vanilla-epochs-600
+    """
+
+    recipe: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def out(self) -> str:
+        """The run's folder."""
+        if not self.changes:
+            return str(RECIPES[self.recipe]().folder)
+        words = [f"{name.replace('_', '-')}-{value}" for name, value in self.changes.items()]
+        return "-".join([f"runs/{self.recipe}", *words])
+
+    def config(self, data_root: str) -> Config:
+        """The configuration to train.
+
+        Raises:
+            ValueError: A value is not valid.
+        """
+        config = RECIPES[self.recipe]().override(**self.changes)
+        return config.override(data_root=data_root, out=self.out)
+
+    @property
+    def command(self) -> str:
+        """The command that trains it."""
+        flags = [f"--{name.replace('_', '-')} {value}" for name, value in self.changes.items()]
+        return " ".join([RECIPES[self.recipe].command, *flags, f"--out {self.out}"])
+
+
+def _runs(recipe: str, *changes: Mapping[str, Any]) -> list[PaperRun]:
+    return [PaperRun(recipe, one) for one in changes or ({},)]
+
+
+_TWICE = {"epochs": 600}
+_STRENGTHS = ({"augmentation": "medium"}, {"augmentation": "strong"})
+_ADABELIEF = {"optimizer": "adabelief"}
+
+# Radii of ASAM are ten times SAM's, as the paper's appendix has it.
+PAPER_RUNS: dict[str, Sequence[PaperRun]] = {
+    "table-1": [PaperRun(recipe.name) for recipe in imagenet.recipes()],
+    "fig-methods": [
+        *_runs("mixer-s32-vanilla"),
+        *_runs("mixer-s32-vanilla", {"objective": "entropy-sgd"}),
+        *_runs(
+            "mixer-s32-sam",
+            {},
+            {"objective": "asam", "rho": 5.0},
+            {"objective": "asam", "rho": 5.0, "alpha": 0.2},
+        ),
+        *_runs("mixer-s32-gsam"),
+    ],
+    "table-penalty": [
+        *_runs("vit-b32-gsam"),
+        *_runs(
+            "vit-b32-sam",
+            *({"objective": "gap-penalty", "rho": 0.6, "lam": lam / 10} for lam in range(6)),
+        ),
+    ],
+    "table-transfer": [PaperRun(recipe.name) for recipe in transfer.recipes()],
+    "fig-ablation": [
+        *_runs("vit-b32-vanilla", _TWICE, *({**_TWICE, **one} for one in _STRENGTHS), _ADABELIEF),
+        *_runs("vit-b32-sam", {}, *_STRENGTHS, _ADABELIEF),
+        *_runs("vit-b32-gsam", {}, *_STRENGTHS, _ADABELIEF, {"minimize": "plain"}),
+    ],
+    "table-epochs": [*_runs("vit-b32-vanilla", {}, _TWICE), *_runs("vit-b32-gsam")],
+    "table-rho-schedule": [
+        *_runs("vit-b32-vanilla", _TWICE),
+        *_runs("vit-b32-sam"),
+        *_runs("vit-b32-gsam", {"rho_min": None}, {"alpha": 0.0}, {}),
+    ],
+    "fig-cosine": _runs("vit-b32-gsam"),
+    "fig-gap-curves": _runs("vit-b32-gsam", *({"alpha": a} for a in (0.0, 0.2, 0.4)), {}),
+}
+
+
+def paper_runs(name: str) -> list[PaperRun]:
+    """The runs of a table or figure, or of all; each once.
+
+    Args:
+        name: One of `PAPER_RUNS`, or "all".
+
+    Raises:
+        ValueError: The paper has no such table or figure.
+    """
+    if name != "all" and name not in PAPER_RUNS:
+        raise ValueError(
+            f"scale must be laptop or gpu for {name}, which the paper does not have, got paper. "
+            "Pass --scale gpu."
+        )
+    wanted = PAPER_RUNS.values() if name == "all" else [PAPER_RUNS[name]]
+    return list({run.out: run for runs in wanted for run in runs}.values())

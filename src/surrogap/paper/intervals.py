@@ -1,0 +1,109 @@
+"""Means over seeds with confidence intervals, and differences paired by seed.
+
+The interval of a mean of n values with standard deviation s is `mean ± t * s / sqrt(n)`, with t the
+quantile of Student's distribution with n - 1 degrees of freedom.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+CONFIDENCE = 0.95
+
+
+@final
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its confidence interval.
+
+    Attributes:
+        mean: The mean.
+        half_width: Half the width of the interval; None for a single value, which has none.
+        num_values: The number of values, one for each seed.
+
+    >>> print(Interval(mean=1.25, half_width=0.5, num_values=3))
+    1.25 ± 0.50
+    """
+
+    mean: float
+    half_width: float | None
+    num_values: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether zero lies outside, so that the mean differs from it. False for one value."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+    def text(self, decimals: int = 2, sign: str = "") -> str:
+        """The mean and half the width; of a single value, the value.
+
+        >>> Interval(0.5, None, 1).text(decimals=1, sign="+")
+        '+0.5'
+        """
+        mean = f"{self.mean:{sign}.{decimals}f}"
+        return mean if self.half_width is None else f"{mean} ± {self.half_width:.{decimals}f}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """The mean of values and its confidence interval.
+
+    >>> print(interval([1.0, 2.0, 3.0]))
+    2.00 ± 2.48
+    """
+    mean, number = statistics.fmean(values), len(values)
+    if number < 2:
+        return Interval(mean, None, number)
+    error = statistics.stdev(values) / math.sqrt(number)
+    return Interval(mean, t_quantile(number - 1, confidence) * error, number)
+
+
+def paired_difference(
+    values: Mapping[int, float], others: Mapping[int, float], confidence: float = CONFIDENCE
+) -> Interval | None:
+    """The mean difference over the seeds that both have, and its interval; None without a seed.
+
+    Args:
+        values: By seed.
+        others: By seed, subtracted from them.
+        confidence: The probability that the interval covers the true difference.
+
+    >>> print(paired_difference({0: 1.0, 1: 2.0, 2: 9.0}, {0: 0.5, 1: 1.5}))
+    0.50 ± 0.00
+    """
+    differences = [value - others[seed] for seed, value in values.items() if seed in others]
+    return interval(differences, confidence) if differences else None
+
+
+def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
+    """The t for which Student's distribution has `confidence` between -t and t.
+
+    >>> round(t_quantile(4), 3)
+    2.776
+    """
+    low, high = 0.0, 1.0
+    while _within(high, degrees) < confidence:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < confidence else (low, middle)
+    return high
+
+
+def _within(t: float, degrees: int) -> float:
+    """The probability of Student's distribution between -t and t, which is a finite sum.
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    """
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = degrees % 2 == 1
+    term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
+    for k in range(1 if is_odd else 0, degrees - 1, 2):
+        total += term
+        term *= cosine**2 * (k + 1) / (k + 2)
+    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total

@@ -1,0 +1,127 @@
+"""The page about the study's results, from its ledger: no number on it is typed by hand."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from surrogap.experiments.tables import Table
+from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
+from surrogap.paper.ledger import Ledger
+from surrogap.paper.plan import chosen, val_accuracy
+from surrogap.paper.study import METHODS, Scale, trials
+from surrogap.paper.summaries import summaries
+
+_HEAD = """# Results
+
+One study: every run is trained once, and every table and figure below is drawn from its ledger
+(`{ledger}`), which has a line for each finished run: configuration, seed, scores, curves, time,
+hardware and commit. This page is the output of
+`surrogap reproduce all --scale {scale} --no-train --page docs/results.md`.
+
+**How settings were chosen.** Each method had the same number of trials in each set-up ({trials}),
+one seed each, scored on validation images that no run trains on. The trial with the best validation
+accuracy after the last epoch was trained with the study's seeds and scored on the test images; no
+other setting was. [Trials](#trials) lists all of them.
+
+**How to read the numbers.** `±` is the half width of the 95 % confidence interval of the mean over
+seeds (Student's t). Differences are paired by seed. A method is called better or worse only where
+the interval of the paired difference excludes zero; the number of comparisons that were made is
+beside them.
+"""
+
+
+def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
+    """Writes the page, and its figures to a folder beside it.
+
+    Args:
+        path: The page; the folder of its figures has its name without the suffix.
+        scale: The study.
+        ledger: What is finished.
+
+    Raises:
+        ValueError: The page or its folder cannot be written.
+    """
+    folder = path.with_suffix("")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(_page(folder, scale, ledger)))
+    except OSError as error:
+        raise ValueError(
+            f"page must be a file that can be written, got {path} ({error.strerror}). "
+            "Pass another one."
+        ) from error
+
+
+def _page(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
+    yield _HEAD.format(ledger=ledger.path, scale=scale.name, trials=scale.num_trials)
+    yield "## Set-ups\n"
+    yield _setups(scale, ledger).markdown() + "\n"
+    for name, artifact in ARTIFACTS.items():
+        yield from _section(name, artifact, folder, scale, ledger)
+    yield "## Trials\n"
+    yield "Validation accuracy in percent after the last epoch; the chosen setting is bold.\n"
+    yield _trials(scale, ledger).markdown() + "\n"
+
+
+def _setups(scale: Scale, ledger: Ledger) -> Table:
+    rows = []
+    for letter, setup in scale.setups.items():
+        lines = [line for line in ledger.of_kind("run") if line["setup"] == letter]
+        hardware = ", ".join(sorted({line["hardware"] for line in lines if "hardware" in line}))
+        minutes = sum(line["seconds"] for line in lines) / 60
+        rows.append((letter, setup.title, str(len(lines)), f"{minutes:.0f}", hardware or "-"))
+    return Table(("set-up", "model and images", "runs", "minutes in all", "hardware"), rows)
+
+
+def _section(
+    name: str, artifact: Artifact, folder: Path, scale: Scale, ledger: Ledger
+) -> Iterator[str]:
+    yield f"## {name}\n"
+    yield f"{artifact.title} `surrogap reproduce {name} --scale {scale.name}`\n"
+    if not _has_runs(artifact, scale, ledger):
+        yield "No run is finished yet.\n"
+        return
+    found = drawn(name, scale, ledger)
+    for file, write in found.writers.items():
+        write(folder / file)
+        yield f"![{artifact.title}]({folder.name}/{file})\n"
+    yield found.table.markdown() + "\n"
+    if found.numbers["comparisons"]:
+        yield _compared(found.numbers["comparisons"]).markdown() + "\n"
+    yield " ".join(found.words[len(found.numbers["comparisons"]) :]) + "\n"
+
+
+def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
+    if artifact.max_seeds == 0:
+        tried = (trials(scale, cell.setup, cell.method) for cell in artifact.cells)
+        return any(run.key in ledger for runs in tried for run in runs)
+    return any(one.lines for one in summaries(scale, artifact.cells, ledger))
+
+
+def _compared(made: Sequence[dict[str, object]]) -> Table:
+    rows = []
+    for one in made:
+        difference = one["difference"]
+        assert isinstance(difference, dict)
+        half = difference["half_width"]
+        points = f"{difference['mean']:+.2f}" + ("" if half is None else f" ± {half:.2f}")
+        words = (one["setup"], f"{one['first']} minus {one['second']}", points)
+        rows.append((*map(str, words), str(difference["num_seeds"]), str(one["verdict"])))
+    return Table(("set-up", "difference", "points of test accuracy", "seeds", "verdict"), rows)
+
+
+def _trials(scale: Scale, ledger: Ledger) -> Table:
+    rows = []
+    for letter, setup in scale.setups.items():
+        if setup.source is not None:
+            continue
+        for method in setup.methods:
+            best = chosen(scale, letter, method, ledger)
+            cells = []
+            for run in trials(scale, letter, method):
+                settings = ", ".join(f"{name} {value:g}" for name, value in run.settings.items())
+                accuracy = val_accuracy(ledger[run.key]) if run.key in ledger else None
+                score = "-" if accuracy is None else f"{100 * accuracy:.2f}"
+                text = f"{settings}: {score}"
+                cells.append(f"**{text}**" if run.settings == best else text)
+            rows.append((letter, METHODS[method].title, "; ".join(cells)))
+    return Table(("set-up", "method", "trials"), rows)

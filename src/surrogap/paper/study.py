@@ -1,0 +1,453 @@
+"""The study: set-ups x methods x settings x seeds, as one readable declaration.
+
+A `Setup` says what is trained on which images, a `Method` how. Every method of a set-up is tuned
+first: each gets the same number of trials, one seed each, scored on validation images. The trial
+with the best validation accuracy after the last epoch gives the method's settings, which are then
+trained with the study's seeds and scored on the test images. `surrogap.paper.plan` derives the runs
+and their order from a `Scale`, and from the ledger what is left of them.
+
+This module loads no torch.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
+
+from surrogap.experiments.methods import with_lr_of_gradient
+from surrogap.training.config import Config
+from surrogap.training.identity import FREE
+
+Changes = Mapping[str, Any]
+Purpose = Literal["tuning", "final"]
+
+
+@final
+@dataclass(frozen=True)
+class Setup:
+    """A model, its images and the training that all methods share.
+
+    Attributes:
+        title: For tables.
+        changes: Values of the configuration, named as its flags are.
+        trials: What plain training is tuned over: learning rate and weight decay.
+        seconds: A guess of the seconds for one pass over the training images, for the first plan.
+        methods: The methods that the study compares on it.
+        source: For transfer: the set-up that the weights are trained in, with the settings that are
+            chosen there. The method is that of the source, and fine-tuning is plain.
+    """
+
+    title: str
+    changes: Changes
+    trials: Sequence[Changes]
+    seconds: float
+    methods: Sequence[str]
+    source: str | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Method:
+    """An objective, perhaps on some parameters, on part of the batch or at some steps only.
+
+    Attributes:
+        title: For tables and figures.
+        changes: Values of the configuration.
+        trials: The settings it is tuned over; empty for the set-up's own trials.
+        passes: Forward and backward passes of a step, relative to a plain one; for estimates.
+        epochs: The length of training relative to the set-up's.
+        start: The part of the epochs after which the objective starts; plain training before.
+    """
+
+    title: str
+    changes: Changes
+    trials: Sequence[Changes] = ()
+    passes: float = 2.0
+    epochs: float = 1.0
+    start: float = 0.0
+
+
+def _radii(*rhos: float) -> list[Changes]:
+    return [{"rho": rho} for rho in rhos]
+
+
+def _grid(rhos: Sequence[float], name: str, values: Sequence[float]) -> list[Changes]:
+    return [{"rho": rho, name: value} for rho in rhos for value in values]
+
+
+_NORMS = {"perturb": "norms"}
+_QUARTER = {"climb_fraction": 0.25}
+
+METHODS: dict[str, Method] = {
+    "vanilla": Method("vanilla", {"objective": "vanilla"}, passes=1.0),
+    "vanilla-2x": Method("vanilla, 2x epochs", {"objective": "vanilla"}, passes=1.0, epochs=2.0),
+    "sam": Method("SAM", {"objective": "sam"}, _radii(0.05, 0.1, 0.2, 0.4)),
+    "gsam": Method("GSAM", {"objective": "gsam"}, _grid((0.1, 0.2), "alpha", (0.1, 0.3))),
+    "sam-norms": Method(
+        "SAM, norm layers", {"objective": "sam", **_NORMS}, _radii(0.25, 0.5, 1.0, 2.0)
+    ),
+    "gsam-norms": Method(
+        "GSAM, norm layers",
+        {"objective": "gsam", **_NORMS},
+        _grid((0.5, 1.0), "alpha", (0.1, 0.3)),
+    ),
+    "momentum-sam": Method(
+        "Momentum-SAM", {"objective": "momentum-sam"}, _radii(0.5, 1.0, 2.0, 4.0), passes=1.0
+    ),
+    "gsam-plain": Method(
+        "GSAM, min(f, h)",
+        {"objective": "gsam", "minimize": "plain"},
+        _grid((0.1, 0.2), "alpha", (0.3, 1.0)),
+    ),
+    "asam": Method("ASAM", {"objective": "asam"}, _radii(0.5, 1.0, 2.0, 4.0)),
+    "asam-ascent": Method(
+        "ASAM + ascent", {"objective": "asam"}, _grid((1.0, 2.0), "alpha", (0.1, 0.3))
+    ),
+    "gap-penalty": Method(
+        "f_p + lambda h", {"objective": "gap-penalty"}, _grid((0.1, 0.2), "lam", (0.1, 0.5))
+    ),
+    # Five passes a step: for two fifths of the epochs it costs as much as SAM.
+    "entropy-sgd": Method(
+        "Entropy-SGD",
+        {"objective": "entropy-sgd", "inner_steps": 5},
+        [{"gamma": gamma, "scoping": scoping} for gamma in (0.03, 0.3) for scoping in (0.0, 1e-3)],
+        passes=5.0,
+        epochs=0.4,
+    ),
+    "sam-quarter": Method(
+        "SAM, climb on 1/4 batch",
+        {"objective": "sam", **_QUARTER},
+        _radii(0.05, 0.1, 0.2, 0.4),
+        passes=1.3,
+    ),
+    "sam-norms-quarter": Method(
+        "SAM, norm layers, climb on 1/4 batch",
+        {"objective": "sam", **_NORMS, **_QUARTER},
+        _radii(0.25, 0.5, 1.0, 2.0),
+        passes=1.3,
+    ),
+    "sam-every-5": Method(
+        "SAM, every 5th step",
+        {"objective": "sam", "every": 5},
+        _radii(0.1, 0.2, 0.4, 0.8),
+        passes=1.2,
+    ),
+    "sam-late": Method(
+        "SAM, last third",
+        {"objective": "sam"},
+        _radii(0.05, 0.1, 0.2, 0.4),
+        passes=4 / 3,
+        start=2 / 3,
+    ),
+    "sam-norms-late": Method(
+        "SAM, norm layers, last third",
+        {"objective": "sam", **_NORMS},
+        _radii(0.25, 0.5, 1.0, 2.0),
+        passes=4 / 3,
+        start=2 / 3,
+    ),
+}
+
+# The most telling comparisons, which are tuned and trained first.
+MAIN = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms", "momentum-sam")
+SHORT = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
+TRANSFERRED = ("vanilla", "sam", "gsam")
+
+TUNING_SEED = 1000  # not among the seeds that are scored on test images
+
+
+@final
+@dataclass(frozen=True)
+class Scale:
+    """The size of a study: what a laptop's CPU trains in minutes, or a GPU in hours.
+
+    Attributes:
+        name: Its name on the command line.
+        setups: By letter.
+        num_seeds: The number of seeds of a method, by set-up.
+        num_seeds_main: The same for `many`.
+        many: The methods that get `num_seeds_main`.
+        num_ablation_seeds: The number of seeds of a setting that is not a method's own.
+        num_trials: The number of trials that a method is tuned with.
+        corruptions: The corruptions of test images.
+        severities: Their severities.
+        sharpness_images: The number of training images for eigenvalue and gap.
+        ledger: The default path of the ledger.
+    """
+
+    name: str
+    setups: Mapping[str, Setup]
+    num_seeds: Mapping[str, int]
+    num_seeds_main: int
+    many: Sequence[str]
+    num_ablation_seeds: int
+    num_trials: int
+    corruptions: Sequence[str]
+    severities: Sequence[int]
+    sharpness_images: int
+    ledger: str
+
+
+_SGD = {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "lr": 0.1, "weight_decay": 5e-4}
+_ADAMW = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0}
+_SGD_TRIALS: list[Changes] = [
+    {"lr": lr, "weight_decay": decay} for lr in (0.1, 0.2) for decay in (5e-4, 1e-3)
+]
+_ADAMW_TRIALS: list[Changes] = [
+    {"lr": lr, "weight_decay": decay} for lr in (5e-4, 1e-3) for decay in (0.1, 0.3)
+]
+
+_A: Changes = {
+    "model": "small_resnet18",
+    "data": "cifar10",
+    "train_per_class": 1000,
+    "val_per_class": 500,
+    "augmentation": "light",
+    "batch_size": 128,
+    **_SGD,
+    "decay": "cosine",
+    "epochs": 150,
+    "precision": "bf16",
+    "capture": True,
+    "channels_last": True,
+    "eval_batch_size": 1000,
+}
+_TOKENS: Changes = {**_ADAMW, "epochs": 200, "warmup_epochs": 5.0, "channels_last": False}
+# As the paper's appendix has it: SGD without weight decay, a linear decay, 500 steps.
+_FINE_TUNING: Changes = {
+    **{name: value for name, value in _A.items() if not name.endswith("_per_class")},
+    "objective": "vanilla",
+    "nesterov": False,
+    "lr": 0.01,
+    "weight_decay": 0.0,
+    "clip_norm": 1.0,
+    "decay": "linear",
+    "warmup_steps": 100,
+}
+
+GPU = Scale(
+    name="gpu",
+    setups={
+        "A": Setup("ResNet-18, 10,000 of CIFAR-10", _A, _SGD_TRIALS, 0.25, tuple(METHODS)),
+        "B": Setup(
+            "ResNet-18, 10,000 of CIFAR-100",
+            {**_A, "data": "cifar100", "train_per_class": 100, "val_per_class": 50},
+            *(_SGD_TRIALS, 0.25, SHORT),
+        ),
+        "C": Setup(
+            "ViT, 10,000 of CIFAR-10",
+            {**_A, **_TOKENS, "model": "small_vit", "compile": True},
+            *(_ADAMW_TRIALS, 0.3, SHORT),
+        ),
+        "D": Setup(
+            "Mixer, 10,000 of CIFAR-10",
+            {**_A, **_TOKENS, "model": "small_mixer", "compile": True},
+            *(_ADAMW_TRIALS, 0.3, SHORT),
+        ),
+        "E": Setup(
+            "ResNet-18, CIFAR-10N labels",
+            {**_A, "train_labels": "noisy"},
+            *(_SGD_TRIALS, 0.25, SHORT),
+        ),
+        "F": Setup(
+            "A's weights fine-tuned to Flowers-102",
+            {**_FINE_TUNING, "data": "flowers102", "epochs": 72},
+            *((), 0.15, TRANSFERRED, "A"),
+        ),
+        "P": Setup(
+            "A's weights fine-tuned to Pets-37",
+            {**_FINE_TUNING, "data": "pets37", "epochs": 18},
+            *((), 0.6, TRANSFERRED, "A"),
+        ),
+    },
+    num_seeds={"A": 5, "B": 3, "C": 3, "D": 3, "E": 3, "F": 3, "P": 3},
+    num_seeds_main=10,
+    many=("vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms"),
+    num_ablation_seeds=3,
+    num_trials=4,
+    corruptions=(
+        *("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "gaussian_blur"),
+        *("defocus_blur", "fog", "brightness", "contrast", "saturate", "pixelate"),
+        "jpeg_compression",
+    ),
+    severities=(3,),
+    sharpness_images=500,
+    ledger="results/study.jsonl",
+)
+
+_SMALL: Changes = {
+    **_A,
+    "model": "small_resnet18_narrow",
+    "data": "embedded",
+    "train_per_class": 30,
+    "val_per_class": 20,
+    "batch_size": 50,
+    "epochs": 3,
+    "precision": "fp32",
+    "capture": False,
+    "channels_last": False,
+    "device": "cpu",
+}
+_SMALL_TOKENS: Changes = {**_SMALL, **_ADAMW, "warmup_epochs": 1.0}
+
+LAPTOP = Scale(
+    name="laptop",
+    setups={
+        "A": Setup("narrow ResNet-18, 300 images", _SMALL, _SGD_TRIALS, 1.0, tuple(METHODS)),
+        "C": Setup(
+            "narrow ViT, 300 images",
+            {**_SMALL_TOKENS, "model": "small_vit_narrow"},
+            *(_ADAMW_TRIALS, 1.0, SHORT),
+        ),
+        "D": Setup(
+            "narrow Mixer, 300 images",
+            {**_SMALL_TOKENS, "model": "small_mixer_narrow"},
+            *(_ADAMW_TRIALS, 1.0, SHORT),
+        ),
+        "F": Setup(
+            "A's weights fine-tuned to 200 images",
+            {**_SMALL, "objective": "vanilla", "lr": 0.01, "weight_decay": 0.0}
+            | {"train_per_class": 20, "decay": "linear", "epochs": 2},
+            *((), 1.0, TRANSFERRED, "A"),
+        ),
+    },
+    num_seeds={"A": 2, "C": 2, "D": 2, "F": 2},
+    num_seeds_main=2,
+    many=(),
+    num_ablation_seeds=2,
+    num_trials=2,
+    corruptions=("gaussian_noise", "contrast"),
+    severities=(3,),
+    sharpness_images=100,
+    ledger="runs/study-laptop/study.jsonl",
+)
+
+SCALES = {scale.name: scale for scale in (LAPTOP, GPU)}
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a table or figure: a method of a set-up, perhaps with a setting of its own.
+
+    Attributes:
+        setup: The set-up's letter.
+        method: The method's name.
+        changes: Values beside the method's settings, for ablations.
+        label: What distinguishes it in a table; by default the method's title.
+        is_tuned: Whether its settings come from tuning; otherwise `changes` holds all of them.
+
+    >>> Cell("A", "sam").title
+    'SAM'
+    """
+
+    setup: str
+    method: str
+    changes: Changes = field(default_factory=dict, hash=False)
+    label: str = ""
+    is_tuned: bool = True
+
+    @property
+    def title(self) -> str:
+        """Its name in tables."""
+        return self.label or METHODS[self.method].title
+
+
+@final
+@dataclass(frozen=True)
+class StudyRun:
+    """One run of the study.
+
+    Attributes:
+        setup: The set-up's letter.
+        method: The method's name.
+        settings: What was chosen for it, or is tried.
+        seed: Its seed.
+        purpose: "tuning" runs are scored on validation images alone, "final" ones on all.
+        changes: All values of its configuration that the study sets.
+        label: What distinguishes it from the method's own runs; empty for those.
+        source: The run whose weights it starts from, for transfer.
+    """
+
+    setup: str
+    method: str
+    settings: Changes
+    seed: int
+    purpose: Purpose
+    changes: Changes
+    label: str = ""
+    source: "StudyRun | None" = None
+
+    @property
+    def key(self) -> str:
+        """A hash of the purpose and of all values that change what is computed.
+
+        >>> run = study_run(GPU, Cell("A", "sam"), {"rho": 0.1}, seed=0, purpose="final")
+        >>> other = study_run(GPU, Cell("A", "sam"), {"rho": 0.2}, seed=0, purpose="final")
+        >>> run.key == other.key
+        False
+        """
+        values = {name: value for name, value in self.changes.items() if name not in FREE}
+        source = [] if self.source is None else [self.source.key]
+        text = json.dumps([self.purpose, values, *source], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def cell(self) -> str:
+        """Set-up and method, in a line."""
+        return f"{self.setup} {self.method}"
+
+    @property
+    def title(self) -> str:
+        """Set-up, method, settings and seed, in a line."""
+        settings = ", ".join(f"{name} {_shown(value)}" for name, value in self.settings.items())
+        return f"{self.cell}, {settings}, seed {self.seed}"
+
+    def config(self, **more: Any) -> Config:
+        """The configuration to train. The learning rate of the study is one for a gradient.
+
+        Raises:
+            ValueError: A value is not valid.
+        """
+        return with_lr_of_gradient(Config().override(**{**self.changes, **more}))
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def study_run(
+    scale: Scale, cell: Cell, settings: Changes, *, seed: int, purpose: Purpose
+) -> StudyRun:
+    """The run of a cell with some settings."""
+    setup, method = scale.setups[cell.setup], METHODS[cell.method]
+    shown = {**settings, **cell.changes}
+    common = {"seed": seed, "eval_on": "val" if purpose == "tuning" else "both"}
+    if setup.source is not None:
+        before = study_run(
+            scale, Cell(setup.source, cell.method), settings, seed=seed, purpose=purpose
+        )
+        changes = {**setup.changes, **cell.changes, **common, "eval_on": "test"}
+        return StudyRun(
+            cell.setup, cell.method, shown, seed, purpose, changes, cell.label, source=before
+        )
+    epochs = round(setup.changes["epochs"] * method.epochs)
+    changes = {**setup.changes, **method.changes, "epochs": epochs, **shown, **common}
+    if method.start:
+        changes["start_epoch"] = round(method.start * changes["epochs"])
+    return StudyRun(cell.setup, cell.method, shown, seed, purpose, changes, cell.label)
+
+
+def trials(scale: Scale, setup: str, method: str) -> list[StudyRun]:
+    """The runs that a method is tuned with; for transfer, in the set-up of the source.
+
+    >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]
+    [0.05, 0.1, 0.2, 0.4]
+    """
+    setup = scale.setups[setup].source or setup
+    tried = METHODS[method].trials or scale.setups[setup].trials
+    return [
+        study_run(scale, Cell(setup, method), settings, seed=TUNING_SEED, purpose="tuning")
+        for settings in tried[: scale.num_trials]
+    ]

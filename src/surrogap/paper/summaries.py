@@ -1,0 +1,223 @@
+"""What a ledger says about the cells of a table: means over seeds, and paired comparisons."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from surrogap.experiments.tables import Table
+from surrogap.paper.intervals import CONFIDENCE, Interval, interval, paired_difference
+from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.plan import final_runs
+from surrogap.paper.study import Cell, Scale
+
+
+@final
+@dataclass(frozen=True)
+class Score:
+    """Something that is measured of a finished run.
+
+    Attributes:
+        title: Its name in tables, with its unit.
+        read: From a line of the ledger to its value; None where it was not measured.
+        decimals: The number of decimals in tables.
+    """
+
+    title: str
+    read: Callable[[Line], float | None]
+    decimals: int = 2
+
+
+def _percent(*path: str) -> Callable[[Line], float | None]:
+    def read(line: Line) -> float | None:
+        value: Any = line
+        for name in path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return None if value is None else 100.0 * float(value)
+
+    return read
+
+
+SCORES = {
+    "test": Score("test %", _percent("scores", "test", "accuracy")),
+    "best": Score("test %, best epoch", _percent("best", "test_accuracy")),
+    "corrupted": Score("corrupted %", _percent("scores", "corrupted", "accuracy")),
+    "votes": Score("human labels %", _percent("scores", "votes", "accuracy")),
+    "calibration": Score("calibration error %", _percent("scores", "test", "calibration_error")),
+    "train": Score("training %", _percent("train", "accuracy")),
+    "eigenvalue": Score(
+        "top eigenvalue", lambda line: line.get("sharpness", {}).get("eigenvalue"), decimals=1
+    ),
+}
+
+
+@final
+@dataclass(frozen=True)
+class Summary:
+    """The finished runs of a cell.
+
+    Attributes:
+        cell: What was trained.
+        lines: The lines of the ledger, by seed.
+    """
+
+    cell: Cell
+    lines: Mapping[int, Line]
+
+    def values(self, score: str) -> dict[int, float]:
+        """A score by seed, where it was measured."""
+        read = SCORES[score].read
+        found = {seed: read(line) for seed, line in self.lines.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def interval(self, score: str) -> Interval | None:
+        """The mean of a score over seeds; None where it was not measured."""
+        values = self.values(score)
+        return interval(list(values.values())) if values else None
+
+    @property
+    def settings(self) -> str:
+        """What was chosen for it."""
+        settings: Line = next((line["settings"] for line in self.lines.values()), {})
+        return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+def summary(scale: Scale, cell: Cell, ledger: Ledger) -> Summary:
+    """The finished runs of a cell, of those that the study has."""
+    runs = final_runs(scale, cell, ledger) or []
+    lines = {run.seed: ledger[run.key] for run in runs if run.key in ledger}
+    return Summary(cell, {seed: line for seed, line in lines.items() if line["kind"] == "run"})
+
+
+def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summary]:
+    """The cells of the set-ups that a scale has."""
+    return [summary(scale, cell, ledger) for cell in cells if cell.setup in scale.setups]
+
+
+@final
+@dataclass(frozen=True)
+class Comparison:
+    """A difference of test accuracy in points, paired by seed.
+
+    Attributes:
+        first: The cell that is compared.
+        second: The cell whose accuracy is subtracted.
+        difference: The mean difference over the seeds that both have.
+    """
+
+    first: Summary
+    second: Summary
+    difference: Interval
+
+    @property
+    def verdict(self) -> str:
+        """Better or worse where the interval excludes zero."""
+        if not self.difference.excludes_zero:
+            return "no difference shown"
+        return "better" if self.difference.mean > 0 else "worse"
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in words."""
+        first, second = self.first.cell, self.second.cell
+        return (
+            f"{first.setup}: {first.title} minus {second.title}: "
+            f"{self.difference.text(sign='+')} points over {self.difference.num_values} seeds, "
+            f"{self.verdict}."
+        )
+
+
+def comparisons(
+    found: Sequence[Summary], pairs: Sequence[tuple[str, str]], score: str = "test"
+) -> list[Comparison]:
+    """Paired comparisons in every set-up.
+
+    Args:
+        found: The cells.
+        pairs: Titles of cells: the first is compared with the second.
+        score: What is compared.
+    """
+    made = []
+    for setup in dict.fromkeys(one.cell.setup for one in found):
+        own = {one.cell.title: one for one in found if one.cell.setup == setup}
+        for first, second in pairs:
+            if first in own and second in own:
+                values, others = own[first].values(score), own[second].values(score)
+                difference = paired_difference(values, others)
+                if difference is not None:
+                    made.append(Comparison(own[first], own[second], difference))
+    return made
+
+
+def in_words(made: Sequence[Comparison]) -> list[str]:
+    """The comparisons, and how many of them chance alone would show."""
+    if not made:
+        return []
+    percent, number = f"{CONFIDENCE:.0%}", len(made)
+    return [
+        *(one.sentence for one in made),
+        f"Differences are of test accuracy after the last epoch, paired by seed, with {percent} "
+        f"intervals (Student's t). {number} comparisons were made; if nothing differed, about "
+        f"{number * (1 - CONFIDENCE):.1f} of them would exclude zero by chance.",
+    ]
+
+
+def table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Table:
+    """A row for each cell: its settings, the number of seeds, and mean ± interval of each score."""
+    measured = [name for name in scores if any(one.values(name) for one in found)]
+    columns = ("set-up", "method", "settings", "seeds", *(SCORES[n].title for n in measured))
+    rows = [
+        (
+            one.cell.setup,
+            one.cell.title,
+            one.settings,
+            str(len(one.lines)),
+            *(_text(one.interval(name), SCORES[name].decimals) for name in measured),
+        )
+        for one in found
+    ]
+    return Table(columns, rows, _legend(scale, found))
+
+
+def _text(value: Interval | None, decimals: int) -> str:
+    return "-" if value is None else value.text(decimals)
+
+
+def _legend(scale: Scale, found: Sequence[Summary]) -> str:
+    setups = dict.fromkeys(one.cell.setup for one in found)
+    return "; ".join(f"{setup}: {scale.setups[setup].title}" for setup in setups)
+
+
+def numbers(
+    found: Sequence[Summary], made: Sequence[Comparison], scores: Sequence[str]
+) -> dict[str, Any]:
+    """All of it, for JSON."""
+    return {
+        "cells": [
+            {
+                "setup": one.cell.setup,
+                "method": one.cell.method,
+                "title": one.cell.title,
+                "settings": one.settings,
+                "seeds": sorted(one.lines),
+                "scores": {name: _moments(one.interval(name)) for name in scores},
+            }
+            for one in found
+        ],
+        "num_comparisons": len(made),
+        "comparisons": [
+            {
+                "setup": one.first.cell.setup,
+                "first": one.first.cell.title,
+                "second": one.second.cell.title,
+                "difference": _moments(one.difference),
+                "verdict": one.verdict,
+            }
+            for one in made
+        ],
+    }
+
+
+def _moments(value: Interval | None) -> dict[str, float | None] | None:
+    if value is None:
+        return None
+    return {"mean": value.mean, "half_width": value.half_width, "num_seeds": value.num_values}

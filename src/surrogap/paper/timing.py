@@ -1,0 +1,107 @@
+"""The cost of a step of each method, measured with nothing else on the device.
+
+All methods' steps are built first and then timed in alternation, several times; the best time of
+each counts, since whatever disturbs a measurement only makes it longer.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from surrogap.paper.ledger import Line
+from surrogap.paper.running import Environment, provenance
+from surrogap.paper.study import METHODS, Cell, StudyRun, study_run, trials
+from surrogap.training.batches import batches
+from surrogap.training.parts import parts_of
+from surrogap.training.processes import World, device_of
+
+NUM_ROUNDS = 7
+NUM_STEPS = 40  # a multiple of the 5 steps in which one is sharpness-aware
+_NUM_WARM_UPS = 10
+
+
+def timing(
+    setup: str,
+    methods: Sequence[str],
+    environment: Environment,
+    *,
+    num_rounds: int = NUM_ROUNDS,
+    num_steps: int = NUM_STEPS,
+    tell: Callable[[str], object] = lambda text: None,
+) -> Line:
+    """Measures the seconds of a step of some methods, and returns the ledger's line.
+
+    Args:
+        setup: The set-up's letter.
+        methods: Which; plain training is always among them.
+        environment: The study and its images.
+        num_rounds: The number of times that each is measured.
+        num_steps: The number of steps in each measurement.
+        tell: Called with the name of the method that is built.
+    """
+    scale = environment.scale
+    device = device_of(str(scale.setups[setup].changes.get("device", "auto")))
+    steps = {}
+    for method in dict.fromkeys(("vanilla", *methods)):
+        if METHODS[method].changes == METHODS["vanilla"].changes and method != "vanilla":
+            continue  # the same step, taken more often
+        tell(method)
+        steps[method] = _step(_always(environment, setup, method), environment, device)
+    found = _best_times(steps, device, num_rounds, num_steps)
+    line: dict[str, Any] = {
+        "kind": "timing",
+        "scale": scale.name,
+        "setup": setup,
+        "seconds_per_step": found,
+        "num_rounds": num_rounds,
+        "num_steps": num_steps,
+        **provenance(device),
+    }
+    text = f"{line['date']} {line['hardware']} {found}"
+    return {"key": hashlib.sha256(text.encode()).hexdigest()[:16], **line}
+
+
+def _always(environment: Environment, setup: str, method: str) -> StudyRun:
+    """A run whose objective acts from the first step on."""
+    scale = environment.scale
+    settings = trials(scale, setup, method)[0].settings
+    run = study_run(scale, Cell(setup, method), settings, seed=0, purpose="tuning")
+    changes = {name: value for name, value in run.changes.items() if name != "start_epoch"}
+    return replace(run, changes=changes)
+
+
+def _step(run: StudyRun, environment: Environment, device: torch.device) -> Callable[[], object]:
+    """A step on one batch, captured and warm."""
+    config = run.config(**environment.changes)
+    parts = parts_of(config, World(device))
+    images, targets = next(iter(batches(parts.images, device)))
+    parts.model.train()
+    step = partial(parts.step, images, targets)
+    for _ in range(_NUM_WARM_UPS):
+        step()
+    return step
+
+
+def _best_times(
+    steps: Mapping[str, Callable[[], object]], device: torch.device, num_rounds: int, number: int
+) -> dict[str, float]:
+    best = dict.fromkeys(steps, float("inf"))
+    for _ in range(num_rounds):
+        for name, step in steps.items():
+            _wait(device)
+            start = time.perf_counter()
+            for _ in range(number):
+                step()
+            _wait(device)
+            best[name] = min(best[name], (time.perf_counter() - start) / number)
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

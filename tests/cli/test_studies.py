@@ -1,0 +1,209 @@
+"""`surrogap reproduce` of tables and figures that are trained for, on a tiny study."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surrogap.cli import main, studies
+from surrogap.experiments.recipes import RECIPES, Recipe
+from surrogap.paper import imagenet, workers
+from surrogap.paper.artifacts import ARTIFACTS, stages
+from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.plan import todo
+from surrogap.paper.study import SCALES, Scale
+from surrogap.training.config import Config
+from surrogap.training.records import read_records
+from tests.paper import made_up_study
+from tests.training import made_up
+
+
+@pytest.fixture
+def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
+    """The laptop's study with one trial and one seed, on noise; its ledger is in the folder."""
+    found = made_up_study.tiny(tmp_path)
+    found = replace(
+        found, num_trials=1, num_seeds={"A": 1, "F": 1}, num_seeds_main=1, num_ablation_seeds=1
+    )
+    monkeypatch.setitem(SCALES, "laptop", found)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def reproduce(*words: object) -> int:
+    return main(["reproduce", *map(str, words)])
+
+
+def test_a_table_is_trained_for_and_drawn(
+    scale: Scale, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce("table-epochs", "--out", tmp_path / "out") == 0
+    out = capsys.readouterr().out
+    ledger = Ledger(Path(scale.ledger))
+    assert [(line["method"], line["purpose"]) for line in ledger] == [
+        (method, purpose)
+        for purpose in ("tuning", "final")
+        for method in ("vanilla", "vanilla-2x", "gsam")
+    ]
+    assert "A gsam, rho 0.1, alpha 0.1, seed 0: validation" in out
+    assert "All runs are finished." in out
+    found = json.loads((tmp_path / "out" / "table-epochs.json").read_text())
+    accuracy = next(line for line in ledger if line["seed"] == 0)["scores"]["test"]["accuracy"]
+    assert found["cells"][0]["scores"]["test"]["mean"] == pytest.approx(100 * accuracy)
+    assert found["scale"] == "laptop"
+    # What is in the ledger is not trained again.
+    assert reproduce("table-epochs", "--out", tmp_path / "out") == 0
+    assert len(Ledger(ledger.path)) == 6
+
+
+@pytest.fixture
+def instant(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs that take no time; the titles of those that were asked for."""
+    asked = []
+
+    def finished(run: Any, environment: Any) -> Line:
+        asked.append(run.title)
+        return made_up_study.line(run, environment.scale)
+
+    monkeypatch.setattr(workers, "finished", finished)
+    return asked
+
+
+@pytest.mark.parametrize("name", ARTIFACTS)
+def test_every_name_is_trained_for_and_drawn(
+    name: str, scale: Scale, instant: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "fig-cost":
+        Ledger(Path(scale.ledger)).append(made_up_study.timing(scale))
+    assert reproduce(name) == 0
+    assert instant
+    folder = Path("runs") / f"reproduce-{name}"
+    draws = ARTIFACTS[name].draw is not None
+    assert (folder / f"{name}.png").exists() == draws
+    assert f"Numbers: {folder / name}.json." in capsys.readouterr().out
+
+
+def test_a_dry_run_lists_what_is_left(
+    scale: Scale, instant: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = todo(scale, stages("table-1"), Ledger(Path(scale.ledger)))
+    assert reproduce("table-1", "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["purpose", "run", "expected"]
+    assert lines[1].startswith("tuning   A vanilla, lr 0.1, weight_decay 0.0005, seed 1000")
+    assert lines[1].endswith(" 10 s")
+    assert lines[5].startswith("final    A vanilla, as tuned, seed 0")
+    assert lines[-1] == f"{len(left)} runs are left, about 2 minutes."
+    assert reproduce("table-1", "--dry-run", "--jobs", 4) == 0
+    assert capsys.readouterr().out.endswith("about 0 minutes, 4 at once.\n")
+    assert not instant
+    assert not Path(scale.ledger).exists()
+
+
+def test_time_that_is_up_leaves_runs(
+    scale: Scale, instant: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce("table-epochs", "--time-limit", 0) == 0
+    assert not instant
+    assert "6 runs are left, about 1 minutes." in capsys.readouterr().out
+
+
+def test_what_there_is_can_be_drawn_without_training(
+    scale: Scale, instant: list[str], tmp_path: Path
+) -> None:
+    assert reproduce("all", "--no-train", "--page", tmp_path / "page.md") == 0
+    assert not instant
+    assert "No run is finished yet." in (tmp_path / "page.md").read_text()
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        f"reproduce-{name}" for name in ARTIFACTS
+    }
+
+
+def test_training_without_drawing(scale: Scale, instant: list[str], tmp_path: Path) -> None:
+    assert reproduce("table-epochs", "--no-draw") == 0
+    assert len(instant) == 6
+    assert not (tmp_path / "runs").exists()
+
+
+def test_steps_are_timed_by_name(
+    scale: Scale, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(studies, "METHODS", ["vanilla", "sam"])
+    assert reproduce("timing") == 0
+    assert [line["kind"] for line in Ledger(Path(scale.ledger))] == ["timing"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("  ")[0] == "method"
+    assert [line.split()[0] for line in lines[1:]] == ["vanilla", "sam"]
+    assert lines[1].split()[-1] == "1.00"
+
+
+def test_a_signal_ends_it_and_keeps_what_is_finished(
+    scale: Scale, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained: list[str] = []
+
+    def finished(run: Any, environment: Any) -> Line:
+        if trained:
+            os.kill(os.getpid(), signal.SIGTERM)
+        trained.append(run.key)
+        return made_up_study.line(run, environment.scale)
+
+    monkeypatch.setattr(workers, "finished", finished)
+    assert reproduce("table-epochs") == 128 + signal.SIGTERM
+    assert "SIGTERM stopped surrogap reproduce. Finished runs are in" in capsys.readouterr().err
+    assert [line["key"] for line in Ledger(Path(scale.ledger))] == trained
+
+
+def test_torn_lines_are_said(
+    scale: Scale, instant: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(scale.ledger).write_text('{"kind": "ru')
+    assert reproduce("table-epochs", "--dry-run") == 0
+    assert "1 lines are not whole and were skipped." in capsys.readouterr().out
+
+
+def test_the_paper_scale_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("table-epochs", "--scale", "paper") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("--recipe ")[2].split(" --out")[0] for line in lines] == [
+        "vit-b32-vanilla",
+        "vit-b32-vanilla --epochs 600",
+        "vit-b32-gsam",
+    ]
+    assert all(line.startswith("torchrun --nproc-per-node 8 -m surrogap.cli") for line in lines)
+    assert reproduce("fig-cost", "--scale", "paper") == 2
+    assert "scale must be laptop or gpu for fig-cost" in capsys.readouterr().err
+
+
+def test_the_paper_scale_trains_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = made_up.config(tmp_path)
+    for objective in ("vanilla", "gsam"):
+        recipe = Recipe(f"vit-b32-{objective}", config.override(out=f"runs/{objective}"), "", "")
+        monkeypatch.setitem(RECIPES, f"vit-b32-{objective}", recipe)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        imagenet, "PAPER_RUNS", {"fig-cosine": [imagenet.PaperRun("vit-b32-gsam", {"epochs": 1})]}
+    )
+    assert reproduce("fig-cosine", "--scale", "paper") == 0
+    folder = tmp_path / "runs" / "vit-b32-gsam-epochs-1"
+    assert [r["epoch"] for r in read_records(folder) if r["kind"] == "epoch"] == [1]
+
+
+@pytest.mark.parametrize("run", imagenet.paper_runs("all"), ids=lambda run: run.out)
+def test_the_commands_of_the_paper_scale_are_what_it_trains(
+    run: imagenet.PaperRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = run.command.partition("train ")[2].split()
+    assert main(["train", *words, "--print-config", "--data-root", "images"]) == 0
+    found = Config.from_dict(json.loads(capsys.readouterr().out))
+    assert found == run.config("images")

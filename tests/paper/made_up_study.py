@@ -1,0 +1,122 @@
+"""Ledgers of studies that nobody trained, for tests of what is drawn from them."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surrogap.paper.artifacts import stages
+from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.plan import todo
+from surrogap.paper.study import LAPTOP, METHODS, Scale, StudyRun
+from tests.training import made_up
+
+# Points of test accuracy above vanilla.
+GAINS = {name: 0.2 * number for number, name in enumerate(METHODS)}
+
+
+def line(run: StudyRun, scale: Scale, **changes: Any) -> Line:
+    """A finished run: accuracy by method, plus what a seed has in common for all methods."""
+    shared = 0.5 * math.sin(7.0 * run.seed)  # so that pairing by seed matters
+    own = 0.05 * math.cos(13.0 * run.seed + len(run.method))
+    accuracy = (88.0 + GAINS[run.method] + shared + own) / 100
+    # Of the trials, the second is the best.
+    tried = 0.01 * (run.settings == run_settings(scale, run)) if run.purpose == "tuning" else 0.0
+    num_steps, num_epochs = 100, run.changes["epochs"]
+    steps = list(range(1, num_steps + 1))
+    alpha = float(run.settings.get("alpha", 0.0))
+    found: Line = {
+        "kind": "run",
+        "key": run.key,
+        "title": run.title,
+        "purpose": run.purpose,
+        "setup": run.setup,
+        "method": run.method,
+        "label": run.label,
+        "settings": dict(run.settings),
+        "seed": run.seed,
+        "num_epochs": num_epochs,
+        "num_steps": num_steps,
+        "scale": scale.name,
+        "jobs": 1,
+        "seconds": 10.0 * METHODS[run.method].passes,
+        "train": {"accuracy": 0.9995, "loss": 0.01},
+        "val": {"accuracy": accuracy - 0.01 + tried, "loss": 0.5},
+        "best": {"epoch": 3, "val_accuracy": accuracy, "test_accuracy": accuracy + 0.001},
+        "curves": {
+            "step": steps,
+            "cosine": [1.0 - 0.1 * step / num_steps for step in steps],
+            "gap": [0.1 + 0.1 * step / num_steps - 0.05 * alpha for step in steps],
+        },
+    }
+    if run.purpose == "final":
+        found["scores"] = {
+            "test": {"accuracy": accuracy, "loss": 0.4, "calibration_error": 0.03},
+            "corrupted": {"accuracy": accuracy - 0.2, "loss": 1.0, "calibration_error": 0.1},
+            "votes": {"accuracy": accuracy - 0.005, "loss": 0.5, "calibration_error": 0.03},
+        }
+        found["sharpness"] = {"eigenvalue": 30.0 - GAINS[run.method] + own}
+    return found | changes
+
+
+def run_settings(scale: Scale, run: StudyRun) -> object:
+    """The settings that tuning chooses."""
+    tried = METHODS[run.method].trials or scale.setups[run.setup].trials
+    return dict(tried[1])
+
+
+def timing(scale: Scale, setup: str = "A") -> Line:
+    """A timing pass in which a step costs what its passes do."""
+    return {
+        "kind": "timing",
+        "key": "timing",
+        "scale": scale.name,
+        "setup": setup,
+        "date": "2026-01-01",
+        "seconds_per_step": {name: 1e-3 * method.passes for name, method in METHODS.items()},
+    }
+
+
+def ledger(path: Path, scale: Scale, name: str = "all") -> Ledger:
+    """All runs of an artifact, as if they were trained."""
+    found = Ledger(path)
+    while left := [item for item in todo(scale, stages(name), found) if item.is_ready]:
+        for item in left:
+            found.append(line(item.run, scale))
+    found.append(timing(scale))
+    return found
+
+
+def tiny(folder: Path) -> Scale:
+    """A study on grey noise that takes a second for each run."""
+    made_up.archive(folder / "images.npz", num_images=48)
+    with np.load(folder / "images.npz") as archive:
+        arrays = dict(archive)
+    arrays["train_noisy_labels"] = (arrays["train_labels"] + 1) % 4
+    arrays["test_human_counts"] = np.eye(4, dtype=np.int64)[arrays["test_labels"]]
+    np.savez(folder / "images.npz", **arrays)
+    small = {
+        "model": "small_mlp",
+        "data": str(folder / "images.npz"),
+        "train_per_class": 8,
+        "val_per_class": 4,
+        "augmentation": "none",
+        "batch_size": 8,
+        "epochs": 2,
+    }
+    chosen = {"A": LAPTOP.setups["A"], "F": LAPTOP.setups["F"]}
+    setups = {
+        letter: replace(setup, changes={**setup.changes, **small})
+        for letter, setup in chosen.items()
+    }
+    return replace(
+        LAPTOP,
+        setups=setups,
+        num_seeds={"A": 2, "F": 1},
+        num_seeds_main=2,
+        corruptions=("contrast",),
+        sharpness_images=8,
+        ledger=str(folder / "study.jsonl"),
+    )

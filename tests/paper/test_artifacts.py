@@ -1,0 +1,183 @@
+"""All tables and figures from a ledger that nobody trained, whose numbers are known."""
+
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from surrogap.paper import drawings
+from surrogap.paper.artifacts import ARTIFACTS, drawn
+from surrogap.paper.intervals import t_quantile
+from surrogap.paper.labels import _box
+from surrogap.paper.ledger import Ledger
+from surrogap.paper.page import write_page
+from surrogap.paper.study import GPU, LAPTOP, METHODS, Cell
+from surrogap.paper.summaries import comparisons, in_words, summaries, table
+from tests.paper import made_up_study
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return made_up_study.ledger(tmp_path_factory.mktemp("study") / "study.jsonl", GPU)
+
+
+def accuracies(method: str, num_seeds: int) -> list[float]:
+    """What the made-up lines say, in percent."""
+    return [
+        88.0
+        + made_up_study.GAINS[method]
+        + 0.5 * math.sin(7.0 * seed)
+        + 0.05 * math.cos(13.0 * seed + len(method))
+        for seed in range(num_seeds)
+    ]
+
+
+@pytest.mark.parametrize("name", ARTIFACTS)
+def test_all_are_drawn(name: str, ledger: Ledger, tmp_path: Path) -> None:
+    found = drawn(name, GPU, ledger)
+    assert all(row[3] != "0" for row in found.table.rows)
+    assert (ARTIFACTS[name].draw is not None) == bool(found.writers)
+    for file, write in found.writers.items():
+        write(tmp_path / file)
+        with Image.open(tmp_path / file) as image:
+            width, height = image.size
+        assert 1000 < width < 1600
+        assert 300 < height < 1000
+
+
+@pytest.mark.parametrize("name", ARTIFACTS)
+def test_all_are_drawn_of_nothing(name: str, tmp_path: Path) -> None:
+    found = drawn(name, LAPTOP, Ledger(tmp_path / "study.jsonl"))
+    assert all(row[3] == "0" for row in found.table.rows)
+    for file, write in found.writers.items():
+        write(tmp_path / file)
+
+
+def test_a_table_has_means_and_intervals_over_seeds(ledger: Ledger) -> None:
+    rows = {(row[0], row[1]): row for row in drawn("table-1", GPU, ledger).table.rows}
+    for method, num_seeds in (("vanilla", 5), ("sam", 10)):
+        values = accuracies(method, num_seeds)
+        half = t_quantile(num_seeds - 1) * statistics.stdev(values) / math.sqrt(num_seeds)
+        row = rows["A", METHODS[method].title]
+        assert row[3] == str(num_seeds)
+        assert row[4] == f"{statistics.fmean(values):.2f} ± {half:.2f}"
+    assert len(rows) == 12
+    assert rows["A", "SAM"][2] == "rho 0.1"  # the second trial, which is the best
+
+
+def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
+    found = drawn("table-epochs", GPU, ledger)
+    pairs = [
+        gsam - vanilla
+        for gsam, vanilla in zip(accuracies("gsam", 5), accuracies("vanilla", 5), strict=True)
+    ]
+    made = {(one["first"], one["second"]): one for one in found.numbers["comparisons"]}
+    difference = made["GSAM", "vanilla"]["difference"]
+    assert difference["mean"] == pytest.approx(statistics.fmean(pairs))
+    assert difference["num_seeds"] == 5
+    assert made["GSAM", "vanilla"]["verdict"] == "better"
+    assert found.numbers["num_comparisons"] == len(made) == 3
+    assert "3 comparisons were made; if nothing differed, about 0.2 of them" in found.words[3]
+    assert found.words[1].startswith("A: GSAM minus vanilla: +0.6")
+
+
+def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) -> None:
+    ledger = made_up_study.ledger(tmp_path / "study.jsonl", GPU, "fig-cosine")
+    cells = [Cell("A", "sam"), Cell("A", "gsam")]
+    sam, gsam = summaries(GPU, cells, ledger)
+    # GSAM better in every other seed, and worse in the others.
+    lines = {}
+    for seed, line in gsam.lines.items():
+        accuracy = sam.values("test")[seed] / 100 + (0.01 if seed % 2 else -0.01)
+        lines[seed] = line | {"scores": {"test": {"accuracy": accuracy}}}
+    (one,) = comparisons([sam, replace(gsam, lines=lines)], [("GSAM", "SAM")])
+    assert one.verdict == "no difference shown"
+    (one,) = comparisons([sam, gsam], [("SAM", "GSAM")])
+    assert one.verdict == "worse"
+    assert in_words([]) == []
+
+
+def test_one_seed_decides_nothing(tmp_path: Path) -> None:
+    ledger = made_up_study.ledger(tmp_path / "study.jsonl", GPU, "fig-cosine")
+    first, second = (
+        replace(one, lines={0: one.lines[0]})
+        for one in summaries(GPU, [Cell("A", "sam"), Cell("A", "gsam")], ledger)
+    )
+    (one,) = comparisons([first, second], [("GSAM", "SAM")])
+    assert one.difference.half_width is None
+    assert one.verdict == "no difference shown"
+    assert table(GPU, [first], ("test",)).rows[0][4] == f"{accuracies('sam', 1)[0]:.2f}"
+
+
+def test_failed_runs_are_left_out(tmp_path: Path) -> None:
+    whole = made_up_study.ledger(tmp_path / "whole.jsonl", GPU, "fig-cosine")
+    ledger = Ledger(tmp_path / "study.jsonl")
+    for line in whole:
+        is_failed = (line["kind"], line.get("purpose"), line.get("seed")) == ("run", "final", 3)
+        ledger.append(line | {"kind": "failure"} if is_failed else line)
+    (found,) = summaries(GPU, [Cell("A", "sam")], ledger)
+    assert sorted(found.lines) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+def test_names_in_the_figure_of_costs_do_not_cover_each_other(ledger: Ledger) -> None:
+    found = summaries(GPU, ARTIFACTS["fig-cost"].cells, ledger)
+    figure = drawings.cost_figure(GPU, found, ledger)
+    figure.draw_without_rendering()
+    (axis,) = figure.axes
+    labels: list[Any] = [text for text in axis.texts if text.get_text()]
+    assert {label.get_text() for label in labels} == {METHODS[m].title for m in METHODS}
+    boxes = [_box(label) for label in labels]
+    inside = axis.get_window_extent()
+    for index, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:index])
+        assert inside.x0 <= box.x0
+        assert box.x1 <= inside.x1
+
+
+def test_costs_are_those_of_the_timing(ledger: Ledger) -> None:
+    found = summaries(GPU, ARTIFACTS["fig-cost"].cells, ledger)
+    (axis,) = drawings.cost_figure(GPU, found, ledger).axes
+    points = {label.get_text(): label.xy for label in axis.texts if label.get_text()}
+    assert points["SAM"] == pytest.approx((2.0, 100.0 - statistics.fmean(accuracies("sam", 10))))
+    assert points["vanilla, 2x epochs"][0] == 2.0
+    assert points["Entropy-SGD"][0] == pytest.approx(2.0)
+
+
+def test_gap_curves_have_a_panel_for_each_radius_and_a_line_for_each_alpha(
+    ledger: Ledger,
+) -> None:
+    found = summaries(GPU, ARTIFACTS["fig-gap-curves"].cells, ledger)
+    axes = drawings.gap_figure(GPU, found, ledger).axes
+    assert [axis.get_title() for axis in axes] == ["rho 0.1", "rho 0.2"]
+    for axis in axes:
+        labels = [line.get_label() for line in axis.lines]
+        assert labels == ["alpha 0 (SAM)", "alpha 0.1", "alpha 0.3"]
+        assert axis.lines[0].get_xdata()[-1] == 150  # epochs
+
+
+def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
+    path = tmp_path / "docs" / "results.md"
+    write_page(path, GPU, ledger)
+    text = path.read_text()
+    for name, artifact in ARTIFACTS.items():
+        assert f"## {name}\n" in text
+        assert f"`surrogap reproduce {name} --scale gpu`" in text
+        assert artifact.notes in text
+        if artifact.draw is not None:
+            assert f"(results/{name}.png)" in text
+            assert (tmp_path / "docs" / "results" / f"{name}.png").exists()
+    value = drawn("table-1", GPU, ledger).table.rows[0][4]
+    assert value in text
+    assert "| A | GSAM minus SAM |" in text
+    assert "**rho 0.1: " in text  # the chosen trial
+
+
+def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:
+    write_page(tmp_path / "results.md", GPU, Ledger(tmp_path / "study.jsonl"))
+    assert (tmp_path / "results.md").read_text().count("No run is finished yet.") == len(ARTIFACTS)
+    with pytest.raises(ValueError, match="page must be a file that can be written, got"):
+        write_page(tmp_path / "results.md" / "page.md", GPU, Ledger(tmp_path / "study.jsonl"))

@@ -1,0 +1,64 @@
+"""The cost of methods relative to plain training, and the pass that measures it."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from surrogap.paper import timing as timings
+from surrogap.paper.cost import newest_timing, relative_cost
+from surrogap.paper.ledger import Ledger
+from surrogap.paper.running import Environment
+from surrogap.paper.study import GPU
+from surrogap.paper.timing import timing
+from tests.paper import made_up_study
+
+
+def test_cost_is_the_time_of_a_step_times_the_steps() -> None:
+    line = {"seconds_per_step": {"vanilla": 2.0, "sam": 5.0, "entropy-sgd": 10.0, "sam-late": 5.0}}
+    costs = {
+        "vanilla": 1.0,
+        "vanilla-2x": 2.0,
+        "sam": 2.5,
+        "entropy-sgd": 0.4 * 5.0,
+        "sam-late": 2 / 3 + 2.5 / 3,
+    }
+    assert {name: relative_cost(line, name) for name in costs} == pytest.approx(costs)
+    assert relative_cost(line, "asam") is None
+
+
+def test_the_newest_timing_of_a_set_up_counts(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "study.jsonl")
+    assert newest_timing(ledger, "gpu", "A") is None
+    line = made_up_study.timing(GPU)
+    for key, date in (("a", "2026-01-02"), ("b", "2026-01-03"), ("c", "2026-01-01")):
+        ledger.append(line | {"key": key, "date": date})
+    ledger.append(line | {"key": "d", "date": "2027-01-01", "scale": "laptop"})
+    found = newest_timing(ledger, "gpu", "A")
+    assert found is not None
+    assert found["key"] == "b"
+
+
+def test_steps_are_timed(tmp_path: Path) -> None:
+    scale = made_up_study.tiny(tmp_path)
+    built: list[str] = []
+    methods = ("vanilla-2x", "sam", "sam-late")
+    line = timing("A", methods, Environment(scale), num_rounds=2, num_steps=5, tell=built.append)
+    assert built == ["vanilla", "sam", "sam-late"]
+    assert set(line["seconds_per_step"]) == set(built)
+    assert all(0 < seconds < 10 for seconds in line["seconds_per_step"].values())
+    assert (line["kind"], line["setup"], line["scale"]) == ("timing", "A", "laptop")
+    ledger = Ledger(tmp_path / "study.jsonl")
+    ledger.append(line)
+    assert newest_timing(Ledger(ledger.path), "laptop", "A") == line
+
+
+def test_the_best_of_several_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, took = [0.0], iter([9.0, 2.0, 1.0, 4.0])
+
+    def step() -> None:
+        now[0] += next(took)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    device = timings.device_of("cpu")
+    assert timings._best_times({"a": step, "b": step}, device, 2, 1) == {"a": 1.0, "b": 2.0}

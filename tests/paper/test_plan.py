@@ -1,0 +1,87 @@
+"""The order of work, what tuning chooses, and estimates."""
+
+from pathlib import Path
+
+import pytest
+
+from surrogap.paper.ledger import Ledger
+from surrogap.paper.plan import OVERHEAD, Stage, chosen, expected_seconds, stages_of, todo
+from surrogap.paper.study import GPU, Cell, study_run, trials
+from tests.paper import made_up_study
+
+CELLS = [Cell("A", "vanilla"), Cell("A", "sam")]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "study.jsonl")
+
+
+def tune(ledger: Ledger, method: str, *accuracies: float | None) -> None:
+    for run, accuracy in zip(trials(GPU, "A", method), accuracies, strict=False):
+        line = made_up_study.line(run, GPU, val={"accuracy": accuracy})
+        ledger.append(line | {"kind": "failure"} if accuracy is None else line)
+
+
+def test_tuning_comes_first_then_seeds_in_turn(ledger: Ledger) -> None:
+    items = todo(GPU, [Stage(CELLS)], ledger)
+    assert [item.run.purpose for item in items] == 8 * ["tuning"] + 15 * ["final"]
+    assert [item.is_ready for item in items] == 8 * [True] + 15 * [False]
+    order = [(item.run.seed, item.run.method) for item in items[8:]]
+    # Vanilla has five seeds, SAM ten.
+    both = [(seed, method) for seed in range(5) for method in ("vanilla", "sam")]
+    assert order == both + [(seed, "sam") for seed in range(5, 10)]
+
+
+def test_a_method_is_ready_once_it_is_tuned(ledger: Ledger) -> None:
+    tune(ledger, "sam", 0.1, 0.3, 0.2, 0.2)
+    items = todo(GPU, [Stage(CELLS, max_seeds=1)], ledger)
+    assert [(i.run.method, i.is_ready) for i in items[4:]] == [("vanilla", False), ("sam", True)]
+    assert items[-1].run.settings == {"rho": 0.1}
+    ledger.append(made_up_study.line(items[-1].run, GPU))
+    assert len(todo(GPU, [Stage(CELLS, max_seeds=1)], ledger)) == 5
+
+
+def test_the_best_validation_accuracy_is_chosen(ledger: Ledger) -> None:
+    assert chosen(GPU, "A", "sam", ledger) is None
+    tune(ledger, "sam", 0.1, 0.2, 0.2)
+    assert chosen(GPU, "A", "sam", ledger) is None
+    tune(ledger, "sam", 0.1, 0.2, 0.2, None)
+    assert chosen(GPU, "A", "sam", ledger) == {"rho": 0.1}
+    # Fine-tuning takes the settings of its source.
+    assert chosen(GPU, "F", "sam", ledger) == {"rho": 0.1}
+
+
+def test_no_seeds_leave_the_tuning(ledger: Ledger) -> None:
+    assert len(todo(GPU, [Stage(CELLS, max_seeds=0)], ledger)) == 8
+
+
+def test_set_ups_that_a_scale_lacks_are_left_out(ledger: Ledger, tmp_path: Path) -> None:
+    scale = made_up_study.tiny(tmp_path)
+    assert todo(scale, [Stage([Cell("B", "sam")])], ledger) == []
+
+
+def test_stages_follow_each_other(ledger: Ledger) -> None:
+    stages = stages_of([Cell("A", "sam"), Cell("E", "sam"), Cell("A", "vanilla")])
+    setups = [item.run.setup for item in todo(GPU, stages, ledger)]
+    assert setups == sorted(setups)
+
+
+def test_estimates_come_from_the_closest_runs(ledger: Ledger) -> None:
+    vanilla, sam = (trials(GPU, "A", method)[0] for method in ("vanilla", "sam"))
+    guess = OVERHEAD + GPU.setups["A"].seconds * 2 * 150
+    assert expected_seconds(GPU, sam, ledger, jobs=1) == guess
+    # A pass over the images took 0.2 s in plain training.
+    ledger.append(made_up_study.line(vanilla, GPU, seconds=OVERHEAD + 30.0))
+    assert expected_seconds(GPU, sam, ledger, jobs=1) == pytest.approx(OVERHEAD + 60.0)
+    assert expected_seconds(GPU, sam, ledger, jobs=4) == guess
+    ledger.append(made_up_study.line(sam, GPU, seconds=71.0))
+    assert expected_seconds(GPU, trials(GPU, "A", "sam")[1], ledger, jobs=1) == 71.0
+
+
+def test_fine_tuning_takes_as_long_as_its_source_on_top(ledger: Ledger) -> None:
+    run = study_run(GPU, Cell("F", "sam"), {"rho": 0.1}, seed=0, purpose="final")
+    assert run.source is not None
+    source = expected_seconds(GPU, run.source, ledger, jobs=1)
+    own = OVERHEAD + 72 * GPU.setups["F"].seconds
+    assert expected_seconds(GPU, run, ledger, jobs=1) == pytest.approx(source + own)

@@ -1,0 +1,133 @@
+"""One run of the study: its line says what training, scoring and measuring say by themselves."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from surrogap.evaluation import corrupted, evaluate
+from surrogap.paper.ledger import Line
+from surrogap.paper.running import Environment, finished
+from surrogap.paper.study import METHODS, Cell, Scale, StudyRun, study_run, trials
+from surrogap.training.images import images_of
+from surrogap.training.run import train
+from tests.paper import made_up_study
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("study")
+
+
+@pytest.fixture(scope="module")
+def scale(folder: Path) -> Scale:
+    return made_up_study.tiny(folder)
+
+
+@pytest.fixture(scope="module")
+def environment(scale: Scale, folder: Path) -> Environment:
+    return Environment(scale, weights=str(folder / "weights"))
+
+
+@pytest.fixture(scope="module")
+def run(scale: Scale) -> StudyRun:
+    return study_run(scale, Cell("A", "gsam"), {"rho": 0.1, "alpha": 0.3}, seed=1, purpose="final")
+
+
+@pytest.fixture(scope="module")
+def line(run: StudyRun, environment: Environment) -> Line:
+    return finished(run, environment)
+
+
+def test_scores_are_those_of_a_run_by_hand(line: Line, run: StudyRun, tmp_path: Path) -> None:
+    config = run.config(out=str(tmp_path / "run"), tensorboard=False)
+    model, splits = train(config).model, images_of(config.data)
+
+    def accuracy(images: torch.Tensor, labels: torch.Tensor) -> float:
+        mean, std = (
+            255 * torch.tensor(values)[:, None, None] for values in (splits.mean, splits.std)
+        )
+        return evaluate(model, [((images.float() - mean) / std, labels)]).accuracy
+
+    assert splits.val is not None
+    parts = {"train": splits.train, "val": splits.val, "test": splits.test}
+    found = {name: accuracy(part.images, part.labels) for name, part in parts.items()}  # type: ignore
+    assert line["train"]["accuracy"] == found["train"]
+    assert line["val"]["accuracy"] == found["val"]
+    assert line["scores"]["test"]["accuracy"] == found["test"]
+    assert line["scores"]["votes"]["accuracy"] == found["test"]  # the votes are unanimous
+    darker = corrupted(splits.test.images, "contrast", 3)  # type: ignore[union-attr]
+    assert line["scores"]["corrupted"]["accuracy"] == accuracy(darker, splits.test.labels)  # type: ignore
+    assert line["scores"]["corrupted"]["num_sets"] == 1
+
+
+def test_a_line_says_what_was_trained_and_on_what(line: Line, run: StudyRun) -> None:
+    assert (line["kind"], line["key"], line["purpose"]) == ("run", run.key, "final")
+    assert (line["setup"], line["method"], line["seed"]) == ("A", "gsam", 1)
+    assert line["settings"] == {"rho": 0.1, "alpha": 0.3}
+    assert line["config"]["objective"]["alpha"] == 0.3
+    assert line["config"]["output"]["out"] is None
+    assert line["versions"]["torch"] == torch.__version__
+    assert {"date", "commit", "hardware", "seconds", "seconds_per_step"} <= line.keys()
+    assert (line["num_epochs"], line["num_steps"], line["jobs"]) == (2, 8, 1)
+    assert line["sharpness"]["eigenvalue"] is not None
+
+
+def test_curves_are_those_of_the_records(line: Line) -> None:
+    curves = line["curves"]
+    assert curves["step"] == list(range(1, 9))
+    assert all(len(curves[name]) == 8 for name in ("loss", "gap", "cosine", "accuracy"))
+    assert curves["epoch"] == [1, 2]
+    best = max(range(2), key=lambda epoch: curves["val_accuracy"][epoch])
+    assert line["best"]["epoch"] == best + 1
+    assert line["best"]["test_accuracy"] == pytest.approx(curves["test_accuracy"][best], rel=1e-4)
+
+
+def test_a_trial_has_no_test_scores(scale: Scale, environment: Environment) -> None:
+    line = finished(trials(scale, "A", "sam")[0], environment)
+    assert {"val", "train", "curves"} <= line.keys()
+    assert not {"scores", "sharpness"} & line.keys()
+    assert not [name for name in (*line["best"], *line["curves"]) if name.startswith("test")]
+
+
+def test_a_run_whose_loss_is_not_finite_is_written_as_failed(
+    run: StudyRun, environment: Environment
+) -> None:
+    line = finished(replace(run, changes={**run.changes, "lr": 1e30}, seed=7), environment)
+    assert line["kind"] == "failure"
+    assert line["reason"].startswith("loss must be finite")
+
+
+def test_fine_tuning_starts_from_weights_that_are_trained_once(
+    scale: Scale, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = study_run(scale, Cell("F", "sam"), {"rho": 0.1}, seed=0, purpose="final")
+    assert run.source is not None
+    source = finished(run.source, environment)
+    steps = []
+    real = train.__globals__["_Run"]._take_step
+
+    def counted(self: object, *batch: object) -> None:
+        steps.append(1)
+        real(self, *batch)
+
+    monkeypatch.setattr(train.__globals__["_Run"], "_take_step", counted)
+    line = finished(run, environment)
+    assert len(steps) == line["num_steps"]  # and none for the source
+    assert line["source"] == source["key"] == run.source.key
+    assert "val" not in line
+    assert "sharpness" not in line
+    fresh = finished(run, replace(environment, weights=environment.weights + "-fresh"))
+    assert len(steps) == 2 * line["num_steps"] + source["num_steps"]
+    assert fresh["scores"] == line["scores"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains(method: str, scale: Scale, environment: Environment) -> None:
+    """On a network with norm layers, which some methods need."""
+    run = trials(scale, "A", method)[0]
+    changes = {**run.changes, "model": "small_resnet18_narrow", "train_per_class": 4}
+    line = finished(replace(run, changes=changes), environment)
+    assert line["kind"] == "run"
+    assert line["val"]["loss"] is not None

@@ -1,0 +1,120 @@
+"""The study's declaration: fair trials, valid configurations, and keys that tables share."""
+
+from dataclasses import replace
+
+import pytest
+
+from surrogap.paper.artifacts import ARTIFACTS, stages
+from surrogap.paper.study import (
+    GPU,
+    METHODS,
+    SCALES,
+    TUNING_SEED,
+    Cell,
+    Scale,
+    study_run,
+    trials,
+)
+from surrogap.training.config import Config
+
+scales = pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+
+
+@scales
+def test_every_method_has_as_many_trials_and_no_test_images(scale: Scale) -> None:
+    for letter, setup in scale.setups.items():
+        for method in setup.methods:
+            tried = trials(scale, letter, method)
+            assert len({run.key for run in tried}) == scale.num_trials
+            for run in tried:
+                config = run.config()
+                assert config.output.eval_on == "val"
+                assert config.execution.seed == TUNING_SEED
+                assert max(scale.num_seeds_main, *scale.num_seeds.values()) < TUNING_SEED
+
+
+@scales
+def test_all_cells_can_be_configured(scale: Scale) -> None:
+    for artifact in ARTIFACTS.values():
+        for cell in artifact.cells:
+            if cell.setup in scale.setups:
+                settings = trials(scale, cell.setup, cell.method)[0].settings
+                run = study_run(scale, cell, settings, seed=0, purpose="final")
+                assert isinstance(run.config(), Config)
+
+
+@scales
+def test_pairs_name_cells(scale: Scale) -> None:
+    for name, artifact in ARTIFACTS.items():
+        titles = {cell.title for cell in artifact.cells}
+        assert {title for pair in artifact.pairs for title in pair} <= titles, name
+
+
+def test_set_up_a_is_what_the_study_says() -> None:
+    run = study_run(GPU, Cell("A", "sam"), {"rho": 0.1}, seed=3, purpose="final")
+    config = run.config(data_root="somewhere")
+    assert (config.model.name, config.data.name) == ("small_resnet18", "cifar10")
+    assert (config.data.train_per_class, config.data.val_per_class) == (1000, 500)
+    assert (config.optimizer.lr, config.optimizer.weight_decay) == (0.1, 5e-4)
+    assert config.optimizer.nesterov
+    assert (config.schedule.epochs, config.schedule.decay) == (150, "cosine")
+    assert (config.execution.precision, config.execution.seed) == ("bf16", 3)
+    assert config.execution.capture
+    assert config.output.eval_on == "both"
+
+
+def test_methods_last_as_long_as_they_should() -> None:
+    def epochs(method: str) -> int:
+        return trials(GPU, "A", method)[0].config().schedule.epochs
+
+    assert (epochs("vanilla"), epochs("vanilla-2x"), epochs("entropy-sgd")) == (150, 300, 60)
+    late = trials(GPU, "A", "sam-late")[0]
+    assert late.changes["start_epoch"] == 100
+
+
+def test_entropy_sgd_has_the_learning_rate_of_its_direction() -> None:
+    run = trials(GPU, "A", "entropy-sgd")[0]
+    config, gamma = run.config(), run.settings["gamma"]
+    assert config.optimizer.lr == pytest.approx(0.1 / gamma)
+    assert config.optimizer.lr * config.optimizer.weight_decay == pytest.approx(0.1 * 5e-4)
+
+
+def test_a_key_changes_with_all_that_changes_the_result_and_with_nothing_else() -> None:
+    run = study_run(GPU, Cell("A", "sam"), {"rho": 0.1}, seed=0, purpose="final")
+    same = replace(run, changes={**run.changes, "capture": False, "data_root": "elsewhere"})
+    assert same.key == run.key
+    others = [
+        study_run(GPU, Cell("A", "sam"), {"rho": 0.1}, seed=1, purpose="final"),
+        study_run(GPU, Cell("A", "sam"), {"rho": 0.1}, seed=0, purpose="tuning"),
+        study_run(GPU, Cell("B", "sam"), {"rho": 0.1}, seed=0, purpose="final"),
+        study_run(GPU, Cell("E", "sam"), {"rho": 0.1}, seed=0, purpose="final"),
+        study_run(GPU, Cell("A", "sam-norms"), {"rho": 0.1}, seed=0, purpose="final"),
+        study_run(GPU, Cell("A", "sam", {"rho_min": 0.0}), {"rho": 0.1}, seed=0, purpose="final"),
+    ]
+    assert len({run.key, *(other.key for other in others)}) == 7
+
+
+def test_a_run_that_several_tables_need_is_one_run() -> None:
+    plain = study_run(
+        GPU, Cell("A", "gap-penalty"), {"rho": 0.1, "lam": 0.5}, seed=0, purpose="final"
+    )
+    varied = Cell("A", "gap-penalty", {"lam": 0.5}, "f_p + 0.5 h")
+    swept = study_run(GPU, varied, {"rho": 0.1, "lam": 0.1}, seed=0, purpose="final")
+    assert swept.key == plain.key
+
+
+def test_fine_tuning_starts_from_the_run_of_the_same_method_and_seed() -> None:
+    run = study_run(GPU, Cell("F", "sam"), {"rho": 0.1}, seed=2, purpose="final")
+    source = study_run(GPU, Cell("A", "sam"), {"rho": 0.1}, seed=2, purpose="final")
+    assert run.source == source
+    assert run.config().objective.name == "vanilla"
+    other = study_run(GPU, Cell("F", "sam"), {"rho": 0.2}, seed=2, purpose="final")
+    assert run.changes == other.changes
+    assert run.key != other.key
+
+
+def test_the_whole_study_holds_all_cells() -> None:
+    cells = {(c.setup, c.method, c.label) for stage in stages("all") for c in stage.cells}
+    for artifact in ARTIFACTS.values():
+        assert {(c.setup, c.method, c.label) for c in artifact.cells} <= cells
+    assert {("A", method, "") for method in METHODS} <= cells

@@ -1,0 +1,110 @@
+"""Runs in this process or in others: the same lines, in order, until time is up."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surrogap.paper import workers
+from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.plan import Stage, Todo
+from surrogap.paper.running import Environment
+from surrogap.paper.study import Cell, Scale
+from surrogap.paper.workers import Clock, WorkerError, train_all
+from tests.paper import made_up_study
+
+STAGES = [Stage([Cell("A", "vanilla"), Cell("A", "sam")], max_seeds=1)]
+TIMES = {"seconds", "seconds_per_step", "date", "jobs"}
+
+
+@pytest.fixture(scope="module")
+def scale(tmp_path_factory: pytest.TempPathFactory) -> Scale:
+    return made_up_study.tiny(tmp_path_factory.mktemp("study"))
+
+
+def lines(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    found = {}
+    for line in ledger:
+        found[line["key"]] = {name: value for name, value in line.items() if name not in TIMES}
+    return found
+
+
+def test_several_processes_write_the_same_lines(scale: Scale, tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def tell(line: Line, left: Sequence[Todo]) -> None:
+        told.append(len(left))
+
+    ledgers = {jobs: Ledger(tmp_path / f"{jobs}.jsonl") for jobs in (1, 2)}
+    for jobs, ledger in ledgers.items():
+        environment = Environment(scale, jobs=jobs, weights=str(tmp_path / f"weights-{jobs}"))
+        assert train_all(STAGES, ledger, environment, clock=Clock(None), tell=tell) == []
+    assert told == 2 * [5, 4, 3, 2, 1, 0]
+    assert lines(ledgers[1]) == lines(ledgers[2])
+    assert {line["jobs"] for line in ledgers[2]} == {2}
+    assert lines(Ledger(ledgers[2].path)) == lines(ledgers[2])
+
+
+def made_up(run: Any, environment: Environment) -> Line:
+    return made_up_study.line(run, environment.scale)
+
+
+def test_it_goes_on_where_it_was(
+    scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+
+    def finished(run: Any, environment: Environment) -> Line:
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        trained.append(run.key)
+        return made_up(run, environment)
+
+    monkeypatch.setattr(workers, "finished", finished)
+    ledger = Ledger(tmp_path / "study.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        train_all(STAGES, ledger, Environment(scale), clock=Clock(None))
+    assert [line["key"] for line in Ledger(ledger.path)] == trained
+    monkeypatch.setattr(workers, "finished", made_up)
+    again = Ledger(ledger.path)
+    assert train_all(STAGES, again, Environment(scale), clock=Clock(None)) == []
+    assert (len(again), again.num_repeated) == (6, 0)
+
+
+def test_a_run_that_does_not_fit_is_not_started(
+    scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
+
+    def finished(run: Any, environment: Environment) -> Line:
+        line = made_up(run, environment)
+        now[0] += line["seconds"]
+        return line
+
+    monkeypatch.setattr(workers, "finished", finished)
+    # Plain runs take 10 s and SAM's 20 s, of which the plan learns as it goes.
+    ledger = Ledger(tmp_path / "study.jsonl")
+    left = train_all(STAGES, ledger, Environment(scale), clock=Clock(55.0))
+    assert now[0] <= 55.0
+    assert len(left) + len(ledger) == 6
+    assert left
+    assert all(now[0] + item.seconds > 55.0 for item in left if item.is_ready)
+
+
+def test_without_time_nothing_is_started(scale: Scale, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "study.jsonl")
+    assert len(train_all(STAGES, ledger, Environment(scale), clock=Clock(0.0))) == 6
+    assert not ledger.path.exists()
+
+
+def test_an_error_in_a_worker_is_told(scale: Scale, tmp_path: Path) -> None:
+    setup = scale.setups["A"]
+    gone = replace(setup, changes={**setup.changes, "data": str(tmp_path / "gone.npz")})
+    environment = Environment(replace(scale, setups={"A": gone}, num_trials=1), jobs=2)
+    ledger = Ledger(tmp_path / "study.jsonl")
+    with pytest.raises(WorkerError, match=r"A vanilla.* failed:\n(.|\n)*name_or_path must be one"):
+        train_all([Stage([Cell("A", "vanilla")])], ledger, environment, clock=Clock(None))
+    assert len(ledger) == 0
