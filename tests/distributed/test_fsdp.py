@@ -746,7 +746,7 @@ def fused_and_flat(name: str, mesh: Callable[[], DeviceMesh]) -> tuple[float, fl
     for choice in (fused, choose):
         model = sharded(network(torch.float32), mesh())
         before = pieces(model)
-        with patch("surrogap.core.objective.choose", choice):
+        with patch("surrogap.core.ascent.choose", choice):
             report = step(model, name)
         assert zoo.same_bits(before, pieces(model))
         results.append((flat_grad(model), measures(report)))

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from surrogap.core.selection import norm_parameters
 from surrogap.core.shards import (
@@ -201,6 +202,11 @@ class Weights:
         if not self.are_sharded:
             return [WHOLE] * len(self.parameters)
         return [sharding_of(parameter) for parameter in self.parameters]
+
+    @property
+    def are_lazy(self) -> bool:
+        """Whether a parameter has no shape yet."""
+        return any(map(is_lazy, self.parameters))
 
     @contextmanager
     def without_gradients(self, parameters: list[nn.Parameter]) -> Iterator[None]:
