@@ -301,17 +301,6 @@ def test_loss_scaling(two: Processes) -> None:
         assert zoo.relative_error(numbers, measures(report)) < 1e-5
 
 
-def without_sync() -> None:
-    model = sharded(network())
-    model.set_requires_gradient_sync(False)
-    with pytest.raises(RuntimeError, match="leave its set_requires_gradient_sync at True"):
-        step(model, "GSAM")
-
-
-def test_gradients_that_fsdp_keeps_to_itself_are_refused(two: Processes) -> None:
-    two.run(without_sync)
-
-
 def by_hand(model: nn.Module, closure: Callable[[], Tensor], rho: float, alpha: float) -> Tensor:
     """GSAM's direction in this process's pieces, with FSDP's own backward alone."""
 

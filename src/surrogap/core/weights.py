@@ -159,11 +159,6 @@ class Weights:
         reset(self._fsdp_modules)
 
     @property
-    def is_fsdp(self) -> bool:
-        """Whether `fully_shard` was called on a module."""
-        return bool(self._fsdp_modules)
-
-    @property
     def synchronises(self) -> bool:
         """Whether a backward pass of the caller's would average gradients over processes.
 
