@@ -349,6 +349,7 @@ class Objective:
                 tensors, report = self._direction(weights, passes, numbers)
             finally:
                 forget_weights()
+            weights.is_checked = True
             if sync:
                 replicas.share_buffers(weights.buffers)
         return Direction(tensors, report, weights, replicas, self._states)
