@@ -114,14 +114,19 @@ def plain(
     return step
 
 
-def ours(objective_class: Callable[..., Any], **settings: Any) -> Variant:
+def ours(objective_class: Callable[..., Any], by_loss: bool = False, **settings: Any) -> Variant:
+    """A step through `objective.backward`, or through `objective.loss` and its backward."""
+
     def build(work: Workload) -> Step:
         optimizer = work.optimizer()
         objective = objective_class(work.model, **settings)
 
         def step() -> None:
             optimizer.zero_grad()
-            objective.backward(work.loss)
+            if by_loss:
+                objective.loss(work.loss).backward()
+            else:
+                objective.backward(work.loss)
             optimizer.step()
 
         return step
@@ -311,6 +316,8 @@ EAGER: dict[str, Variant] = {
     "ASAM_ascent": ours(ASAM, rho=0.5, alpha=0.4),
     "GapPenalty": ours(GapPenalty, rho=0.05, lam=0.1),
     "EntropySGD_2": ours(EntropySGD, inner_steps=2),
+    "SAM_loss": ours(SAM, by_loss=True, rho=0.05),
+    "GSAM_loss": ours(GSAM, by_loss=True, rho=0.05, alpha=0.4),
 }
 # Those that launch the same kernels, for other numbers: a step of theirs costs the same.
 ALIKE = ("SAM", "GSAM", "GSAM_plain", "ASAM", "ASAM_ascent", "GapPenalty")

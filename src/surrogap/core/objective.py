@@ -57,9 +57,9 @@ class Objective:
     own: see docs/how-to/new-objective.md. Without `along`, the direction is the plain gradient.
 
     Args:
-        model: The model to train. Every parameter that the optimizer moves must be in it: on any
-            other, the gradients of both passes add up. To train several modules together, put them
-            into an `nn.ModuleList`. If it is wrapped in DistributedDataParallel, pass the wrapper.
+        model: The model to train. Every parameter that the loss trains must be in it. To train
+            several modules together, put them into an `nn.ModuleList`. If it is wrapped in
+            DistributedDataParallel, pass the wrapper.
         rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
         along: The vector to climb along.
         geometry: The ball to climb in.
@@ -77,10 +77,15 @@ class Objective:
             of at most 6e-8 ||w|| / rho of its length.
         eps: Added to the norm before dividing by it.
 
+    Attributes:
+        report: The report of the last call of `loss` or `backward`; None before the first.
+
     Raises:
-        TypeError: An argument has the wrong type, or the model holds a TorchScript module.
+        TypeError: An argument has the wrong type, or the model holds a TorchScript module, or is
+            wrapped in FSDP1 or by DeepSpeed or Megatron.
         ValueError: A number is negative or not finite, the model has no trainable parameter or a
-            complex one, `perturb` selects nothing, or `scope` does not fit the model.
+            complex one, `perturb` selects nothing, `scope` does not fit the model, or DDP has a
+            static graph.
         RuntimeError: A parameter has a post-accumulate-grad hook.
     """
 
@@ -168,18 +173,21 @@ class Objective:
                 Where the direction contains `g`, that is the gradient of this part.
             scaler: The scaler of the loss. Unscale, clip and step afterwards, as always.
             backward: Called on the loss in place of `loss.backward()`, for frameworks that bring
-                their own. If it scales the loss, the report's norms are scaled too.
+                their own. If it scales the loss, the report's norms are scaled too. It must not
+                step the optimizer, nor clip: it would clip the gradient of each pass.
             sync: False for all but the last of several calls that share one optimizer step;
                 schedules count the last as a step, and processes under DDP average their gradients
-                in it.
+                in it. Inside DDP's `no_sync` it is always False.
 
         Raises:
             TypeError: An argument has the wrong type, or the closure did not return a tensor.
-            ValueError: The list of closures is empty, `climb` was given to an objective without a
-                first pass, or the model or the radius is not valid any more.
+            ValueError: The list of closures is empty, or they all read the same variables; `climb`
+                was given to an objective without a first pass; the model or the radius is not valid
+                any more; or the closure runs the model inside DDP, which the objective was not
+                given.
             RuntimeError: The closure returned a loss without graph or one that is not a scalar,
-                called `backward` itself, added or thawed parameters, or reached none; or a gradient
-                is sparse.
+                called `backward` itself, added or thawed parameters, or reached none, or one that
+                the model does not hold; a gradient is sparse; or `backward` moved the weights.
         """
         self._check_climb(climb is not None)
         passes = Passes(closure, scaler, backward, climb)
