@@ -204,6 +204,33 @@ def test_processes_may_weigh_their_losses(two: Processes) -> None:
             assert zoo.relative_error(gradient, direction) < 1e-12
 
 
+def with_another_term(order: str) -> Tensor:
+    """`.grad` of a loss to which the caller adds a term that it has computed itself."""
+    model = DistributedDataParallel(model_of("mlp"))
+    x, y = shard(dist.get_rank())
+    if order == "before":
+        other = model(x).square().mean()
+    loss = GSAM(model, rho=0.1, alpha=0.4).loss(lambda: nn.functional.cross_entropy(model(x), y))
+    if order == "after":
+        other = model(x).square().mean()
+    (loss + other).backward()
+    return zoo.flat_grad(model)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_other_terms_are_averaged_too(order: str, two: Processes) -> None:
+    """Also those of a forward pass of DDP, which averages their gradients itself, or does not."""
+    expected = mean_direction("GSAM", "mlp", [shard(0), shard(1)])
+    for rank in range(2):
+        model = model_of("mlp")
+        model(shard(rank)[0]).square().mean().backward()
+        expected += zoo.flat_grad(model) / 2
+    results = two.run(with_another_term, order)
+    for gradient in results:
+        assert zoo.relative_error(gradient, expected) < 1e-12
+    assert torch.equal(*results)
+
+
 def dropped() -> tuple[list[Tensor], list[Tensor]]:
     """Buffers after a loss that never goes backward, and a plain step of DDP after it."""
     model = DistributedDataParallel(model_of("convnet"))
