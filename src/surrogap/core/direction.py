@@ -111,8 +111,8 @@ class Deferred(torch.autograd.Function):
                 "loss must go backward once, got a second time. Its direction has been added to "
                 ".grad: call objective.loss again."
             )
-        # Behind the gradients of other terms of the loss, and DDP's mean of those, which it writes
-        # over `.grad` in a callback that it queues during backward: hence two turns.
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(lambda: on_backward(incoming)))
+        # At the end, behind the gradients of other terms of the loss and DDP's mean of those, which
+        # it writes over `.grad` in such a callback, too.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: on_backward(incoming))
         return None, None, None
