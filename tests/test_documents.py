@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from step_cost import summary
+from step_cost import summary, summary_of_cheaper
 from step_profile import COLOURS
 from workloads import CASES
 
@@ -44,6 +44,12 @@ def test_the_costs_of_a_step_are_those_of_the_record() -> None:
         cost = costs["arithmetic"]
         row = f"| {CASES[name].title} | {cost['bytes'] / 1e9:.2f} GB | {cost['ms']:.2f} ms |"
         assert row in page
+
+
+def test_the_costs_of_cheaper_steps_are_those_of_the_record() -> None:
+    record = json.loads((ROOT / "results" / "step_cost_h200_cheaper.json").read_text())
+    page = (ROOT / "docs" / "how-to" / "cheaper-steps.md").read_text()
+    assert summary_of_cheaper(record) in page
 
 
 def test_the_profile_of_a_step_is_that_of_the_record() -> None:
