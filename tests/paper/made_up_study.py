@@ -116,6 +116,7 @@ def tiny(folder: Path) -> Scale:
         setups=setups,
         num_seeds={"A": 2, "F": 1},
         num_seeds_main=2,
+        num_evaluations=30,
         corruptions=("contrast",),
         sharpness_images=8,
         ledger=str(folder / "study.jsonl"),

@@ -38,7 +38,6 @@ from surrogap.training.step import DTYPES
 from surrogap.training.versions import device_name, versions
 
 NUM_POINTS = 100
-NUM_EVALUATIONS = 30
 # Drawn from the records of steps, and of epochs that were evaluated.
 CURVES = ("loss", "gap", "cosine", "grad_norm", "accuracy")
 EVALUATED = {"val_accuracy", "val_loss", "test_accuracy", "test_loss"}
@@ -82,6 +81,10 @@ class Environment:
         more: dict[str, Any] = {"data_root": self.data_root}
         return more if self.compile is None else {**more, "compile": self.compile}
 
+    def config(self, run: StudyRun, out: str) -> Config:
+        """The configuration of a run that is trained to a folder."""
+        return _recorded(run.config(**self.changes, out=out), self.scale.num_evaluations)
+
 
 def finished(run: StudyRun, environment: Environment) -> Line:
     """Trains and scores a run, and returns its line of the ledger.
@@ -94,7 +97,7 @@ def finished(run: StudyRun, environment: Environment) -> Line:
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        config = _recorded(run.config(**environment.changes, out=f"{folder}/run"))
+        config = environment.config(run, f"{folder}/run")
         line = _head(run, config, environment)
         try:
             if run.source is not None:
@@ -133,7 +136,7 @@ def _trained(config: Config) -> Outcome:
 def _kept(run: StudyRun, environment: Environment) -> Config:
     """The configuration of a run whose weights fine-tuning starts from: in a folder that stays."""
     folder = Path(environment.weights) / run.key
-    config = _recorded(run.config(**environment.changes, out=str(folder)))
+    config = environment.config(run, str(folder))
     return config.override(checkpoint_every=10**9)  # one, after the last step
 
 
@@ -147,13 +150,13 @@ def _is_source(run: StudyRun, scale: Scale) -> bool:
     )
 
 
-def _recorded(config: Config) -> Config:
-    """About 100 points of each curve, 30 evaluations, and no checkpoint."""
+def _recorded(config: Config, num_evaluations: int) -> Config:
+    """About 100 points of each curve, some evaluations, and no checkpoint."""
     splits = _images(config)
     steps = config.schedule.epochs * max(len(splits.train) // config.data.batch_size, 1)
     return config.override(
         record_every=max(steps // NUM_POINTS, 1),
-        eval_every=max(config.schedule.epochs // NUM_EVALUATIONS, 1),
+        eval_every=max(config.schedule.epochs // num_evaluations, 1),
         checkpoint_every=0,
         tensorboard=False,
     )

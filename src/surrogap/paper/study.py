@@ -170,6 +170,7 @@ class Scale:
         many: The methods that get `num_seeds_main`.
         num_ablation_seeds: The number of seeds of a setting that is not a method's own.
         num_trials: The number of trials that a method is tuned with.
+        num_evaluations: How often a run is evaluated, among which the best epoch is found.
         corruptions: The corruptions of test images.
         severities: Their severities.
         sharpness_images: The number of training images for eigenvalue and gap.
@@ -183,6 +184,7 @@ class Scale:
     many: Sequence[str]
     num_ablation_seeds: int
     num_trials: int
+    num_evaluations: int
     corruptions: Sequence[str]
     severities: Sequence[int]
     sharpness_images: int
@@ -266,6 +268,7 @@ GPU = Scale(
     many=("vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms"),
     num_ablation_seeds=3,
     num_trials=4,
+    num_evaluations=30,
     corruptions=(
         *("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "gaussian_blur"),
         *("defocus_blur", "fog", "brightness", "contrast", "saturate", "pixelate"),
@@ -279,6 +282,7 @@ GPU = Scale(
 _SMALL: Changes = {
     **_A,
     "model": "small_resnet18_narrow",
+    "image_size": 14,  # half of what the images have: a quarter of the time
     "data": "embedded",
     "train_per_class": 30,
     "val_per_class": 20,
@@ -317,9 +321,10 @@ LAPTOP = Scale(
     many=(),
     num_ablation_seeds=2,
     num_trials=2,
-    corruptions=("gaussian_noise", "contrast"),
+    num_evaluations=1,
+    corruptions=("contrast",),
     severities=(3,),
-    sharpness_images=100,
+    sharpness_images=10,
     ledger="runs/study-laptop/study.jsonl",
 )
 
