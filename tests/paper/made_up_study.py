@@ -99,6 +99,7 @@ def tiny(folder: Path) -> Scale:
     np.savez(folder / "images.npz", **arrays)
     small = {
         "model": "small_mlp",
+        "image_size": None,
         "data": str(folder / "images.npz"),
         "train_per_class": 8,
         "val_per_class": 4,
@@ -119,5 +120,6 @@ def tiny(folder: Path) -> Scale:
         num_evaluations=30,
         corruptions=("contrast",),
         sharpness_images=8,
+        timing=(2, 5),
         ledger=str(folder / "study.jsonl"),
     )

@@ -174,6 +174,7 @@ class Scale:
         corruptions: The corruptions of test images.
         severities: Their severities.
         sharpness_images: The number of training images for eigenvalue and gap.
+        timing: The number of times that a method's step is timed, and of steps each time.
         ledger: The default path of the ledger.
     """
 
@@ -188,6 +189,7 @@ class Scale:
     corruptions: Sequence[str]
     severities: Sequence[int]
     sharpness_images: int
+    timing: tuple[int, int]
     ledger: str
 
 
@@ -276,6 +278,7 @@ GPU = Scale(
     ),
     severities=(3,),
     sharpness_images=500,
+    timing=(7, 40),
     ledger="results/study.jsonl",
 )
 
@@ -325,6 +328,7 @@ LAPTOP = Scale(
     corruptions=("contrast",),
     severities=(3,),
     sharpness_images=10,
+    timing=(2, 5),
     ledger="runs/study-laptop/study.jsonl",
 )
 

@@ -20,9 +20,7 @@ from surrogap.training.batches import batches
 from surrogap.training.parts import parts_of
 from surrogap.training.processes import World, device_of
 
-NUM_ROUNDS = 7
-NUM_STEPS = 40  # a multiple of the 5 steps in which one is sharpness-aware
-_NUM_WARM_UPS = 10
+_NUM_WARM_UPS = 5
 
 
 def timing(
@@ -30,8 +28,6 @@ def timing(
     methods: Sequence[str],
     environment: Environment,
     *,
-    num_rounds: int = NUM_ROUNDS,
-    num_steps: int = NUM_STEPS,
     tell: Callable[[str], object] = lambda text: None,
 ) -> Line:
     """Measures the seconds of a step of some methods, and returns the ledger's line.
@@ -40,11 +36,10 @@ def timing(
         setup: The set-up's letter.
         methods: Which; plain training is always among them.
         environment: The study and its images.
-        num_rounds: The number of times that each is measured.
-        num_steps: The number of steps in each measurement.
         tell: Called with the name of the method that is built.
     """
     scale = environment.scale
+    num_rounds, num_steps = scale.timing  # steps in fives, of which one may be sharpness-aware
     device = device_of(str(scale.setups[setup].changes.get("device", "auto")))
     steps = {}
     for method in dict.fromkeys(("vanilla", *methods)):
