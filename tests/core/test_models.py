@@ -53,7 +53,7 @@ def test_models_compiled_to_cuda_graphs(name: str) -> None:
         model.zero_grad()
         ours = objective.backward(zoo.closure_of(compiled, data))
     assert zoo.relative_error(zoo.flat_grad(model), zoo.flat_grad(expected)) < 1e-10
-    assert float(ours.loss) == pytest.approx(float(report.loss), rel=1e-12)
+    assert float(ours.value) == pytest.approx(float(report.value), rel=1e-12)
 
 
 def test_perturb_sees_names_without_the_prefix_of_compile() -> None:

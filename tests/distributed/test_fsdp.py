@@ -29,7 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from surrogap import SAM, EntropySGD
-from surrogap.core.arithmetic import Arithmetic, Flat, choose
+from surrogap.core.arithmetic import Arithmetic, Flat, Task
+from surrogap.core.fused import choose
 from surrogap.core.fused.arithmetic import Fused
 from surrogap.core.report import Report
 from surrogap.core.shards import Sharding
@@ -418,7 +419,7 @@ def test_copies_of_shards_stay_the_same(name: str, four: Processes) -> None:
 def with_noise_on_copies() -> None:
     model = sharded(network(), copies_of_shards())
     objective = EntropySGD(model, noise=1e-3)
-    with pytest.raises(ValueError, match="noise must be 0 where processes hold copies of pieces"):
+    with pytest.raises(ValueError, match="noise must be 0 if processes hold copies of shards"):
         objective.backward(zoo.closure_of(model, mine()))
 
 
@@ -735,8 +736,8 @@ def test_messages_are_those_of_two_passes_and_four_numbers(warm: int, two: Proce
     assert two.run(num_messages, "GSAM", warm)[0] == expected
 
 
-def fused(*arguments: Any, last: Any) -> Arithmetic:
-    return Fused(*arguments)
+def fused(task: Task, *, last: Any) -> Arithmetic:
+    return Fused(task)
 
 
 def fused_and_flat(name: str, mesh: Callable[[], DeviceMesh]) -> tuple[float, float]:
@@ -745,7 +746,7 @@ def fused_and_flat(name: str, mesh: Callable[[], DeviceMesh]) -> tuple[float, fl
     for choice in (fused, choose):
         model = sharded(network(torch.float32), mesh())
         before = pieces(model)
-        with patch("surrogap.core.objective.choose", choice):
+        with patch("surrogap.core.ascent.choose", choice):
             report = step(model, name)
         assert zoo.same_bits(before, pieces(model))
         results.append((flat_grad(model), measures(report)))

@@ -117,8 +117,9 @@ def diverging(folder: Path, parallel: str) -> int:
         is_wrong = num_calls == 5 and dist.get_rank() == 1  # after two passes for each step
         return loss * (torch.nan if is_wrong else 1.0), right
 
+    changes = {"model": "small_resnet18_narrow", "objective": "gsam", "rho_inverse_sqrt": True}
     with mock.patch.object(EagerStep, "_loss_and_accuracy", loss_and_accuracy):
-        return train(made_up.config(folder, parallel=parallel, objective="gsam", steps=4)).step
+        return train(made_up.config(folder, parallel=parallel, steps=4, **changes)).step
 
 
 @every_kind
@@ -129,8 +130,11 @@ def test_a_loss_that_is_not_finite_in_one_process_is_skipped_in_all(
     assert two.run(diverging, tmp_path, parallel) == [4, 4]
     records = read_records(tmp_path / "run")
     assert [r["step"] for r in records if r["kind"] == "skip"] == [3]
-    weights = made_up.state(tmp_path / "run")["model"]
-    assert all(bool(w.isfinite().all()) for w in weights.values())
+    state = made_up.state(tmp_path / "run")
+    assert all(bool(w.isfinite().all()) for w in state["model"].values())  # statistics too
+    batches_seen = [v for k, v in state["model"].items() if k.endswith("num_batches_tracked")]
+    assert set(map(int, batches_seen)) == {3}
+    assert state["objective"] == {"rho": {"num_steps": 3}}
 
 
 def mistaken(folder: Path, changes: dict[str, Any]) -> None:

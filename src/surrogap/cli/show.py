@@ -92,7 +92,7 @@ def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) 
     shown = ("rho", "rho_min", "alpha", "perturb", "climb_fraction", "every", "start_epoch")
     settings = {name: value for name, value in vars(config.objective).items() if name in shown}
     unused = {"climb_fraction": 1.0, "every": 1, "start_epoch": 0}
-    told = ", ".join(
+    listed = ", ".join(
         f"{name} {value if isinstance(value, str) else format(value, 'g')}"
         for name, value in settings.items()
         if value is not None and unused.get(name) != value
@@ -102,7 +102,7 @@ def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) 
     rows = [
         ("network", config.model.name),
         ("images", f"{config.data.name}, augmentation {config.data.augmentation}"),
-        ("objective", config.objective.name + (f" ({told})" if told else "")),
+        ("objective", config.objective.name + (f" ({listed})" if listed else "")),
         ("optimizer", f"{config.optimizer.name}, lr {config.optimizer.lr:g}"),
         ("steps", f"{last['step']}"),
     ]

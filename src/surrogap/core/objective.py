@@ -7,39 +7,37 @@ One step at weights `w`, on one batch:
 3. `g_p = grad f(w + delta)`, on the same batch with the same random numbers (`buffers.py`).
 4. Restore `w` exactly, and add the combination of `g` and `g_p` (`combine.py`) to `.grad`.
 
-An objective is put together from such parts. How many passes a step makes, and which gradients each
-must compute, follows from them: without a part that needs `g` there is no first pass, and if only
-the ascent step needs it, the first pass computes the gradients of the parameters that climb.
+An objective is put together from such parts, and `ascent.py` runs them. The number of passes, and
+the gradients that each must compute, follow from the parts: if none needs `g`, there is no first
+pass, and if only the ascent step does, the first pass computes the gradients of the parameters that
+climb.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypedDict, get_args
+from typing import Any, ClassVar, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.parameter import is_lazy
 
 from surrogap.core import gradients
-from surrogap.core.along import Along, Gradient, States
+from surrogap.core.along import Along, States
 from surrogap.core.arguments import number
-from surrogap.core.arithmetic import Arithmetic, Memory, Task
-from surrogap.core.buffers import Buffers, unmoved
-from surrogap.core.combine import Coefficients, Combine, Number, PerturbedGradient
-from surrogap.core.fused import choose
-from surrogap.core.geometry import Geometry, Kind
-from surrogap.core.passes import Closure, Passes, Replayable, forget_weights
+from surrogap.core.arithmetic import Arithmetic, Memory
+from surrogap.core.ascent import AscentStep
+from surrogap.core.buffers import Buffers
+from surrogap.core.combine import Combine, Number, PerturbedGradient
+from surrogap.core.geometry import Geometry
+from surrogap.core.passes import Closure, Passes, forget_weights
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
 from surrogap.core.selection import Perturb, check_perturb, kinds
-from surrogap.core.shards import is_sharded, piece_of
-from surrogap.core.vectors import Gradients, wide, widened
-from surrogap.core.weights import Weights, without_gradients
+from surrogap.core.vectors import Gradients
+from surrogap.core.weights import Weights
 
 
 class Shared(TypedDict, total=False):
@@ -49,13 +47,6 @@ class Shared(TypedDict, total=False):
     scope: Scope
     memory: Memory
     eps: float
-
-
-class _First(NamedTuple):
-    """The results of the first pass beside its gradients."""
-
-    loss: Tensor
-    aux: Any
 
 
 class Objective:
@@ -137,7 +128,7 @@ class Objective:
         self._weights = Weights(model)
         self._replicas_of: tuple[object, object] = (None, None)
         self._refresh()
-        if along is not None and not self._is_lazy:
+        if along is not None and not self._weights.are_lazy:
             kinds(self.perturb, self.geometry, self._weights)
         self._check_memory(self._weights)
 
@@ -149,10 +140,6 @@ class Objective:
     @property
     def _climbs_from_gradient(self) -> bool:
         return self.along is not None and self.along.needs_gradient
-
-    @property
-    def _is_lazy(self) -> bool:
-        return any(map(is_lazy, self._weights.parameters))
 
     def backward(
         self,
@@ -289,113 +276,11 @@ class Objective:
             passes: The passes.
             numbers: What `_numbers` returned, or scalars on the device that hold it.
         """
-        if self.along is None:
-            return self._plain(weights, passes)
-        rho, coefficients = numbers[0], Coefficients(*numbers[1:])
-        # Of a captured step the numbers are on the device, where they cannot be asked.
-        uses_g = self.combine.coefficients().use_g
-        random_state = passes.random_state(weights.devices)
-        first = self._first_pass(weights, passes, uses_g) if self.along.needs_gradient else None
-        is_same_batch = passes.first is passes
-        roles = kinds(self.perturb, self.geometry, weights)
-        keeps_g = first is not None and (uses_g or (is_same_batch and Kind.STILL not in roles))
-        indices = [i for i, kind in enumerate(roles) if keeps_g or kind != Kind.STILL]
-        scale = None if first is None else passes.scale(first.loss.device)
-        arithmetic = self._choose(weights, roles, indices, keeps_g)
-        self._arithmetic = None  # until the step has succeeded, since it holds the step's copies
-        with nullcontext() if first is None else self._second_pass(weights, random_state):
-            try:
-                self._climb(arithmetic, weights, indices, rho, scale, keeps_g)
-                perturbed_loss, aux = passes.run(weights)
-                if first is None:
-                    weights.check_after_first_pass()
-                direction = self._take(weights)
-                if keeps_g:
-                    direction, products = arithmetic.combination(direction, coefficients)
-                else:
-                    if first is not None:
-                        _pass_on_overflow(arithmetic.squared_norm(), direction)
-                    products = _of_g_p(gradients.total_squared_norm(weights, direction))
-            finally:
-                # Ctrl-C may strike here too, so plain statements, and twice if need be.
-                try:
-                    arithmetic.restore()
-                except BaseException:
-                    arithmetic.restore()
-                    raise
-        self._arithmetic = arithmetic
-        scale = passes.scale(perturbed_loss.device)
-        if first is not None and is_same_batch:
-            return direction, Report(first.loss, perturbed_loss, first.aux, rho, products, scale)
-        nan = torch.full_like(perturbed_loss, torch.nan)
-        products = partial(_without_g, products)
-        return direction, Report(nan, perturbed_loss, aux, rho, products, scale, _lacks_loss=True)
-
-    def _plain(self, weights: Weights, passes: Passes) -> tuple[Gradients, Report]:
+        if self.along is not None:
+            return AscentStep(self, weights, passes, numbers).run()
         loss, aux = passes.run(weights)
         g = self._take(weights)
         return g, plain_report(loss, aux, weights, g, passes.scale(loss.device))
-
-    def _first_pass(self, weights: Weights, passes: Passes, uses_g: bool) -> _First:
-        """Run the pass at `w`. Its gradients stay in `.grad`."""
-        idle: list[nn.Parameter] = []
-        # FSDP does not follow `requires_grad`, and computes all gradients in any case.
-        if not (uses_g or self.perturb is None or weights.are_sharded or self._is_lazy):
-            roles = kinds(self.perturb, self.geometry, weights)
-            pairs = zip(weights.parameters, roles, strict=True)
-            idle = [parameter for parameter, kind in pairs if kind == Kind.STILL]
-        with without_gradients(idle):
-            loss, aux = passes.first.run(weights)
-        weights.check_after_first_pass()
-        self._check_memory(weights)  # not before, since lazy modules have no dtype then
-        return _First(loss, aux)
-
-    @contextmanager
-    def _second_pass(self, weights: Weights, random_state: Replayable) -> Iterator[None]:
-        """Context in which a pass draws the first one's random numbers, and moves no buffer."""
-        with unmoved(weights, self._buffers_after_first), random_state.replayed():
-            yield
-
-    def _climb(
-        self,
-        arithmetic: Arithmetic,
-        weights: Weights,
-        indices: Sequence[int],
-        rho: Number,
-        scale: Tensor | None,
-        keeps_g: bool,
-    ) -> None:
-        """Move the weights to `w + delta`."""
-        assert self.along is not None
-        if isinstance(self.along, Gradient):  # in one expression, so that `g` is freed in time
-            arithmetic.climb(self._take(weights, indices), rho, scale)
-            return
-        parameters = [weights.parameters[index] for index in indices]
-        tensors = [weights.tensors[index] for index in indices]
-        g: Gradients = self._take(weights, indices) if self.along.needs_gradient else []
-        plain = [_unscaled(piece, p, scale) for piece, p in zip(g, tensors, strict=bool(g))]
-        m = self._states.of(parameters) if self.along.has_state else []
-        vector = self.along.vector(parameters, plain, m)
-        v = [_like(*row) for row in zip(vector, parameters, tensors, strict=True)]
-        if self.along.has_state:
-            self._states.propose(m, self.along.update(plain, m))
-        arithmetic.climb(v, self.along.sign * rho, None, g if keeps_g else None)
-
-    def _choose(
-        self, weights: Weights, roles: Sequence[Kind], indices: Sequence[int], keeps_g: bool
-    ) -> Arithmetic:
-        # Without `g` to keep there is one copy in any case; beside another vector, `g` has its own.
-        is_low = not keeps_g or (self.memory == "low" and isinstance(self.along, Gradient))
-        tensors, shardings = weights.tensors, weights.shardings
-        task = Task(
-            [tensors[index] for index in indices],
-            [roles[index] for index in indices],
-            [shardings[index] for index in indices],
-            eta=self.geometry.eta or 0.0,
-            eps=self.eps,
-            memory="low" if is_low else "exact",
-        )
-        return choose(task, last=self._arithmetic)
 
     def _take(self, weights: Weights, indices: Sequence[int] | None = None) -> Gradients:
         """Return the gradients of a pass: this process's, or their mean over the scope."""
@@ -480,37 +365,6 @@ def plain_report(
     nan = torch.full_like(loss, torch.nan)
     products = torch.stack([gradients.total_squared_norm(weights, g).to(loss), nan, nan])
     return Report(loss, nan, aux, torch.nan, lambda: products, scale)
-
-
-def _pass_on_overflow(squared_norm: Tensor, direction: Gradients) -> None:
-    """Make the direction NaN somewhere if `g`, which it does not contain, is not finite."""
-    smallest = min((d for d in direction if d is not None and d.numel()), key=Tensor.numel)
-    smallest.add_(0.0 * squared_norm.to(smallest))
-
-
-def _of_g_p(pp: Tensor) -> Callable[[], Tensor]:
-    """Return inner products of which only `<g_p, g_p>` is known."""
-    nan = torch.full_like(pp, torch.nan)
-    return lambda: torch.stack([nan, nan, pp])
-
-
-def _without_g(products: Callable[[], Tensor]) -> Tensor:
-    return _of_g_p(products()[2])()
-
-
-def _unscaled(g: Tensor | None, like: Tensor, scale: Tensor | None) -> Tensor:
-    """Return a gradient in at least float32, zeros if there is none."""
-    if g is None:
-        return torch.zeros_like(like, dtype=wide(like.dtype))
-    return widened(g) if scale is None else widened(g) / scale.to(g.device)
-
-
-def _like(v: Any, parameter: nn.Parameter, tensor: Tensor) -> Tensor | None:
-    """Return this process's shard of `v`, in the dtype of the parameter."""
-    if v is None:
-        return None
-    piece: Tensor = piece_of(v, parameter) if is_sharded(v) else v
-    return piece.to(tensor.dtype)
 
 
 def _settings(part: object) -> dict[str, object]:

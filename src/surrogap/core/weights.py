@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from surrogap.core.selection import norm_parameters
 from surrogap.core.shards import (
@@ -203,6 +204,34 @@ class Weights:
         return [sharding_of(parameter) for parameter in self.parameters]
 
     @property
+    def are_lazy(self) -> bool:
+        """Whether a parameter has no shape yet."""
+        return any(map(is_lazy, self.parameters))
+
+    @contextmanager
+    def without_gradients(self, parameters: list[nn.Parameter]) -> Iterator[None]:
+        """Context in which passes compute no gradient of `parameters`.
+
+        `backward(inputs=...)` would do as much, but fails under reentrant checkpointing.
+        """
+        try:
+            self._require_gradients(parameters, False)
+            yield
+        finally:
+            self._require_gradients(parameters, True)
+
+    def _require_gradients(self, parameters: list[nn.Parameter], value: bool) -> None:
+        for parameter in parameters:
+            parameter.requires_grad_(value)
+        # A compiled model of torch 2.11 does not look at `requires_grad`, but at whether the
+        # dictionaries of its modules were written to; without this it would run the other graph.
+        changed = set(map(id, parameters))
+        for module in self.modules:
+            if any(id(parameter) in changed for parameter in module._parameters.values()):
+                module._parameters["requires_grad"] = None
+                del module._parameters["requires_grad"]
+
+    @property
     def devices(self) -> set[torch.device]:
         """The devices on which passes compute."""
         return set(map(device_of if self.are_sharded else _device, self.parameters))
@@ -227,21 +256,6 @@ class Weights:
             f"{name} must be sharded like the others, got a plain parameter. FSDP does not average "
             "its gradient, so processes would differ: call fully_shard on the whole model too."
         )
-
-
-@contextmanager
-def without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Context in which passes compute no gradient of `parameters`.
-
-    `backward(inputs=...)` would do as much, but fails under reentrant checkpointing.
-    """
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
 
 
 def _state(parameter: nn.Parameter) -> tuple[int, int]:
