@@ -72,6 +72,9 @@ class Reproduce:
     weights: Path = Path("runs") / "study-weights"
     """The folder for the weights that table-transfer fine-tunes."""
 
+    commit: str | None = None
+    """The commit of this code, for the ledger. By default git is asked."""
+
     out: Path | None = None
     """The folder to write to. By default runs/reproduce-NAME."""
 

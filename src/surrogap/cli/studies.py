@@ -43,6 +43,7 @@ class StudyOptions:
     time_limit: float | None
     compile: bool | None
     weights: Path
+    commit: str | None
     dry_run: bool
     train: bool
     draw: bool
@@ -132,6 +133,7 @@ def _train(
         jobs=options.jobs,
         compile=options.compile,
         weights=str(options.weights.expanduser()),
+        commit=options.commit,
     )
     clock = Clock(options.time_limit)
     before = signal.signal(signal.SIGTERM, _stop)

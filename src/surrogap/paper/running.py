@@ -67,6 +67,7 @@ class Environment:
         jobs: The number of runs at once.
         compile: Whether to compile the model; None for the set-up's own choice.
         weights: The folder of the weights that fine-tuning starts from.
+        commit: The commit of this code; None to ask git.
     """
 
     scale: Scale
@@ -74,6 +75,7 @@ class Environment:
     jobs: int = 1
     compile: bool | None = None
     weights: str = "runs/study-weights"
+    commit: str | None = None
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -199,22 +201,22 @@ def _head(run: StudyRun, config: Config, environment: Environment) -> Line:
         "jobs": environment.jobs,
         "images": _fingerprint(splits),
         "config": values,
-        **provenance(device),
+        **provenance(device, environment),
     }
 
 
-def provenance(device: torch.device) -> dict[str, Any]:
+def provenance(device: torch.device, environment: Environment) -> dict[str, Any]:
     """Date, commit, hardware and versions."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": environment.commit or _commit(),
         "hardware": device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "versions": versions(),
     }
 
 
 @cache
-def commit() -> str | None:
+def _commit() -> str | None:
     """The commit that this code is of, with a plus where files differ; None outside of git."""
     folder = Path(__file__).parent
     try:

@@ -36,6 +36,7 @@ class Setup:
         methods: The methods that the study compares on it.
         source: For transfer: the set-up that the weights are trained in, with the settings that are
             chosen there. The method is that of the source, and fine-tuning is plain.
+        remark: What a reader of its numbers should know.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Setup:
     seconds: float
     methods: Sequence[str]
     source: str | None = None
+    remark: str = ""
 
 
 @final
@@ -238,6 +240,7 @@ GPU = Scale(
             "ResNet-18, 10,000 of CIFAR-100",
             {**_A, "data": "cifar100", "train_per_class": 100, "val_per_class": 50},
             *(_SGD_TRIALS, 0.25, SHORT),
+            remark="Images were read from JPEG of quality 97, which is near lossless.",
         ),
         "C": Setup(
             "ViT, 10,000 of CIFAR-10",
@@ -253,16 +256,19 @@ GPU = Scale(
             "ResNet-18, CIFAR-10N labels",
             {**_A, "train_labels": "noisy"},
             *(_SGD_TRIALS, 0.25, SHORT),
+            remark="A's images; about 40 % of the labels are wrong. Validation labels are clean.",
         ),
         "F": Setup(
             "A's weights fine-tuned to Flowers-102",
             {**_FINE_TUNING, "data": "flowers102", "epochs": 72},
             *((), 0.15, TRANSFERRED, "A"),
+            remark="Images of 64 px, read from JPEG of quality 95.",
         ),
         "P": Setup(
             "A's weights fine-tuned to Pets-37",
             {**_FINE_TUNING, "data": "pets37", "epochs": 18},
             *((), 0.6, TRANSFERRED, "A"),
+            remark="Images of 64 px, read from JPEG of quality 95.",
         ),
     },
     num_seeds={"A": 5, "B": 3, "C": 3, "D": 3, "E": 3, "F": 3, "P": 3},

@@ -37,6 +37,8 @@ def _percent(*path: str) -> Callable[[Line], float | None]:
     return read
 
 
+SIMILAR = "no difference shown"
+
 SCORES = {
     "test": Score("test %", _percent("scores", "test", "accuracy")),
     "best": Score("test %, best epoch", _percent("best", "test_accuracy")),
@@ -93,6 +95,26 @@ def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summa
     return [summary(scale, cell, ledger) for cell in cells if cell.setup in scale.setups]
 
 
+# The paper's statements about pairs of methods, with all else equal; of a method with itself, about
+# rho_t against a constant rho. By set-up where it depends on the images.
+_IN_PAPER = {
+    ("sam", "vanilla"): "better",
+    ("sam", "vanilla-2x"): "better",
+    ("gsam", "vanilla"): "better",
+    ("gsam", "vanilla-2x"): "better",
+    ("gsam", "sam"): "better",
+    ("gsam", "gap-penalty"): "better",
+    ("asam", "vanilla"): "better",
+    ("asam-ascent", "vanilla"): "better",
+    ("asam-ascent", "asam"): "better",
+    ("gsam", "gsam-plain"): SIMILAR,
+    ("vanilla-2x", "vanilla"): SIMILAR,
+    ("sam", "sam"): SIMILAR,
+    ("gsam", "gsam"): "better",
+    ("F", "gsam", "sam"): "worse",
+}
+
+
 @final
 @dataclass(frozen=True)
 class Comparison:
@@ -112,17 +134,24 @@ class Comparison:
     def verdict(self) -> str:
         """Better or worse where the interval excludes zero."""
         if not self.difference.excludes_zero:
-            return "no difference shown"
+            return SIMILAR
         return "better" if self.difference.mean > 0 else "worse"
+
+    @property
+    def in_paper(self) -> str | None:
+        """What the paper finds for the two methods on ImageNet; None where it says nothing."""
+        pair = (self.first.cell.method, self.second.cell.method)
+        return _IN_PAPER.get((self.first.cell.setup, *pair)) or _IN_PAPER.get(pair)
 
     @property
     def sentence(self) -> str:
         """The comparison in words."""
         first, second = self.first.cell, self.second.cell
+        paper = "" if self.in_paper is None else f" In the paper: {self.in_paper}."
         return (
             f"{first.setup}: {first.title} minus {second.title}: "
             f"{self.difference.text(sign='+')} points over {self.difference.num_values} seeds, "
-            f"{self.verdict}."
+            f"{self.verdict}.{paper}"
         )
 
 
@@ -153,11 +182,19 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
     if not made:
         return []
     percent, number = f"{CONFIDENCE:.0%}", len(made)
+    stated = [one for one in made if one.in_paper in ("better", "worse")]
+    agree = sum(one.verdict == one.in_paper for one in stated)
+    open_ = sum(one.verdict == SIMILAR for one in stated)
+    ordering = (
+        f" The paper orders {len(stated)} of these pairs: {agree} are shown here in that order, "
+        f"{len(stated) - agree - open_} in the other, and {open_} in neither."
+    )
     return [
         *(one.sentence for one in made),
         f"Differences are of test accuracy after the last epoch, paired by seed, with {percent} "
         f"intervals (Student's t). {number} comparisons were made; if nothing differed, about "
-        f"{number * (1 - CONFIDENCE):.1f} of them would exclude zero by chance.",
+        f"{number * (1 - CONFIDENCE):.1f} of them would exclude zero by chance."
+        + (ordering if stated else ""),
     ]
 
 
@@ -211,6 +248,7 @@ def numbers(
                 "second": one.second.cell.title,
                 "difference": _moments(one.difference),
                 "verdict": one.verdict,
+                "in_paper": one.in_paper,
             }
             for one in made
         ],

@@ -55,7 +55,7 @@ def timing(
         "seconds_per_step": found,
         "num_rounds": num_rounds,
         "num_steps": num_steps,
-        **provenance(device),
+        **provenance(device, environment),
     }
     text = f"{line['date']} {line['hardware']} {found}"
     return {"key": hashlib.sha256(text.encode()).hexdigest()[:16], **line}
