@@ -146,7 +146,7 @@ def _train(
             line = timing(_TIMED_SETUP, tuple(METHODS), environment)
             ledger.append(line)
             _print_times(line)
-        left = train_all(wanted, ledger, environment, clock=clock, tell=_print_line)
+        left = train_all(wanted, ledger, environment, clock=clock, after_run=_print_line)
     except Stopped as stopped:
         print(
             f"surrogap: {stopped.signal.name} stopped surrogap reproduce. Finished runs are in "

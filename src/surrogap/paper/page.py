@@ -35,7 +35,7 @@ def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
     Args:
         path: The page; the folder of its figures has its name without the suffix.
         scale: The study.
-        ledger: What is finished.
+        ledger: The finished runs.
 
     Raises:
         ValueError: The page or its folder cannot be written.

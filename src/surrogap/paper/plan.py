@@ -59,7 +59,7 @@ class Stage:
     """Runs that are done before those of the next stage.
 
     Attributes:
-        cells: What is trained.
+        cells: The methods and settings that are trained.
         max_seeds: The largest number of seeds of a cell in this stage; None for all.
     """
 
@@ -98,8 +98,8 @@ def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1
 
     Args:
         scale: The study.
-        stages: What is asked for; set-ups that the scale does not have are left out.
-        ledger: What is finished.
+        stages: The runs that are asked for; set-ups that the scale does not have are left out.
+        ledger: The finished runs.
         jobs: The number of runs at once, which changes how long each takes.
     """
     found: dict[str, Todo] = {}
@@ -141,7 +141,7 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
     Args:
         scale: The study.
         run: The run.
-        ledger: What is finished.
+        ledger: The finished runs.
         jobs: The number of runs at once.
     """
     lines = [line for line in ledger.of_kind("run") if line["setup"] == run.setup]
@@ -153,11 +153,11 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
     ]
     if same:
         return statistics.median(same)
-    alike = [line for line in lines if line["jobs"] == jobs] or lines
+    similar = [line for line in lines if line["jobs"] == jobs] or lines
     rates = [
         max(line["seconds"] - OVERHEAD, 1.0)
         / (METHODS[line["method"]].passes * line["num_epochs"] * _crowding(line["jobs"]))
-        for line in alike
+        for line in similar
     ]
     rate = statistics.median(rates) if rates else scale.setups[run.setup].seconds
     passes = METHODS[run.method].passes if run.source is None else 1.0
@@ -166,5 +166,5 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
 
 
 def _crowding(jobs: int) -> float:
-    """How much longer a run takes among others; a guess, until the ledger knows."""
+    """The time of a run among others, relative to one alone: a guess, until the ledger knows."""
     return 1.0 + (jobs - 1) / 2

@@ -20,10 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.analysis.surface import Surface
-from surrogap.data import Loader, Splits, TensorSet, archive_of, loader
+from surrogap.data import Splits, TensorSet, archive_of
 from surrogap.evaluation import corrupted, evaluate
 from surrogap.experiments.probes import evaluating, measured_at
-from surrogap.experiments.surfaces import loss_fn_of, part_of, still_batches
+from surrogap.experiments.surfaces import (
+    eval_batch_size,
+    loss_fn_of,
+    part_of,
+    still_batches,
+)
 from surrogap.experiments.trials import Places, has_votes, loading_of, trials
 from surrogap.paper.ledger import Line
 from surrogap.paper.study import Scale, StudyRun
@@ -116,7 +121,9 @@ def finished(run: StudyRun, environment: Environment) -> Line:
     splits = _images(config).to(device)
     model, scale = outcome.model, environment.scale
     line["num_steps"] = outcome.num_steps
-    line["train"] = _scored(model, _still(splits, "train", config, device), config, device)
+    line["train"] = _scored(
+        model, still_batches(config, splits, World(device), eval_batch_size(config)), config, device
+    )
     if run.purpose == "final":
         line["scores"] = _scores(model, splits, config, device, scale)
     if run.purpose == "final" and run.source is None:
@@ -266,23 +273,6 @@ def _rounded(value: float | None) -> float | None:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def _still(splits: Splits, split: str, config: Config, device: torch.device) -> Loader:
-    """The images of a split as they are, in their order."""
-    return loader(
-        splits,
-        split,
-        batch_size=_batch_size(config),
-        shuffle=False,
-        drop_last=False,
-        device=device,
-        size=config.model.image_size,
-    )
-
-
-def _batch_size(config: Config) -> int:
-    return config.data.eval_batch_size or 4 * config.data.batch_size
-
-
 def _scored(
     model: nn.Module, batches: Any, config: Config, device: torch.device, **settings: Any
 ) -> dict[str, float]:
@@ -301,7 +291,7 @@ def _scores(
     """Scores on the test images: clean, with people's votes where there are some, corrupted."""
     archive = archive_of(config.data.name, config.data.data_root)
     places = Places(votes=archive if archive is not None and has_votes(archive) else None)
-    loading = loading_of(_batch_size(config), device, size=config.model.image_size)
+    loading = loading_of(eval_batch_size(config), device, size=config.model.image_size)
     found = {
         trial.name: _scored(model, trial.batches(), config, device, truth=trial.truth)
         for trial in trials(splits, places, loading, with_corruptions=False)
@@ -343,7 +333,7 @@ def _sharpness(
 ) -> dict[str, float]:
     """The dominant eigenvalue, and the gap at one radius for all methods, on training images."""
     world = World(device_of(config.execution.device))
-    batches = still_batches(config, part_of(splits, num_images), world, _batch_size(config))
+    batches = still_batches(config, part_of(splits, num_images), world, eval_batch_size(config))
     with evaluating(model):
         surface = Surface(model, batches, loss_fn_of(config.objective), is_checked=False)
         return measured_at(surface, USUAL_RHO)

@@ -31,12 +31,12 @@ class Setup:
     Attributes:
         title: For tables.
         changes: Values of the configuration, named as its flags are.
-        trials: What plain training is tuned over: learning rate and weight decay.
+        trials: The settings that plain training is tuned over: learning rate and weight decay.
         seconds: A guess of the seconds for one pass over the training images, for the first plan.
         methods: The methods that the study compares on it.
         source: For transfer: the set-up that the weights are trained in, with the settings that are
             chosen there. The method is that of the source, and fine-tuning is plain.
-        remark: What a reader of its numbers should know.
+        remark: A note for readers of its numbers.
     """
 
     title: str
@@ -172,7 +172,7 @@ class Scale:
         many: The methods that get `num_seeds_main`.
         num_ablation_seeds: The number of seeds of a setting that is not a method's own.
         num_trials: The number of trials that a method is tuned with.
-        num_evaluations: How often a run is evaluated, among which the best epoch is found.
+        num_evaluations: The number of evaluations of a run, of which the best gives the best epoch.
         corruptions: The corruptions of test images.
         severities: Their severities.
         sharpness_images: The number of training images for eigenvalue and gap.
@@ -350,7 +350,7 @@ class Cell:
         setup: The set-up's letter.
         method: The method's name.
         changes: Values beside the method's settings, for ablations.
-        label: What distinguishes it in a table; by default the method's title.
+        label: Its name in a table; by default the method's title.
         is_tuned: Whether its settings come from tuning; otherwise `changes` holds all of them.
 
     >>> Cell("A", "sam").title
@@ -377,11 +377,11 @@ class StudyRun:
     Attributes:
         setup: The set-up's letter.
         method: The method's name.
-        settings: What was chosen for it, or is tried.
+        settings: The settings that were chosen for it, or are tried.
         seed: Its seed.
         purpose: "tuning" runs are scored on validation images alone, "final" ones on all.
         changes: All values of its configuration that the study sets.
-        label: What distinguishes it from the method's own runs; empty for those.
+        label: The cell's name in a table, for ablations; empty for the method's own runs.
         source: The run whose weights it starts from, for transfer.
     """
 

@@ -1,4 +1,4 @@
-"""What a ledger says about the cells of a table: means over seeds, and paired comparisons."""
+"""The cells of a table from the ledger: means over seeds, and paired comparisons."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Summary:
     """The finished runs of a cell.
 
     Attributes:
-        cell: What was trained.
+        cell: The method and its settings.
         lines: The lines of the ledger, by seed.
     """
 
@@ -78,7 +78,7 @@ class Summary:
 
     @property
     def settings(self) -> str:
-        """What was chosen for it."""
+        """The settings that were chosen for it."""
         settings: Line = next((line["settings"] for line in self.lines.values()), {})
         return ", ".join(f"{name} {value}" for name, value in settings.items())
 
@@ -139,7 +139,7 @@ class Comparison:
 
     @property
     def in_paper(self) -> str | None:
-        """What the paper finds for the two methods on ImageNet; None where it says nothing."""
+        """The paper's finding for the two methods on ImageNet; None without one."""
         pair = (self.first.cell.method, self.second.cell.method)
         return _IN_PAPER.get((self.first.cell.setup, *pair)) or _IN_PAPER.get(pair)
 
@@ -163,7 +163,7 @@ def comparisons(
     Args:
         found: The cells.
         pairs: Titles of cells: the first is compared with the second.
-        score: What is compared.
+        score: The score that is compared.
     """
     made = []
     for setup in dict.fromkeys(one.cell.setup for one in found):

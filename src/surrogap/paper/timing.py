@@ -28,15 +28,15 @@ def timing(
     methods: Sequence[str],
     environment: Environment,
     *,
-    tell: Callable[[str], object] = lambda text: None,
+    before_build: Callable[[str], object] = lambda method: None,
 ) -> Line:
     """Measures the seconds of a step of some methods, and returns the ledger's line.
 
     Args:
         setup: The set-up's letter.
-        methods: Which; plain training is always among them.
+        methods: The methods; plain training is always among them.
         environment: The study and its images.
-        tell: Called with the name of the method that is built.
+        before_build: Called with the name of each method before its step is built.
     """
     scale = environment.scale
     num_rounds, num_steps = scale.timing  # steps in fives, of which one may be sharpness-aware
@@ -45,7 +45,7 @@ def timing(
     for method in dict.fromkeys(("vanilla", *methods)):
         if METHODS[method].changes == METHODS["vanilla"].changes and method != "vanilla":
             continue  # the same step, taken more often
-        tell(method)
+        before_build(method)
         steps[method] = _step(_always(environment, setup, method), environment, device)
     found = _best_times(steps, device, num_rounds, num_steps)
     line: dict[str, Any] = {

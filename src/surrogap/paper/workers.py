@@ -26,7 +26,7 @@ from surrogap.paper.study import StudyRun
 START_UP = 20.0
 
 # Called with a line that was just written, and with the runs that are left.
-Tell = Callable[[Line, Sequence[Todo]], object]
+AfterRun = Callable[[Line, Sequence[Todo]], object]
 
 
 class WorkerError(Exception):
@@ -56,7 +56,7 @@ def train_all(
     environment: Environment,
     *,
     clock: Clock,
-    tell: Tell = lambda line, left: None,
+    after_run: AfterRun = lambda line, left: None,
 ) -> list[Todo]:
     """Trains what some stages need and the ledger lacks, and returns the runs that are left.
 
@@ -82,7 +82,7 @@ def train_all(
                 return left()
             for line in pool.lines():
                 ledger.append(line)
-                tell(line, left())
+                after_run(line, left())
     finally:
         pool.close()
 
