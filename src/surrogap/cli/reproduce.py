@@ -83,10 +83,10 @@ class Reproduce:
     fig-rho-alpha, by default the recipe's."""
 
     seeds: int = Settings.num_seeds
-    """How many runs the averages are over: of each theorem, or of each rho and alpha."""
+    """The number of runs of each theorem, or of each rho and alpha."""
 
     frames: int = Settings.num_frames
-    """How many pictures the animation of fig-trajectory has."""
+    """The number of pictures in the animation of fig-trajectory."""
 
     recipe: str = Settings.recipe
     """fig-rho-alpha: the recipe that says what is trained, but for the objective, which is gsam."""

@@ -121,9 +121,8 @@ def finished(run: StudyRun, environment: Environment) -> Line:
     splits = _images(config).to(device)
     model, scale = outcome.model, environment.scale
     line["num_steps"] = outcome.num_steps
-    line["train"] = _scored(
-        model, still_batches(config, splits, World(device), eval_batch_size(config)), config, device
-    )
+    images = still_batches(config, splits, World(device), eval_batch_size(config))
+    line["train"] = _scored(model, images, config, device)
     if run.purpose == "final":
         line["scores"] = _scores(model, splits, config, device, scale)
     if run.purpose == "final" and run.source is None:
@@ -244,7 +243,7 @@ def _fingerprint(splits: Splits) -> str:
 
 
 def _of_records(records: Sequence[Record], config: Config) -> dict[str, Any]:
-    """What the records of a finished run say: curves, last and best epoch, and the pace."""
+    """The records of a finished run, summed up: curves, last and best epoch, and the pace."""
     steps = [record for record in records if record["kind"] == "step"]
     epochs = [record for record in records if record["kind"] == "epoch"]
     evaluated = [record for record in epochs if EVALUATED & record.keys()]

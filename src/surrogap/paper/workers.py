@@ -46,7 +46,7 @@ class Clock:
     _start: float = field(default_factory=lambda: time.monotonic())
 
     def fits(self, seconds: float) -> bool:
-        """Whether something that takes so long ends in time."""
+        """True if something that takes so long ends in time."""
         return self.limit is None or time.monotonic() - self._start + seconds <= self.limit
 
 
@@ -88,7 +88,7 @@ def train_all(
 
 
 class Pool(ABC):
-    """Where runs are trained."""
+    """Processes that train runs."""
 
     running: set[str]
     """The keys of the runs that were started and are not finished."""
@@ -96,7 +96,7 @@ class Pool(ABC):
     @property
     @abstractmethod
     def is_free(self) -> bool:
-        """Whether another run can be started."""
+        """True if another run can be started."""
 
     @property
     @abstractmethod
