@@ -89,7 +89,7 @@ def ledger(path: Path, scale: Scale, name: str = "all") -> Ledger:
     return found
 
 
-def tiny(folder: Path) -> Scale:
+def tiny(folder: Path, **changes: Any) -> Scale:
     """A study on grey noise that takes a second for each run."""
     made_up.archive(folder / "images.npz", num_images=48)
     with np.load(folder / "images.npz") as archive:
@@ -109,7 +109,7 @@ def tiny(folder: Path) -> Scale:
     }
     chosen = {"A": LAPTOP.setups["A"], "F": LAPTOP.setups["F"]}
     setups = {
-        letter: replace(setup, changes={**setup.changes, **small})
+        letter: replace(setup, changes={**setup.changes, **small, **changes})
         for letter, setup in chosen.items()
     }
     return replace(
