@@ -50,7 +50,10 @@ class Shared(TypedDict, total=False):
 
 
 class Objective:
-    """A loss to minimise, through the direction that it adds to `.grad`.
+    """A replacement for `loss.backward()`: run the passes of a method, add its direction to `.grad`.
+
+    Below, `g` is the gradient at the weights `w`, and `g_p` that at the perturbed weights
+    `w + delta`.
 
     Subclass it, and pass parts of `surrogap.parts` to this constructor, for an objective of your
     own: see docs/how-to/new-objective.md. Without `along`, the direction is the plain gradient.
@@ -71,9 +74,9 @@ class Objective:
         scope: Under DistributedDataParallel, the gradients that the ascent step follows: "replica",
             this process's own, which is the default; "global", the mean of all processes; a process
             group, the mean of its members. Sharded models support only "global".
-        memory: "exact" holds copies of the weights and of `g` during a step. "low", on CUDA, holds
-            one of the weights alone, and recomputes `g` from the ascent step, with a rounding error
-            of at most 6e-8 ||w|| / rho of its length.
+        memory: "exact" holds copies of the weights and of `g` during a step. "low" holds only that
+            of the weights, on CUDA, and recovers `g` from the ascent step, with a relative error of
+            at most `6e-8 * ||w|| / rho`. Not for parameters in half precision.
         eps: Added to the norm before dividing by it.
 
     Raises:
@@ -167,17 +170,19 @@ class Objective:
             scaler: The scaler of the loss. Unscale, clip and step afterwards, as always.
             backward: Called on the loss in place of `loss.backward()`, for frameworks that bring
                 their own. If it scales the loss, the report's norms are scaled too.
-            sync: False for all but the last of several calls that share one optimizer step;
-                schedules count the last as a step, and processes under DDP average their gradients
-                in it.
+            sync: False for all but the last of several calls that share one optimizer step. Only in
+                the last, DDP averages gradients and schedules advance.
+
+        Returns:
+            The measurements of the call.
 
         Raises:
             TypeError: An argument has the wrong type, or the closure did not return a tensor.
             ValueError: The list of closures is empty, `climb` was given to an objective without a
                 first pass, or the model or the radius is not valid any more.
-            RuntimeError: The closure returned a loss without graph or one that is not a scalar,
-                called `backward` itself, added or thawed parameters, or reached none; or a gradient
-                is sparse.
+            RuntimeError: The closure returned a loss that has no graph, is not a scalar or does not
+                depend on a trainable parameter; it called `backward` itself, or added or unfroze
+                parameters; or a gradient is sparse.
         """
         self._check_climb(climb is not None)
         passes = Passes(closure, scaler, backward, climb)
@@ -198,7 +203,7 @@ class Objective:
     def state_dict(self) -> dict[str, Any]:
         """Return what the objective keeps from step to step; empty if there is nothing.
 
-        Like the gradients that they follow, states of `along` belong to this process.
+        The state of `along` is per process under scope "replica", so each process saves its own.
         """
         state: dict[str, Any] = {}
         if isinstance(self.rho, Schedule) and (of_rho := self.rho.state_dict()):
