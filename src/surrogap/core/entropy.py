@@ -29,8 +29,8 @@ class EntropySGD(Objective):
     pass alone. Any optimizer may follow.
 
     **Learning rate.** The direction is much shorter than a gradient: 0.003 to 0.006 of its length
-    in our runs with the defaults. Divide by `gamma` the learning rate that suits the plain gradient:
-    0.1 becomes 0.1 / 0.03 = 3.3, which moves `w` by 0.1 of the way to `mu`.
+    in our runs with the defaults. Divide by `gamma` the learning rate that suits the plain
+    gradient: 0.1 becomes 0.1 / 0.03 = 3.3, which moves `w` by 0.1 of the way to `mu`.
 
     **The authors' code** steps along `w - mu`, without `gamma`: its learning rate is `gamma` times
     ours. It draws noise of `sqrt(2 * inner_lr) * noise`: sqrt(2) times ours for the same number.

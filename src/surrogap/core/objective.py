@@ -50,7 +50,7 @@ class Shared(TypedDict, total=False):
 
 
 class Objective:
-    """A replacement for `loss.backward()`: run the passes of a method, add its direction to `.grad`.
+    """A replacement for `loss.backward()` that adds the direction of a method to `.grad`.
 
     Below, `g` is the gradient at the weights `w`, and `g_p` that at the perturbed weights
     `w + delta`.

@@ -1,6 +1,6 @@
 """The objectives: Vanilla, SAM, GSAM, ASAM, GapPenalty and MomentumSAM, each made from parts.
 
-`Objective` documents the arguments that the two-pass ones share: `perturb`, `scope`, `memory`, `eps`.
+`Objective` documents what the two-pass ones share: `perturb`, `scope`, `memory` and `eps`.
 """
 
 from typing import Literal, Unpack, final

@@ -1,8 +1,8 @@
 """Parameters that are sharded over processes: FSDP2, HSDP and tensor parallelism.
 
 Such a parameter is a `DTensor`, of which each process holds a shard. Copies, climbs and
-combinations need only the shards. Sums over the whole model, such as `<g, g>`, add up those of all shards, each
-once however many processes hold a copy of it.
+combinations need only the shards. Sums over the whole model, such as `<g, g>`, add up those of all
+shards, each once however many processes hold a copy of it.
 """
 
 from collections.abc import Iterable, Sequence
