@@ -208,8 +208,8 @@ class Objective:
         state: dict[str, Any] = {}
         if isinstance(self.rho, Schedule) and (of_rho := self.rho.state_dict()):
             state["rho"] = of_rho
-        if of_along := self._states.state_dict(self._refresh()):
-            state["along"] = of_along
+        if self._states.tensors:
+            state["along"] = self._states.state_dict(self._refresh())
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
