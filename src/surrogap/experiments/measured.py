@@ -1,4 +1,4 @@
-"""How sharp a run ended: the surrogate gap and the curvature at its last weights."""
+"""The sharpness at the end of a run: the surrogate gap and the curvature at its last weights."""
 
 import json
 import math
@@ -112,7 +112,7 @@ def measure(folder: Path, rho: float, device: torch.device, measured: Measured) 
 
 
 def is_measured(folder: Path, rho: float) -> bool:
-    """Whether a run is finished, and was measured at this radius."""
+    """Return whether a run is finished, and was measured at this radius."""
     path = folder / MEASURED
     if not path.is_file():
         return False
