@@ -198,7 +198,7 @@ def _check(scope: object) -> None:
 
 
 def _check_unwrapped(scope: Scope) -> None:
-    """One process alone may be told either scope, so that a script need not know their number."""
+    """Check the scope of an unwrapped model: a single process accepts any but a group."""
     is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
     if _is_group(scope) or not is_alone:
         raise ValueError(

@@ -175,7 +175,7 @@ class Weights:
 
     @property
     def synchronises(self) -> bool:
-        """Whether a backward pass of the caller's would average gradients over processes.
+        """True if a backward pass of the caller would average gradients over processes.
 
         Not inside `no_sync`, nor after `set_requires_gradient_sync(False)`.
         """
