@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from surrogap import cli
 from surrogap.experiments.methods import with_lr_of_gradient
@@ -243,13 +244,30 @@ def test_a_run_that_fails_exits_with_1(
     assert "surrogap: loss must be finite, got one that is not" in capsys.readouterr().err
 
 
-def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fault(*_: object) -> int:
-        raise ValueError("too many values to unpack (expected 2)")
+def test_an_error_of_torch_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def multiply(*_: object) -> int:
+        torch.nn.Linear(2, 2)(torch.zeros(1, 2, dtype=torch.bfloat16))
+        return 0
 
-    monkeypatch.setattr("surrogap.cli.train.main", fault)
-    with pytest.raises(ValueError, match="too many values"):
+    monkeypatch.setattr("surrogap.cli.train.main", multiply)
+    # Its words are those of our own errors: "must have the same dtype, but got".
+    with pytest.raises(RuntimeError, match=r"must.*got"):
         cli.main(["train"])
+
+
+def test_a_path_that_cannot_be_used(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> int:
+        raise PermissionError(13, "Permission denied", "/data/cifar10")
+
+    monkeypatch.setattr("surrogap.cli.train.main", denied)
+    assert mistake(capsys, "train") == ("surrogap: Cannot use /data/cifar10: Permission denied.\n")
+
+
+def test_settings_that_an_objective_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    text = mistake(capsys, "train", "--model", "small_mlp", "--perturb", "norms")
+    assert 'perturb="norms" must find a trainable parameter of a normalisation layer' in text
 
 
 def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:

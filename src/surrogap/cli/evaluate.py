@@ -16,6 +16,7 @@ from tyro.conf import Positional
 
 from surrogap.cli.options import options
 from surrogap.cli.results import bar
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.documents import plain
 from surrogap.experiments.tables import Table
 from surrogap.training.arguments import at_least
@@ -217,7 +218,7 @@ def _write(path: Path, found: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(plain(found), indent=2, allow_nan=False) + "\n")
         os.replace(temporary, path)
     except OSError as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"run must be a folder that can be written, got {path.parent} ({error.strerror}). "
             "Copy it to one that can."
         ) from error

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
+from surrogap.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = options(Export, "export", arguments)
     folder = chosen.run / "export" if chosen.out is None else chosen.out
     if folder.exists():
-        raise ValueError(
+        raise InvalidValueError(
             f"out must be a new folder, got {folder}, which is there already. "
             "Pass another --out, or delete it."
         )
@@ -80,7 +81,7 @@ def _write(folder: Path, weights: "dict[str, Tensor]", config: dict[str, Any]) -
         save_file(apart, unfinished / WEIGHTS, metadata={"format": "pt"})
         unfinished.rename(folder)  # whole, or not there
     except OSError as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"out must be a folder that can be written, got {folder} ({error.strerror}). "
             "Pass another one."
         ) from error

@@ -17,6 +17,7 @@ from surrogap.cli.options import options
 from surrogap.cli.results import Results, bar, tell_cost
 from surrogap.cli.subject import RunArgument
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.tables import Table
 from surrogap.training.arguments import at_least
 from surrogap.training.config import Config
@@ -103,19 +104,19 @@ def _check(chosen: FindRho, base: Config, arguments: Sequence[str]) -> None:
     if chosen.run is None:
         return
     if arguments[0].startswith("-"):
-        raise ValueError(
+        raise InvalidValueError(
             f"run must come before all options, got {chosen.run} after some. "
             f"Pass surrogap find-rho {chosen.run} and the options."
         )
     if chosen.recipe is not None:
-        raise ValueError(
+        raise InvalidValueError(
             f"recipe must be left out where a run is measured, got {chosen.recipe}. "
             "The run has its own configuration."
         )
     was, now = base.flat(), chosen.config.flat()
     for name in _OF_THE_RUN:
         if was[name] != now[name]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{name} must be left out where a run is measured, got {now[name]}. "
                 f"The run has {was[name]}."
             )

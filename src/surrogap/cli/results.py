@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.documents import plain
 
 Writer = Callable[[Path], object]
@@ -56,7 +57,7 @@ class Results:
         own = self._own()
         for path in (self.path, *self.figures):
             if path.exists() and path.name not in own:
-                raise ValueError(
+                raise InvalidValueError(
                     f"out must be a folder where {self._command} may write {path.name}, got "
                     f"{folder}, which has a file of that name that it did not write. Pass "
                     "another --out."
@@ -113,8 +114,8 @@ def _replace(path: Path, write: Writer) -> None:
     os.replace(temporary, path)
 
 
-def _not_writable(folder: Path, error: OSError) -> ValueError:
-    return ValueError(
+def _not_writable(folder: Path, error: OSError) -> InvalidValueError:
+    return InvalidValueError(
         f"out must be a folder that can be written, got {folder} ({error.strerror}). "
         "Pass another one."
     )

@@ -12,6 +12,7 @@ from typing import Any, final
 from rich.progress import Progress as Bar
 from torch.distributed import is_torchelastic_launched
 
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.measured import Measured, is_measured, measure
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.probes import sharpness_probe
@@ -45,12 +46,12 @@ def train_all(
         RunFailedError: A run failed.
     """
     if is_torchelastic_launched():
-        raise ValueError(
+        raise InvalidValueError(
             f"surrogap {command} must run in one process, got torchrun. "
             "Train the runs of large networks one by one, by surrogap train."
         )
     if (folder / CONFIG).exists():
-        raise ValueError(
+        raise InvalidValueError(
             f"out must be a folder for several runs, got {folder}, which is a run's. "
             "Pass another one."
         )

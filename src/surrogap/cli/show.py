@@ -14,6 +14,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.charts import CHART_WIDTH, Point, chart, side_by_side
 from surrogap.experiments.tables import Table
 from surrogap.training.config import Config
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     epochs = [record for record in records if record["kind"] == "epoch"]
     points = epochs if epochs else [record for record in records if record["kind"] == "step"]
     if not records:
-        raise ValueError(
+        raise InvalidValueError(
             f"run must have records, got none yet in {run.folder}. Train it for an epoch."
         )
     summary(run.folder, run.config, records).print()
@@ -166,6 +167,6 @@ def _draw(path: Path, curves: Mapping[str, Sequence[Point]], title: str, unit: s
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"png must be a file that can be written, got {path} ({error}). Pass another one."
         ) from error

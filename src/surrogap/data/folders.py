@@ -5,6 +5,7 @@ from pathlib import Path
 from torchvision.datasets import ImageFolder
 
 from surrogap.data.splits import FileSet, Splits
+from surrogap.errors import InvalidValueError
 
 _REMEDY = "A set is a folder with train/CLASS/IMAGE and val/CLASS/IMAGE or test/CLASS/IMAGE."
 
@@ -33,7 +34,7 @@ def read_folder(path: str | Path, name: str | None = None) -> Splits:
     root = Path(path)
     present = [part for part in ("train", "val", "test") if (root / part).is_dir()]
     if "train" not in present or len(present) < 2:
-        raise ValueError(
+        raise InvalidValueError(
             f"path must be a folder with train and val or test in it, got {root}, which has "
             f"{', '.join(present) or 'none of them'}. {_REMEDY}"
         )
@@ -41,7 +42,7 @@ def read_folder(path: str | Path, name: str | None = None) -> Splits:
     for part, (_, classes) in found.items():
         if classes != found["train"][1]:
             odd = sorted({*classes} ^ {*found["train"][1]})
-            raise ValueError(
+            raise InvalidValueError(
                 f"path must have the same classes in train and {part}, got {root}, where one has "
                 f"{', '.join(odd[:5])}{' and more' * (len(odd) > 5)} and the other has not. "
                 f"{_REMEDY}"
@@ -59,7 +60,7 @@ def _images(folder: Path) -> tuple[FileSet, tuple[str, ...]]:
     try:
         images = ImageFolder(str(folder))
     except FileNotFoundError as error:  # no class, or a class without an image
-        raise ValueError(
+        raise InvalidValueError(
             f"path must have images of each class, got {folder}, where torchvision says: {error} "
             f"{_REMEDY}"
         ) from error

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from surrogap.errors import InvalidValueError
+
 Result = TypeVar("Result")
 
 
@@ -141,9 +143,9 @@ def device_of(name: str, local_rank: int | None = None) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(
+        raise InvalidValueError(
             f"device must be one that torch finds here, got {name!r} ({reason}). Pass cpu or auto."
         ) from error
     if device.type == "meta":
-        raise ValueError("device must be one that computes, got 'meta'. Pass cpu or auto.")
+        raise InvalidValueError("device must be one that computes, got 'meta'. Pass cpu or auto.")
     return device
