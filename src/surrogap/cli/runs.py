@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, final
 
 from rich.progress import Progress as Bar
-from torch.distributed import is_torchelastic_launched
 
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.measured import Measured, is_measured, measure
@@ -18,7 +17,7 @@ from surrogap.experiments.methods import Planned
 from surrogap.experiments.probes import sharpness_probe
 from surrogap.training.config import Config
 from surrogap.training.folder import CONFIG, check_folder
-from surrogap.training.processes import device_of
+from surrogap.training.processes import device_of, is_launched
 from surrogap.training.progress import Progress, essentials, rich_bar
 from surrogap.training.run import train
 
@@ -45,9 +44,9 @@ def train_all(
             configuration. Nothing has been trained then.
         RunFailedError: A run failed.
     """
-    if is_torchelastic_launched():
+    if is_launched():
         raise InvalidValueError(
-            f"surrogap {command} must run in one process, got torchrun. "
+            f"surrogap {command} must run in one process, got one of several. "
             "Train the runs of large networks one by one, by surrogap train."
         )
     if (folder / CONFIG).exists():
