@@ -39,9 +39,9 @@ def objective_of(
     """
     settings, arguments = config.objective, config.objective.arguments()
     if not isinstance(settings, PerturbedConfig):
-        return _create(settings.name, model, optimizer, arguments)
-    arguments["rho"] = _rho(config, settings, optimizer)
-    objective = _create(settings.name, model, optimizer, arguments)
+        return built(settings.name, model, optimizer, arguments)
+    arguments["rho"] = rho_of(config, settings, optimizer)
+    objective = built(settings.name, model, optimizer, arguments)
     if settings.every == 1 and settings.start_epoch == 0:
         return objective
     start, num_steps = settings.start_epoch * steps_per_epoch, config.schedule.steps
@@ -53,16 +53,22 @@ def objective_of(
     return Intermittent(objective, every=settings.every, start=start)
 
 
-def _create(
+def built(
     name: str, model: nn.Module, optimizer: Optimizer, arguments: dict[str, Any]
 ) -> Objective:
+    """Build an objective by its name.
+
+    Raises:
+        ValueError: The model or the optimizer does not suit it.
+    """
     try:
         return create(name, model, optimizer, **arguments)
     except (TypeError, ValueError) as error:  # of the core, about settings that do not fit
         raise InvalidValueError(str(error)) from error
 
 
-def _rho(config: Config, settings: PerturbedConfig, optimizer: Optimizer) -> float | Schedule:
+def rho_of(config: Config, settings: PerturbedConfig, optimizer: Optimizer) -> float | Schedule:
+    """Return the radius of a configuration's objective: a number or a schedule."""
     if settings.rho_inverse_sqrt:
         return InverseSqrt(settings.rho)
     if settings.rho_min is None:
