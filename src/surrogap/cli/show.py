@@ -18,6 +18,7 @@ from surrogap.errors import InvalidValueError
 from surrogap.experiments.charts import CHART_WIDTH, Point, chart, side_by_side
 from surrogap.experiments.tables import Table
 from surrogap.training.config import Config
+from surrogap.training.replacing import replacing
 
 FIGURE = "curves.png"
 
@@ -165,7 +166,8 @@ def _draw(path: Path, curves: Mapping[str, Sequence[Point]], title: str, unit: s
     for axis in axes[len(curves) :]:
         axis.set_axis_off()
     try:
-        figure.savefig(path)
+        with replacing(path) as temporary:
+            figure.savefig(temporary)
     except (OSError, ValueError) as error:
         raise InvalidValueError(
             f"png must be a file that can be written, got {path} ({error}). Pass another one."

@@ -13,6 +13,7 @@ from surrogap.training.checkpoints import sync_folder
 from surrogap.training.config import Config
 from surrogap.training.identity import FREE
 from surrogap.training.processes import World
+from surrogap.training.replacing import replacing
 from surrogap.training.versions import device_name, versions
 
 CONFIG = "config.json"
@@ -89,12 +90,10 @@ def prepare_folder(config: Config, world: World) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w") as file:
+    with replacing(path) as temporary, temporary.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
     sync_folder(path.parent)
 
 
