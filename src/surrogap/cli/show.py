@@ -1,11 +1,13 @@
-"""`surrogap show`: show a run, its summary and its curves.
+"""`surrogap show`: show a run, its summary and its curves, or a comparison.
 
 surrogap show runs/a
+surrogap show runs/compare-fashion-mnist-gsam
 surrogap show runs/a --png curves.png
 """
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from surrogap.training.config import Config
 from surrogap.training.replacing import replacing
 
 FIGURE = "curves.png"
+COMPARISON = "comparison.json"
 
 # What is drawn of the epochs' records, where it was recorded.
 _CURVES = {
@@ -40,10 +43,10 @@ _SHARPNESS = {"eigenvalue": "dominant eigenvalue", "worst_sharpness": "worst 2h/
 
 @dataclass(frozen=True)
 class Show:
-    """Show a run: its summary and its curves."""
+    """Show a run: its summary and its curves. Of a folder of surrogap compare, show the table."""
 
     run: Positional[Path]
-    """The run's folder."""
+    """The run's folder, or that of a comparison."""
 
     png: Path | None = None
     """Where to draw the curves. By default curves.png, in the run's folder."""
@@ -56,6 +59,9 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: There is no such run, or it has no record yet.
     """
     chosen = options(Show, "show", arguments)
+    if (chosen.run / COMPARISON).is_file() and not (chosen.run / "config.json").exists():
+        _show_comparison(chosen.run / COMPARISON)
+        return 0
     from surrogap.experiments.runs import Run
 
     run = Run.read(chosen.run)
@@ -107,7 +113,7 @@ def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) 
         ("images", f"{config.data.name}, augmentation {config.data.augmentation}"),
         ("objective", config.objective.name + (f" ({listed})" if listed else "")),
         ("optimizer", f"{config.optimizer.name}, lr {config.optimizer.lr:g}"),
-        ("steps", f"{last['step']}"),
+        ("steps", _steps(folder, config, last["step"], epochs)),
     ]
     if epochs:
         rows.append(("epochs", f"{epochs[-1]['epoch']}"))
@@ -129,6 +135,27 @@ def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) 
     if last["kind"] == "failure":
         rows.append(("failed", last["reason"]))
     return Table(("", str(folder)), rows)
+
+
+def _steps(folder: Path, config: Config, step: int, epochs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the number of steps, and for an unfinished run how many there are and how to go on."""
+    if config.schedule.steps is not None:
+        end: int | None = config.schedule.steps
+    else:
+        end = config.schedule.epochs * epochs[0]["step"] if epochs else None
+    if step == end:
+        return f"{step}"
+    whole = f"{config.schedule.epochs} epochs" if end is None else f"{end}"
+    return f"{step} of {whole}, unfinished (surrogap train --resume --out {folder} continues)"
+
+
+def _show_comparison(path: Path) -> None:
+    from surrogap.experiments.comparison import differences, legend, read_comparison, table
+
+    results, rho = read_comparison(path)
+    table(results, str(path.parent)).print()
+    print(textwrap.fill(legend(results, rho), width=100))
+    print(*differences(results), sep="\n")
 
 
 def _told(value: float | None, text: str, factor: float = 1.0) -> str:
