@@ -9,9 +9,12 @@ from step_cost import summary, summary_of_cheaper
 from step_profile import COLOURS
 from workloads import CASES
 
+from surrogap import cli
+from surrogap.experiments.recipes import RECIPES
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.page import write_page
 from surrogap.paper.study import GPU
+from surrogap.training.config import Config
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,6 +35,20 @@ def test_code_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         # Blank lines in front keep the line numbers of a traceback those of the document.
         padding = "\n" * (text.count("\n", 0, block.start()) + 1)
         exec(compile(padding + block[1], str(path), "exec"), namespace)
+
+
+def test_the_first_command_of_the_guide_is_a_recipe_with_a_known_result(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = (ROOT / "docs" / "how-to" / "train.md").read_text()
+    _, *arguments = next(line for line in text.splitlines() if line.startswith("surrogap ")).split()
+    assert cli.main([*arguments, "--print-config"]) == 0
+    recipe = RECIPES["fashion-mnist-gsam"]
+    shown = Config.from_dict(json.loads(capsys.readouterr().out))
+    assert shown == recipe().override(out="runs/first")
+    accuracy = re.search(r"test accuracy of about\s+([\d.]+) %", text)
+    assert accuracy is not None
+    assert f"{float(accuracy[1]):.1f}" == f"{float(recipe.expected.split()[2]):.1f}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -42,7 +42,7 @@ def test_the_clean_test_set_has_the_scores_of_the_last_record(
     assert main(["evaluate", str(run), "--no-corruptions"]) == 0
     last = [record for record in read_records(run) if record["kind"] == "epoch"][-1]
     found = result_of(run)
-    assert set(found) == {"sets", "versions"}
+    assert set(found) == {"command", "figures", "sets", "versions"}
     for name in ("accuracy", "top5", "loss", "calibration_error"):
         assert found["sets"]["test"][name] == pytest.approx(last[f"test_{name}"], rel=1e-6)
     out = capsys.readouterr().out
@@ -321,11 +321,27 @@ def test_images_of_other_classes_are_refused(
     assert "size mismatch for 5.bias" in error
 
 
-def test_a_folder_that_cannot_be_written_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = train(config(tmp_path, epochs=1)).folder
-    (run / ".evaluation.json").mkdir()  # where the file would go before it has its name
-    assert main(["evaluate", str(run), "--no-corruptions"]) == 2
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("surrogap.cli.evaluate._scores", None)
+    assert main(["evaluate", str(run), "--out", str(tmp_path / "file")]) == 2
     error = capsys.readouterr().err
-    assert f"run must be a folder that can be written, got {run} (Is a directory)" in error
+    assert f"out must be a folder that can be written, got {tmp_path / 'file'} (File" in error
+
+
+def test_scores_are_printed_even_if_they_cannot_be_written(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".evaluation.unfinished.json").mkdir()  # where the file goes first
+    words = ["evaluate", str(run), "--no-corruptions", "--out", str(tmp_path)]
+    assert main(words) == 2
+    output = capsys.readouterr()
+    assert "calibration error" in output.out
+    assert f"out must be a folder that can be written, got {tmp_path} (Is a dir" in output.err
+
+
+def test_scores_go_where_they_are_asked_to(run: Path, tmp_path: Path) -> None:
+    assert main(["evaluate", str(run), "--no-corruptions", "--out", str(tmp_path / "new")]) == 0
+    assert result_of(tmp_path / "new")["sets"]["test"]["num_samples"] > 0

@@ -62,6 +62,26 @@ def test_the_sweep_of_a_run_is_the_librarys(run: Path, capsys: pytest.CaptureFix
     assert (run / "find-rho.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("schedule", "radius"),
+    [
+        # The learning rate ends at lr_min, so the radius ends at rho_min.
+        ({"rho_min": 0.06, "lr_min": 0.001}, "0.06"),
+        ({"rho_inverse_sqrt": True, "steps": 9}, "0.1"),  # 0.3 / sqrt(9)
+    ],
+)
+def test_the_radius_at_the_checkpoint_is_judged(
+    schedule: dict[str, Any], radius: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = train(config(tmp_path, objective="gsam", rho=0.3, **schedule)).folder
+    assert swept(trained, *RHOS) == 0
+    words = result_of(trained)["words"]
+    assert f"{radius} is " in words
+    assert words.endswith("It is the radius at this checkpoint; the schedule's largest is 0.3.")
+    assert swept(trained, *RHOS, "--rho", "0.3") == 0
+    assert "0.3 is " in result_of(trained)["words"]
+
+
 def test_without_a_run_it_trains_plainly_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

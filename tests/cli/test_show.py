@@ -10,7 +10,7 @@ import pytest
 from surrogap.cli import main, show
 from surrogap.training.records import read_records
 from surrogap.training.run import train
-from tests.training.made_up import config
+from tests.training.made_up import Interrupting, config
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +130,45 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"run must have records, got none yet in {tmp_path}" in capsys.readouterr().err
     assert main(["show", str(run), "--png", str(tmp_path / "no" / "such.png")]) == 2
     assert "png must be a file that can be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "stop", "steps"),
+    [
+        ({"steps": 10}, 3, "3 of 10, unfinished (surrogap train --resume --out {} continues)"),
+        ({"epochs": 3}, 5, "5 of 12, unfinished (surrogap train --resume --out {} continues)"),
+        (
+            {"epochs": 3},
+            2,
+            "2 of 3 epochs, unfinished (surrogap train --resume --out {} continues)",
+        ),
+        ({"steps": 10}, None, "10"),
+    ],
+)
+def test_an_unfinished_run_says_so(
+    changes: dict[str, int],
+    stop: int | None,
+    steps: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress = None if stop is None else Interrupting(stop)
+    folder = train(config(tmp_path, record_every=1, **changes), progress=progress).folder
+    assert main(["show", str(folder)]) == 0
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:6])
+    assert lines["steps"].strip() == steps.format(folder)
+    assert lines["objective"].strip() == "gsam (rho 0.05, alpha 0.4)"  # the defaults
+
+
+def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "--objectives", "vanilla", "gsam", "--seeds", "2", "--epochs", "1"]
+    words += ["--device", "cpu", "--no-tensorboard", "--out", str(tmp_path / "both")]
+    assert main(words) == 0
+    compared = capsys.readouterr().out
+    assert main(["show", str(tmp_path / "both")]) == 0
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert shown
+    assert set(shown) <= set(compared.splitlines())
+    (tmp_path / "both" / "comparison.json").write_text("[1, 2]")
+    assert main(["show", str(tmp_path / "both")]) == 2
+    assert "comparison must be a file that surrogap compare wrote" in capsys.readouterr().err

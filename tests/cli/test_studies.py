@@ -186,7 +186,6 @@ def test_the_paper_scale_trains_under_torchrun(
     for objective in ("vanilla", "gsam"):
         recipe = Recipe(f"vit-b32-{objective}", config.override(out=f"runs/{objective}"), "", "")
         monkeypatch.setitem(RECIPES, f"vit-b32-{objective}", recipe)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "localhost")

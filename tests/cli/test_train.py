@@ -1,16 +1,20 @@
 """The command line as a user meets it: flags, help, mistakes in one sentence, exit statuses."""
 
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from surrogap import cli
 from surrogap.experiments.methods import with_lr_of_gradient
@@ -18,6 +22,7 @@ from surrogap.experiments.recipes import RECIPES
 from surrogap.training.config import Config
 from surrogap.training.objective_configs import CONFIGS
 from surrogap.training.records import read_records
+from surrogap.training.signals import requests_heard
 from tests.training import made_up
 
 # As of a version with one group for all objectives.
@@ -243,31 +248,53 @@ def test_a_run_that_fails_exits_with_1(
     assert "surrogap: loss must be finite, got one that is not" in capsys.readouterr().err
 
 
-def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fault(*_: object) -> int:
-        raise ValueError("too many values to unpack (expected 2)")
+def test_an_error_of_torch_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def multiply(*_: object) -> int:
+        torch.nn.Linear(2, 2)(torch.zeros(1, 2, dtype=torch.bfloat16))
+        return 0
 
-    monkeypatch.setattr("surrogap.cli.train.main", fault)
-    with pytest.raises(ValueError, match="too many values"):
+    monkeypatch.setattr("surrogap.cli.train.main", multiply)
+    # Its words are those of our own errors: "must have the same dtype, but got".
+    with pytest.raises(RuntimeError, match=r"must.*got"):
         cli.main(["train"])
 
 
-def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path)
+def test_a_path_that_cannot_be_used(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> int:
+        raise PermissionError(13, "Permission denied", "/data/cifar10")
+
+    monkeypatch.setattr("surrogap.cli.train.main", denied)
+    assert mistake(capsys, "train") == ("surrogap: Cannot use /data/cifar10: Permission denied.\n")
+
+
+def test_settings_that_an_objective_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    text = mistake(capsys, "train", "--model", "small_mlp", "--perturb", "norms")
+    assert 'perturb="norms" must find a trainable parameter of a normalisation layer' in text
+
+
+def long_run(config: Config, **settings: Any) -> subprocess.Popen[str]:
+    """Start a run of 400,000 steps, and wait for its first record."""
     arguments = [word if word != "3" else "100000" for word in flags(config)]
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "surrogap.cli", *arguments, "--record-every", "1"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
         text=True,
+        **settings,
     )
+    deadline = time.monotonic() + 60
+    while not read_records(config.folder):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path)
+    process = long_run(config, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while not read_records(config.folder):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         _, text = process.communicate(timeout=60)
     finally:
@@ -278,3 +305,32 @@ def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
         f"surrogap: SIGTERM stopped the run after step {step} of 400000, and its checkpoint is "
         f"saved. Continue by surrogap train --resume --out {config.folder}\n"
     )
+
+
+def test_a_terminal_that_is_closed_saves(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path)
+    ours, theirs = pty.openpty()
+    process = long_run(
+        config,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    try:
+        os.close(theirs)
+        os.close(ours)
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGHUP
+    assert made_up.state(config.folder)["step"] == read_records(config.folder)[-1]["step"]
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with requests_heard() as requests:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert requests.signal == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

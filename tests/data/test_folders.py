@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from torchvision.datasets import ImageFolder
 
 from surrogap.data import FileSet, load
 from tests.data.made_up import folder, save_image
@@ -39,9 +40,44 @@ def test_folders_that_are_no_sets(tmp_path: Path) -> None:
 def test_a_class_without_images(tmp_path: Path) -> None:
     folder(tmp_path)
     (tmp_path / "val" / "cat").mkdir()
-    message = "path must have images of each class, got .*val, where torchvision says: .*cat"
+    message = "path must have images of each class, got .*val with no images in cat"
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("link", ["ant/loop", "cat"])
+@pytest.mark.parametrize("target", ["", "train", "train/bee"])
+def test_links_back_into_the_set_are_refused(tmp_path: Path, link: str, target: str) -> None:
+    folder(tmp_path)
+    (tmp_path / "train" / link).symlink_to(tmp_path / target)
+    with pytest.raises(ValueError, match=f"links back into its folders, got .*{link}, which leads"):
+        load(tmp_path)
+
+
+def test_links_to_elsewhere_are_followed(tmp_path: Path) -> None:
+    expected = load(folder(tmp_path / "own"))
+    (tmp_path / "linked").mkdir()
+    for part in ("train", "val"):
+        (tmp_path / "linked" / part).mkdir()
+        for name in ("ant", "bee"):
+            link = tmp_path / "linked" / part / name
+            link.symlink_to(tmp_path / "own" / part / name)
+    found = load(tmp_path / "linked")
+    assert (len(found.train), found.classes) == (len(expected.train), expected.classes)
+
+
+def test_images_are_in_the_order_of_torchvision(tmp_path: Path) -> None:
+    folder(tmp_path)
+    for name in ("a/1.png", "a-b/0.PNG", "Z/2.jpg", "notes.txt"):
+        path = tmp_path / "train" / "bee" / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    train = load(tmp_path).train
+    assert isinstance(train, FileSet)
+    assert (
+        list(zip(train.paths, train.labels, strict=True))
+        == ImageFolder(str(tmp_path / "train")).imgs
+    )
 
 
 def test_other_classes_to_test_on(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_what_is_missing_is_named() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert (
-        "ImportError: surrogap.data must have numpy, Pillow and torchvision, got" in result.stderr
+        "MissingPackageError: surrogap.data must have numpy, Pillow and torchvision, got"
+        in result.stderr
     )
     assert "Run pip install 'surrogap[train]'." in result.stderr

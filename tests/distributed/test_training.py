@@ -1,9 +1,10 @@
 """A run in two processes: what one would have done, written by the first of them."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+from socket import socket
+from subprocess import PIPE, Popen
 from typing import Any
 from unittest import mock
 
@@ -174,21 +175,51 @@ def test_two_runs_in_one_folder(tmp_path: Path, two: Processes) -> None:
 
 
 def test_the_command_under_torchrun(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = train_command(tmp_path, launch, {})
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert_two_processes_trained(tmp_path, output)
+
+
+def test_the_command_under_another_launcher(tmp_path: Path) -> None:
+    """As srun and mpirun start it: with the variables of env://, and none of torchrun's."""
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        train_command(tmp_path, [sys.executable], both | {"RANK": str(rank)}) for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert_two_processes_trained(tmp_path, "".join(output for output, _ in outputs))
+
+
+def train_command(folder: Path, launch: list[str], variables: dict[str, str]) -> Popen[str]:
+    config = made_up.config(folder)
     command = ["-m", "surrogap.cli", "train", "--data", config.data.name, "--batch-size", "8"]
     command += ["--model", "small_mlp", "--steps", "3", "--no-tensorboard", "--device", "cpu"]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | variables
+    return Popen(
         [*launch, *command, "--out", str(config.folder)],
         cwd=ROOT,
         env=environment,
-        timeout=120,
-        capture_output=True,
+        stdout=PIPE,
+        stderr=PIPE,
         text=True,
-        check=False,
     )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("finished, step 3 of 3") == 1
-    assert read_records(config.folder)[-1]["step"] == 3
-    assert '"processes": 2' in (config.folder / "versions.json").read_text()
+
+
+def assert_two_processes_trained(folder: Path, output: str) -> None:
+    assert output.count("finished, step 3 of 3") == 1
+    assert read_records(folder / "run")[-1]["step"] == 3
+    assert '"processes": 2' in (folder / "run" / "versions.json").read_text()
+
+
+def test_processes_that_cannot_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    message = "WORLD_SIZE must come with .*, got 2 without MASTER_ADDR, MASTER_PORT"
+    with pytest.raises(ValueError, match=message), joined("cpu"):
+        pass

@@ -58,7 +58,7 @@ def test_files_are_trained_on_too(tmp_path: Path) -> None:
     assert train(config).step == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_ends(number: signal.Signals, tmp_path: Path) -> None:
     config, before = made_up.config(tmp_path), signal.getsignal(number)
     outcome = train(config, progress=made_up.Interrupting(5, number))

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from surrogap.errors import InvalidTypeError
+
 LossFn = Callable[[nn.Module, Any], Tensor]
 
 
@@ -32,7 +34,7 @@ def num_samples_of(batch: Any) -> int:
     """
     first = _first_tensor(batch)
     if first is None or first.ndim == 0:
-        raise TypeError(
+        raise InvalidTypeError(
             f"batch must hold a tensor with a row for each sample, got {type(batch).__name__} "
             "without. Pass num_samples_of=, a function from a batch to its number of samples."
         )

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def risk_bound(
     number("a", a, above=0.0, below=1.0, remedy="Pass a small probability, such as 0.05.")
     excess = rho / (math.sqrt(2.0) * noise) - math.sqrt(num_weights)
     if excess < 0.0:
-        raise ValueError(
+        raise InvalidValueError(
             f"rho must be at least noise * sqrt(2 * num_weights), got rho={rho} below "
             f"{noise * math.sqrt(2.0 * num_weights):.6g}. The ball must hold the noise: pass a "
             "larger rho with its gap, or less noise."

@@ -10,6 +10,7 @@ from surrogap.analysis.lanczos import Lanczos, Operator, Ritz
 from surrogap.analysis.space import Space
 from surrogap.analysis.surface import Progress
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 
 Which = Literal["largest", "smallest", "dominant"]
 
@@ -135,12 +136,12 @@ def eigenvalues(
     space = operator.space
     number("num", num, at_least=1, remedy="Pass how many eigenvalues to find.")
     if which not in get_args(Which):
-        raise ValueError(
+        raise InvalidValueError(
             f"which must be 'largest', 'smallest' or 'dominant', got {which!r}. "
             "Leave it out for the largest."
         )
     if not num <= min(max_products, space.size):
-        raise ValueError(
+        raise InvalidValueError(
             f"num must be at most max_products and the number of weights, got num={num}, "
             f"max_products={max_products} and {space.size} weights. Ask for fewer."
         )

@@ -13,6 +13,7 @@ from surrogap.analysis.find_rho import COSINE_FROM, COSINE_TO, Sweep
 from surrogap.analysis.gap import Gaps
 from surrogap.analysis.landscape import Line, Plane
 from surrogap.analysis.spectrum import Density
+from surrogap.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +35,7 @@ def _new(num_columns: int = 1, **settings: Any) -> "tuple[Figure, list[Axes]]":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             f"figures must have matplotlib, got {error}. Run pip install 'surrogap[train]'."
         ) from error
     figure = Figure(figsize=(5.2 * num_columns, 3.8), dpi=150, layout="constrained")

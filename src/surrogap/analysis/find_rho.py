@@ -14,6 +14,7 @@ from torch import Tensor
 
 from surrogap.analysis.surface import Progress, Surface
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError, UnsupportedError
 
 # From the loss of one batch to the displacement of its ascent step at radius 1.
 Climb = Callable[[Surface], Tensor]
@@ -166,13 +167,13 @@ def find_rho(
         for rho in rhos
     )
     if not radii:
-        raise ValueError(
+        raise InvalidValueError(
             "rhos must hold at least one radius, got none. Leave it out for the usual."
         )
     number("num_batches", num_batches, at_least=1, remedy="Pass a count, such as 4.")
     parts = surface.parts(num_batches)
     if not parts:
-        raise ValueError("batches must not be empty, got none. Pass the loader of training.")
+        raise InvalidValueError("batches must not be empty, got none. Pass the loader of training.")
     num_gradients = cost_of_find_rho(len(radii), len(parts))
     rows: list[list[Radius]] = []
     for index, part in enumerate(parts):
@@ -192,7 +193,7 @@ def _of_batch(surface: Surface, rhos: Sequence[float], climb: Climb | None) -> I
     norm = space.norm(g)
     delta = g / norm if climb is None or not norm > 0 else climb(surface)
     if not (norm > 0 and space.norm(delta) > 0):
-        raise RuntimeError(
+        raise UnsupportedError(
             f"gradient must not be zero, got norm {float(norm)} on a batch, and there must be an "
             "ascent step. Measure a model that still learns, after some steps of training."
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from surrogap.analysis.surface import Progress, Surface
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 
 # What a forward pass costs, in gradients: a backward pass multiplies twice as often.
 FORWARD = 1 / 3
@@ -128,7 +129,9 @@ def surrogate_gaps(
         for rho in rhos
     )
     if not radii:
-        raise ValueError("rhos must hold at least one radius, got none. Pass such as [0.05].")
+        raise InvalidValueError(
+            "rhos must hold at least one radius, got none. Pass such as [0.05]."
+        )
     number("num_ascent_steps", num_ascent_steps, remedy="Pass a count, such as 20, or 0 for none.")
     loss, gradient = surface.gradient()
     grad_norm = float(surface.space.norm(gradient))

@@ -34,6 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surrogap.analysis.surface import Surface
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 
 Method = Literal["forward-over-reverse", "double-backward", "finite-differences"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -76,7 +77,7 @@ class Hessian:
         step: float | None = None,
     ) -> None:
         if method not in METHODS:
-            raise ValueError(
+            raise InvalidValueError(
                 f"method must be one of {', '.join(METHODS)}, got {method!r}. "
                 "Leave it out for the first."
             )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from surrogap.analysis.surface import Progress, Surface, unwrapped
 from surrogap.core.buffers import Buffers
+from surrogap.errors import InvalidValueError
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def gradient_direction(surface: Surface) -> Tensor:
     _, gradient = surface.gradient()
     norm = surface.space.norm(gradient)
     if not norm > 0:
-        raise ValueError(
+        raise InvalidValueError(
             f"gradient must not be zero, got norm {float(norm)}. The weights are at a stationary "
             "point: take an eigenvector or a random direction."
         )
@@ -199,7 +200,7 @@ def _check_alike(one: nn.Module, other: nn.Module) -> None:
     for name in tensors[0] | tensors[1]:
         shapes = [tuple(some[name].shape) if name in some else "none" for some in tensors]
         if shapes[0] != shapes[1]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"other must have the same parameters and buffers, got {shapes[1]} for {name} "
                 f"instead of {shapes[0]}. Pass two runs of one model."
             )

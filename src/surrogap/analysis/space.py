@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from surrogap.core.shards import is_sharded, piece_of
 from surrogap.core.vectors import total
 from surrogap.core.weights import Weights
+from surrogap.errors import InvalidValueError
 
 
 class Space:
@@ -66,7 +67,7 @@ class Space:
             ValueError: It has another shape than the weights.
         """
         if vector.shape != (self.length,):
-            raise ValueError(
+            raise InvalidValueError(
                 f"vector must have shape ({self.length},), a number for each trainable weight, "
                 f"got {tuple(vector.shape)}. Make one with Surface.space.vector."
             )

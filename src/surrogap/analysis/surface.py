@@ -24,6 +24,7 @@ from surrogap.core.replicas import Replicas
 from surrogap.core.shards import fsdp_modules
 from surrogap.core.vectors import Layout, wide
 from surrogap.core.weights import Weights
+from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 # From a batch, its number of samples n and a vector: adds n times the batch's to it, and returns
 # the batch's mean loss.
@@ -85,7 +86,7 @@ class Surface:
         is_checked: bool = True,
     ) -> None:
         if isinstance(batches, Iterator):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"batches must be iterable many times, got {type(batches).__name__}, which is "
                 "spent after once. Pass a list or a DataLoader."
             )
@@ -166,7 +167,7 @@ class Surface:
             if not self.weights.are_sharded:
                 dist.all_reduce(into, group=group)
         if not sums[1]:
-            raise ValueError(
+            raise InvalidValueError(
                 "batches must hold at least one sample, got none. Pass a list or a DataLoader."
             )
         return sums[0] / sums[1], into.div_(sums[1].to(into))
@@ -180,12 +181,12 @@ class Surface:
         """
         loss = self.loss_fn(self.model, batch)
         if not isinstance(loss, Tensor):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"loss_fn must return the loss as a tensor, got {type(loss).__name__}. "
                 "Return the mean over the batch's samples."
             )
         if loss.numel() != 1 or not loss.is_floating_point():
-            raise RuntimeError(
+            raise UnsupportedError(
                 f"loss_fn must return a real scalar, got shape {tuple(loss.shape)} and dtype "
                 f"{loss.dtype}. Return the mean over the batch's samples."
             )
@@ -247,13 +248,13 @@ class Surface:
             for tensor in (*sums, have_differed):
                 dist.all_reduce(tensor, group=group)
         if have_differed:
-            raise RuntimeError(
+            raise UnsupportedError(
                 "model must give the same loss for the same batch, got different ones. It draws "
                 "random numbers, as dropout does in training mode: call model.eval() first."
             )
         first, second = (some[0] / some[1] for some in sums)
         if _differ(first, second, tolerance):
-            raise RuntimeError(
+            raise UnsupportedError(
                 f"batches must be the same samples each time, got a mean loss of {first:.6g} and "
                 f"then of {second:.6g}. Pass a loader that neither augments nor drops at random."
             )
@@ -270,7 +271,7 @@ class Surface:
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
         most, fewest = int(numbers[0]), -int(numbers[1])
         if most != fewest:
-            raise ValueError(
+            raise InvalidValueError(
                 f"batches must be as many in each process here, got {fewest} to {most}. "
                 "Give every process as many; their samples may differ in number."
             )

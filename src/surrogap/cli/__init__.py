@@ -10,16 +10,15 @@ Exit status: 0; 1 if a run failed; 2 for a mistake in what was asked for, told i
 """
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from surrogap import __version__
+from surrogap.errors import UserError
 from surrogap.training.arguments import one_of
 from surrogap.training.failure import RunFailedError
-from surrogap.training.objective_configs import NoEffectError
 
 COMMANDS = {
     "train": "Train a network, or continue to.",
@@ -34,8 +33,6 @@ COMMANDS = {
     "recipes": "List the recipes, or show one.",
 }
 
-# Errors about a user's mistake read `<name> must <rule>, got <value>. <remedy>`, or have a type.
-_MISTAKE = re.compile(r"\bmust\b.*\bgot\b", re.DOTALL)
 _OF_PATHS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 
 
@@ -75,30 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunFailedError as failure:
         print(f"surrogap: {failure}", file=sys.stderr)
         return 1
-    except (ValueError, TypeError, RuntimeError, ImportError, OSError) as error:
-        sentence = mistake(error)
-        if sentence is None:
-            raise
-        print(f"surrogap: {sentence}", file=sys.stderr)
+    except UserError as error:
+        print(f"surrogap: {error}", file=sys.stderr)
         return 2
-
-
-def mistake(error: Exception) -> str | None:
-    """What an error tells a user of a mistake; None if it is ours, and keeps its traceback.
-
-    >>> mistake(ValueError("rho must be at least 0 and finite, got -1. Pass 0.05."))
-    'rho must be at least 0 and finite, got -1. Pass 0.05.'
-    >>> mistake(PermissionError(13, "Permission denied", "/data/cifar10"))
-    'path must be one that may be used, got /data/cifar10 (Permission denied). Pass another one.'
-    >>> mistake(ValueError("not enough values to unpack (expected 2, got 1)"))
-    """
-    if isinstance(error, _OF_PATHS) and error.filename is not None:
-        return (
-            f"path must be one that may be used, got {error.filename} ({error.strerror}). "
-            "Pass another one."
-        )
-    is_mistake = isinstance(error, NoEffectError) or _MISTAKE.search(str(error))
-    return str(error) if is_mistake else None
+    except _OF_PATHS as error:
+        if error.filename is None:
+            raise
+        print(f"surrogap: Cannot use {error.filename}: {error.strerror}.", file=sys.stderr)
+        return 2
 
 
 def _run(name: str, arguments: list[str]) -> int:

@@ -18,6 +18,7 @@ from surrogap.cli.configured import given_fields, recipe
 from surrogap.cli.options import options, peek
 from surrogap.cli.results import Results
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.methods import Planned, planned
 from surrogap.training.arguments import at_least
 from surrogap.training.config import Config
@@ -111,7 +112,7 @@ def _runs(chosen: Compare, given: Sequence[str]) -> "list[Planned]":
     changes = {name: settings[name] for name in given if name not in ("seed", "out")}
     seeds = range(first, first + chosen.seeds)
     if len(set(chosen.objectives)) < max(len(chosen.objectives), 1):
-        raise ValueError(
+        raise InvalidValueError(
             f"objectives must be different ones, at least one, got {' '.join(chosen.objectives)}. "
             "Pass each once."
         )

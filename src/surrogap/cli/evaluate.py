@@ -5,8 +5,6 @@ surrogap evaluate runs/b --votes data/cifar10h-counts.npy
 surrogap evaluate runs/c --real data/real.json --v2 data/imagenetv2-matched-frequency-format-val
 """
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
-from surrogap.cli.results import bar
-from surrogap.experiments.documents import plain
+from surrogap.cli.results import Results, bar
 from surrogap.experiments.tables import Table
 from surrogap.training.arguments import at_least
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from surrogap.experiments.runs import Run
     from surrogap.experiments.trials import Places, Trial
 
-RESULT = "evaluation.json"
+RESULT = "evaluation"
 
 # Where sets are looked for in the folder of the named sets, by the names that they come with.
 _USUAL = {
@@ -42,12 +39,14 @@ class Evaluate:
     """Score a run on clean and shifted test sets.
 
     Images that are in memory are corrupted as those of CIFAR-10-C are, in five severities. Other
-    sets are used where they are found. The scores are written to evaluation.json, in the run's
-    folder.
+    sets are used where they are found. The scores are written to evaluation.json.
     """
 
     run: Positional[Path]
     """The run's folder."""
+
+    out: Path | None = None
+    """The folder to write to. By default the run's."""
 
     data_root: str | None = None
     """The folder that holds the named sets. By default the run's own."""
@@ -98,12 +97,12 @@ def main(arguments: Sequence[str]) -> int:
     from surrogap.experiments.runs import Run
 
     run = Run.read(chosen.run)
+    results = Results(run.folder if chosen.out is None else chosen.out, "evaluate", RESULT, [])
     scores = _scores(chosen, run)
-    from surrogap.training.versions import versions
-
     found = result(scores)
-    _write(run.folder / RESULT, {**found, "versions": versions()})
     table(found, str(run.folder)).print()
+    results.write(found, {})
+    print(results.told)
     return 0
 
 
@@ -209,15 +208,3 @@ def table(found: Mapping[str, Any], title: str) -> Table:
 def _cells(scores: Mapping[str, float]) -> tuple[str, ...]:
     accuracy, top5 = (f"{100 * scores[name]:.2f}" for name in ("accuracy", "top5"))
     return accuracy, top5, f"{scores['loss']:.4f}", f"{100 * scores['calibration_error']:.2f}"
-
-
-def _write(path: Path, found: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}")
-    try:
-        temporary.write_text(json.dumps(plain(found), indent=2, allow_nan=False) + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ValueError(
-            f"run must be a folder that can be written, got {path.parent} ({error.strerror}). "
-            "Copy it to one that can."
-        ) from error

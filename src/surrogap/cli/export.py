@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
+from surrogap.errors import InvalidValueError
+from surrogap.training.replacing import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = options(Export, "export", arguments)
     folder = chosen.run / "export" if chosen.out is None else chosen.out
     if folder.exists():
-        raise ValueError(
+        raise InvalidValueError(
             f"out must be a new folder, got {folder}, which is there already. "
             "Pass another --out, or delete it."
         )
@@ -69,20 +71,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _write(folder: Path, weights: "dict[str, Tensor]", config: dict[str, Any]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    # Weights that a network shares between layers are one tensor, which safetensors refuses.
+    apart = {name: weight.contiguous().clone() for name, weight in weights.items()}
     try:
-        unfinished.mkdir(parents=True, exist_ok=True)
-        (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        # Weights that a network shares between layers are one tensor, which safetensors refuses.
-        apart = {name: weight.contiguous().clone() for name, weight in weights.items()}
-        save_file(apart, unfinished / WEIGHTS, metadata={"format": "pt"})
-        unfinished.rename(folder)  # whole, or not there
-    except OSError as error:
-        raise ValueError(
-            f"out must be a folder that can be written, got {folder} ({error.strerror}). "
-            "Pass another one."
+        with replacing(folder) as temporary:
+            temporary.mkdir(parents=True, exist_ok=True)
+            (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            save_file(apart, temporary / WEIGHTS, metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidValueError(
+            f"out must be a folder that can be written, got {folder} ({reason}). Pass another one."
         ) from error
 
 

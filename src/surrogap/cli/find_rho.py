@@ -12,17 +12,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surrogap.cli.configured import base_config
+from surrogap.cli.configured import base_config, given_fields
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, bar, tell_cost
 from surrogap.cli.subject import RunArgument
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.tables import Table
 from surrogap.training.arguments import at_least
 from surrogap.training.config import Config
 
 if TYPE_CHECKING:
     from surrogap.analysis import Sweep
+    from surrogap.training.parts import Parts
 
 FIGURE = "find-rho.png"
 # What a run was trained with: another value would measure something else under its name.
@@ -35,9 +37,9 @@ class FindRho:
 
     On a few training batches it measures a step at each radius, along the objective's own ascent
     step: the perturbed loss, and how far its gradient has turned. Of a run, the newest checkpoint
-    is measured; without one, the network is first trained for some steps with the plain gradient,
-    since radii at the start of training are different. The numbers go to find-rho.json, and the
-    curves to find-rho.png.
+    is measured, and the radius in use there is judged unless --rho is given. Without a run, the
+    network is first trained for some steps with the plain gradient, since radii at the start of
+    training are different. The numbers go to find-rho.json, and the curves to find-rho.png.
     """
 
     run: RunArgument = None
@@ -83,8 +85,11 @@ def main(arguments: Sequence[str]) -> int:
         if chosen.run is None:
             train_plainly(parts, tell)
         sweep = swept(config, parts, chosen.rhos, num_batches, tell)
-    rho: float | None = getattr(config.objective, "rho", None)
+    rho = _judged_radius(chosen, parts, arguments)
     words = sweep.explain(rho)
+    peak: float | None = getattr(config.objective, "rho", None)
+    if rho is not None and rho != peak:
+        words += f" It is the radius at this checkpoint; the schedule's largest is {peak:g}."
     table(sweep).print()
     print(words)
     from surrogap.analysis.figures import sweep_curves
@@ -103,22 +108,32 @@ def _check(chosen: FindRho, base: Config, arguments: Sequence[str]) -> None:
     if chosen.run is None:
         return
     if arguments[0].startswith("-"):
-        raise ValueError(
+        raise InvalidValueError(
             f"run must come before all options, got {chosen.run} after some. "
             f"Pass surrogap find-rho {chosen.run} and the options."
         )
     if chosen.recipe is not None:
-        raise ValueError(
+        raise InvalidValueError(
             f"recipe must be left out where a run is measured, got {chosen.recipe}. "
             "The run has its own configuration."
         )
     was, now = base.flat(), chosen.config.flat()
     for name in _OF_THE_RUN:
         if was[name] != now[name]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{name} must be left out where a run is measured, got {now[name]}. "
                 f"The run has {was[name]}."
             )
+
+
+def _judged_radius(chosen: FindRho, parts: "Parts", arguments: Sequence[str]) -> float | None:
+    """Return the radius that was asked about, or the one that the run used at its checkpoint."""
+    if chosen.run is None or {"rho", "objective"} & {*given_fields(arguments)}:
+        rho: float | None = getattr(chosen.config.objective, "rho", None)
+        return rho
+    from surrogap.experiments.radii import radius_in_use
+
+    return radius_in_use(chosen.config, parts, chosen.run)
 
 
 def _folder(chosen: FindRho, base: Config) -> Path:

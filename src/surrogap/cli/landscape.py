@@ -16,6 +16,7 @@ from surrogap.cli.options import options
 from surrogap.cli.results import Results, Tell, Writer, bar, tell_cost
 from surrogap.cli.subject import Loaded, RunArgument, Subject
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 from surrogap.training.arguments import at_least
 
 if TYPE_CHECKING:
@@ -99,13 +100,13 @@ def _directions(chosen: Landscape) -> tuple[Direction, ...]:
     directions = chosen.directions or ("random",)
     if chosen.other is not None:
         if chosen.directions:
-            raise ValueError(
+            raise InvalidValueError(
                 f"directions must be left out between two runs, got {' '.join(directions)}. "
                 "Pass one run to look around it."
             )
         return ()
     if len(directions) > 2 or directions == ("gradient", "gradient"):
-        raise ValueError(
+        raise InvalidValueError(
             "directions must be one or two that differ, got "
             f"{' '.join(directions)}. Pass such as --directions eigenvector random."
         )

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import tyro
 
+from surrogap.errors import InvalidValueError, UserError
+
 Options = TypeVar("Options")
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -43,7 +45,9 @@ def options(
     except SystemExit as end:
         if not end.code:
             raise
-        raise ValueError(_sentence(complaint.getvalue(), program)) from None
+        raise InvalidValueError(
+            _own_message(end) or _sentence(complaint.getvalue(), program)
+        ) from None
 
 
 def peek(arguments: Sequence[str], *names: str) -> tuple[str | None, ...]:
@@ -61,16 +65,20 @@ def peek(arguments: Sequence[str], *names: str) -> tuple[str | None, ...]:
     return tuple(getattr(found, name) for name in names)
 
 
+def _own_message(end: SystemExit) -> str | None:
+    """Return the message of a check of ours that ended tyro's construction of the options."""
+    error: BaseException | None = end
+    while error is not None and not isinstance(error, UserError):
+        error = error.__context__
+    return None if error is None else str(error)
+
+
 def _sentence(complaint: str, program: str) -> str:
     """What tyro says in a box, as one sentence of ours."""
     _, *lines = (line.strip(_BORDERS) for line in _COLOUR.sub("", complaint).splitlines())
     # The first of the parts below the title, which rules divide.
     parts = groupby(lines, key=lambda line: not line.strip(_RULES))
     text = next((" ".join(part) for is_rule, part in parts if not is_rule), "").rstrip(".")
-    # What our own checks raise while tyro builds the dataclass is a sentence already.
-    own = re.fullmatch(r"Error parsing [\w.-]+: (.+ must .+, got .+)", text)
-    if own:
-        return f"{own[1]}."
     close = re.search(r"Perhaps you meant:\W*(--[\w-]+)", " ".join(lines))
     guess = f" The closest is {close[1]}." if close else ""
     return f"options must be those of {program}, got: {text}.{guess} Run {program} --help."

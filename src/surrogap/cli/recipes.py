@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if chosen.name is None:
         listed().print()
+        print("surrogap recipes NAME shows a recipe in full.")
         return 0
     name = one_of("recipe", chosen.name, RECIPES, remedy="surrogap recipes lists them.")
     print(described(RECIPES[name]))
@@ -47,13 +48,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def listed() -> Table:
-    """A line for each recipe."""
+    """A line for each recipe, which fits into 80 columns."""
     rows = []
     for name, recipe in RECIPES.items():
         config = recipe.config
-        words = (config.model.name, config.data.name, config.objective.name, recipe.reproduces)
-        rows.append((name, *words))
-    return Table(("recipe", "model", "data", "objective", "reproduces"), rows)
+        rows.append((name, config.model.name, config.data.name, config.objective.name))
+    return Table(("recipe", "model", "data", "objective"), rows)
 
 
 def described(recipe: Recipe) -> str:

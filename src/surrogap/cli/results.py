@@ -2,15 +2,17 @@
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol, final
 
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.documents import plain
+from surrogap.training.replacing import replacing
 
 Writer = Callable[[Path], object]
 
@@ -56,7 +58,7 @@ class Results:
         own = self._own()
         for path in (self.path, *self.figures):
             if path.exists() and path.name not in own:
-                raise ValueError(
+                raise InvalidValueError(
                     f"out must be a folder where {self._command} may write {path.name}, got "
                     f"{folder}, which has a file of that name that it did not write. Pass "
                     "another --out."
@@ -64,6 +66,7 @@ class Results:
         if make_folder:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
+                TemporaryFile(dir=folder).close()  # before hours of computation, not after
             except OSError as error:
                 raise _not_writable(folder, error) from error
 
@@ -94,9 +97,11 @@ class Results:
         text = json.dumps(plain(whole), indent=2, allow_nan=False) + "\n"
         try:
             # First, for it says whose the figures are.
-            _replace(self.path, lambda path: path.write_text(text))
+            with replacing(self.path) as temporary:
+                temporary.write_text(text)
             for path in self.figures:
-                _replace(path, writers[path.name])
+                with replacing(path) as temporary:
+                    writers[path.name](temporary)
         except OSError as error:
             raise _not_writable(self.path.parent, error) from error
 
@@ -107,16 +112,10 @@ class Results:
         return f"Numbers: {self.path}.{figures}"
 
 
-def _replace(path: Path, write: Writer) -> None:
-    temporary = path.with_name(f".{path.name}")
-    write(temporary)
-    os.replace(temporary, path)
-
-
-def _not_writable(folder: Path, error: OSError) -> ValueError:
-    return ValueError(
+def _not_writable(folder: Path, error: OSError) -> InvalidValueError:
+    return InvalidValueError(
         f"out must be a folder that can be written, got {folder} ({error.strerror}). "
-        "Pass another one."
+        "Pass another --out."
     )
 
 

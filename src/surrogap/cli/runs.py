@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, final
 
 from rich.progress import Progress as Bar
-from torch.distributed import is_torchelastic_launched
 
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.measured import Measured, is_measured, measure
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.probes import sharpness_probe
 from surrogap.training.config import Config
 from surrogap.training.folder import CONFIG, check_folder
-from surrogap.training.processes import device_of
+from surrogap.training.processes import device_of, is_launched
 from surrogap.training.progress import Progress, essentials, rich_bar
 from surrogap.training.run import train
 
@@ -44,13 +44,13 @@ def train_all(
             configuration. Nothing has been trained then.
         RunFailedError: A run failed.
     """
-    if is_torchelastic_launched():
-        raise ValueError(
-            f"surrogap {command} must run in one process, got torchrun. "
+    if is_launched():
+        raise InvalidValueError(
+            f"surrogap {command} must run in one process, got one of several. "
             "Train the runs of large networks one by one, by surrogap train."
         )
     if (folder / CONFIG).exists():
-        raise ValueError(
+        raise InvalidValueError(
             f"out must be a folder for several runs, got {folder}, which is a run's. "
             "Pass another one."
         )

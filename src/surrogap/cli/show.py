@@ -1,11 +1,13 @@
-"""`surrogap show`: show a run, its summary and its curves.
+"""`surrogap show`: show a run, its summary and its curves, or a comparison.
 
 surrogap show runs/a
+surrogap show runs/compare-fashion-mnist-gsam
 surrogap show runs/a --png curves.png
 """
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +16,14 @@ from typing import Any
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.charts import CHART_WIDTH, Point, chart, side_by_side
 from surrogap.experiments.tables import Table
 from surrogap.training.config import Config
+from surrogap.training.replacing import replacing
 
 FIGURE = "curves.png"
+COMPARISON = "comparison.json"
 
 # What is drawn of the epochs' records, where it was recorded.
 _CURVES = {
@@ -38,10 +43,10 @@ _SHARPNESS = {"eigenvalue": "dominant eigenvalue", "worst_sharpness": "worst 2h/
 
 @dataclass(frozen=True)
 class Show:
-    """Show a run: its summary and its curves."""
+    """Show a run: its summary and its curves. Of a folder of surrogap compare, show the table."""
 
     run: Positional[Path]
-    """The run's folder."""
+    """The run's folder, or that of a comparison."""
 
     png: Path | None = None
     """Where to draw the curves. By default curves.png, in the run's folder."""
@@ -54,6 +59,9 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: There is no such run, or it has no record yet.
     """
     chosen = options(Show, "show", arguments)
+    if (chosen.run / COMPARISON).is_file() and not (chosen.run / "config.json").exists():
+        _show_comparison(chosen.run / COMPARISON)
+        return 0
     from surrogap.experiments.runs import Run
 
     run = Run.read(chosen.run)
@@ -61,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     epochs = [record for record in records if record["kind"] == "epoch"]
     points = epochs if epochs else [record for record in records if record["kind"] == "step"]
     if not records:
-        raise ValueError(
+        raise InvalidValueError(
             f"run must have records, got none yet in {run.folder}. Train it for an epoch."
         )
     summary(run.folder, run.config, records).print()
@@ -105,7 +113,7 @@ def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) 
         ("images", f"{config.data.name}, augmentation {config.data.augmentation}"),
         ("objective", config.objective.name + (f" ({listed})" if listed else "")),
         ("optimizer", f"{config.optimizer.name}, lr {config.optimizer.lr:g}"),
-        ("steps", f"{last['step']}"),
+        ("steps", _steps(folder, config, last["step"], epochs)),
     ]
     if epochs:
         rows.append(("epochs", f"{epochs[-1]['epoch']}"))
@@ -127,6 +135,27 @@ def summary(folder: Path, config: Config, records: Sequence[Mapping[str, Any]]) 
     if last["kind"] == "failure":
         rows.append(("failed", last["reason"]))
     return Table(("", str(folder)), rows)
+
+
+def _steps(folder: Path, config: Config, step: int, epochs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the number of steps, and for an unfinished run how many there are and how to go on."""
+    if config.schedule.steps is not None:
+        end: int | None = config.schedule.steps
+    else:
+        end = config.schedule.epochs * epochs[0]["step"] if epochs else None
+    if step == end:
+        return f"{step}"
+    whole = f"{config.schedule.epochs} epochs" if end is None else f"{end}"
+    return f"{step} of {whole}, unfinished (surrogap train --resume --out {folder} continues)"
+
+
+def _show_comparison(path: Path) -> None:
+    from surrogap.experiments.comparison import differences, legend, read_comparison, table
+
+    results, rho = read_comparison(path)
+    table(results, str(path.parent)).print()
+    print(textwrap.fill(legend(results, rho), width=100))
+    print(*differences(results), sep="\n")
 
 
 def _told(value: float | None, text: str, factor: float = 1.0) -> str:
@@ -164,8 +193,9 @@ def _draw(path: Path, curves: Mapping[str, Sequence[Point]], title: str, unit: s
     for axis in axes[len(curves) :]:
         axis.set_axis_off()
     try:
-        figure.savefig(path)
+        with replacing(path) as temporary:
+            figure.savefig(temporary)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"png must be a file that can be written, got {path} ({error}). Pass another one."
         ) from error

@@ -79,11 +79,11 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
 
 
 def _reproduce_on_imagenet(name: str, data_root: str) -> int:
-    """Lists the commands of the paper's own scale, or trains the runs under torchrun."""
-    from torch.distributed import is_torchelastic_launched
+    """Lists the commands of the paper's own scale, or trains the runs in many processes."""
+    from surrogap.training.processes import is_launched
 
     runs = paper_runs(name)
-    if not is_torchelastic_launched():
+    if not is_launched():
         for run in runs:
             print(run.command)
         return 0

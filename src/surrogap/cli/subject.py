@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 
 from tyro.conf import Positional, Suppress, arg
 
+from surrogap.errors import InvalidValueError
 from surrogap.training.arguments import at_least, check_seed
 from surrogap.training.config import Config
 
@@ -75,7 +76,7 @@ class Subject:
 
             return read_config(self.run).override(**changes)
         if self.model is None or self.data is None:
-            raise ValueError(
+            raise InvalidValueError(
                 f"run must be a run's folder, or --model and --data in its place, got "
                 f"model={self.model} and data={self.data}. Pass one or the others."
             )
@@ -86,7 +87,7 @@ class Subject:
         for name in ("model", "data", "weights", "image_size"):
             value = getattr(self, name)
             if value is not None:
-                raise ValueError(
+                raise InvalidValueError(
                     f"{name} must be left out where a run is measured, got {value}. "
                     "The run has its own."
                 )

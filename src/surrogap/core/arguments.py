@@ -3,6 +3,8 @@
 import math
 from numbers import Real
 
+from surrogap.errors import InvalidTypeError, InvalidValueError
+
 
 def number(
     name: str,
@@ -28,7 +30,7 @@ def number(
         ValueError: `value` is NaN, infinite or out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}. {remedy}")
+        raise InvalidTypeError(f"{name} must be a number, got {type(value).__name__}. {remedy}")
     lower = f"at least {at_least:g}" if above is None else f"above {above:g}"
     upper = "finite" if below == math.inf else f"below {below:g}"
     try:
@@ -37,5 +39,5 @@ def number(
         result = math.inf
     is_large_enough = result >= at_least if above is None else result > above
     if not (is_large_enough and result < below):  # NaN fails both comparisons
-        raise ValueError(f"{name} must be {lower} and {upper}, got {value}. {remedy}")
+        raise InvalidValueError(f"{name} must be {lower} and {upper}, got {value}. {remedy}")
     return result

@@ -11,12 +11,14 @@ resumed in mid-epoch yields the very batches that were left, and drawing from it
 else. This room needs the extra `train`, and `import surrogap` does not load it.
 """
 
+from surrogap.errors import MissingPackageError
+
 try:
     import numpy
     import PIL
     import torchvision
 except ImportError as error:
-    raise ImportError(
+    raise MissingPackageError(
         f"surrogap.data must have numpy, Pillow and torchvision, got {error}. "
         "Run pip install 'surrogap[train]'."
     ) from error

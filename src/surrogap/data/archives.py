@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from surrogap.data.splits import Splits, TensorSet
+from surrogap.errors import InvalidValueError
 
 _REMEDY = (
     "An archive holds train_images and test_images (uint8, NHWC), train_labels and test_labels "
@@ -44,7 +45,7 @@ def read_archive(path: str | Path) -> Splits:
             archive = np.load(file, allow_pickle=False)
             arrays = {name: archive[name] for name in archive.files if _is_ours(name)}
     except Exception as error:  # what is damaged decides which kind
-        raise ValueError(
+        raise InvalidValueError(
             f"path must be a NumPy archive, got {path}, which cannot be read ({error}). {_REMEDY}"
         ) from error
     return splits_of_arrays(str(path), arrays)
@@ -70,13 +71,13 @@ def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
     needed = [f"{part}_{kind}" for part in names for kind in ("images", "labels")] + ["classes"]
     missing = [key for key in needed if key not in arrays]
     if missing:
-        raise ValueError(
+        raise InvalidValueError(
             f"path must be an archive with {', '.join(missing)}, got {name}, which has "
             f"{', '.join(arrays) or 'none of the arrays'}. {_REMEDY}"
         )
     classes = arrays["classes"]
     if classes.ndim != 1 or classes.dtype.kind != "U":
-        raise ValueError(
+        raise InvalidValueError(
             f"classes must be a list of strings, got {classes.dtype} of {classes.shape} in {name}. "
             f"{_REMEDY}"
         )
@@ -84,7 +85,7 @@ def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
         parts: dict[str, Any] = {part: _tensors(part, arrays) for part in names}
         return Splits(name, tuple(map(str, classes)), **parts)
     except ValueError as error:
-        raise ValueError(f"{error} (In {name}.)") from error
+        raise InvalidValueError(f"{error} (In {name}.)") from error
 
 
 def _is_ours(name: str) -> bool:
@@ -97,7 +98,7 @@ def _is_ours(name: str) -> bool:
 def _tensors(part: str, arrays: _Arrays) -> TensorSet:
     images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
-        raise ValueError(
+        raise InvalidValueError(
             f"{part}_images must be uint8 of shape (number, height, width, 1 or 3), got "
             f"{images.dtype} of {images.shape}. {_REMEDY}"
         )
@@ -106,7 +107,7 @@ def _tensors(part: str, arrays: _Arrays) -> TensorSet:
         all_labels.append((_NOISY, arrays[_NOISY]))
     for name, found in all_labels:
         if found.dtype.kind not in "iu" or found.shape != images.shape[:1]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{name} must be int64 of shape ({len(images)},), got {found.dtype} of "
                 f"{found.shape}. {_REMEDY}"
             )

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from surrogap.errors import InvalidTypeError, InvalidValueError
+
 
 def whole(name: str, value: object, *, at_least: int, remedy: str) -> int:
     """`value`, if it is a whole number that is large enough.
@@ -15,9 +17,9 @@ def whole(name: str, value: object, *, at_least: int, remedy: str) -> int:
     128
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r}. {remedy}")
+        raise InvalidTypeError(f"{name} must be a whole number, got {value!r}. {remedy}")
     if value < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, got {value}. {remedy}")
+        raise InvalidValueError(f"{name} must be at least {at_least}, got {value}. {remedy}")
     return value
 
 
@@ -36,7 +38,7 @@ def one_of(name: str, value: object, known: Iterable[str], *, remedy: str = "") 
     closest = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     guess = f" The closest is {closest[0]!r}." if closest else ""
     ending = f" {remedy}" if remedy else ""
-    raise ValueError(
+    raise InvalidValueError(
         f"{name} must be one of {', '.join(names)}, got {value!r}.{guess or ' Pass one of them.'}"
         f"{ending}"
     )

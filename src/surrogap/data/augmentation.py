@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 from surrogap.data.arguments import one_of, whole
 from surrogap.data.randaugment import MAX_MAGNITUDE, randaugment
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 
 @final
@@ -49,19 +50,19 @@ class Augmentation:
         remedy = f"Pass a whole number from 0 (none) to {MAX_MAGNITUDE}, as 10."
         whole("magnitude", self.magnitude, at_least=0, remedy=remedy)
         if self.magnitude > MAX_MAGNITUDE:
-            raise ValueError(
+            raise InvalidValueError(
                 f"magnitude must be at most {MAX_MAGNITUDE}, got {self.magnitude}. {remedy}"
             )
         for name, value in (("mixup", self.mixup), ("mixup_alpha", self.mixup_alpha)):
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name} must be a number, got {value!r}. Pass one, as 0.2.")
+                raise InvalidTypeError(f"{name} must be a number, got {value!r}. Pass one, as 0.2.")
         if not 0 <= self.mixup <= 1:
-            raise ValueError(
+            raise InvalidValueError(
                 f"mixup must be a probability, from 0 to 1, got {self.mixup}. Pass 0.2, as the "
                 "paper does, or 0 for none."
             )
         if not 0 < self.mixup_alpha < math.inf:
-            raise ValueError(
+            raise InvalidValueError(
                 f"mixup_alpha must be above 0 and finite, got {self.mixup_alpha}. "
                 "For no mixup pass mixup=0."
             )

@@ -1,10 +1,13 @@
 """Sets in folders: `train/CLASS/image.jpg`, as torchvision's ImageFolder lays them out."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from surrogap.data.splits import FileSet, Splits
+from surrogap.errors import InvalidValueError
 
 _REMEDY = "A set is a folder with train/CLASS/IMAGE and val/CLASS/IMAGE or test/CLASS/IMAGE."
 
@@ -33,7 +36,7 @@ def read_folder(path: str | Path, name: str | None = None) -> Splits:
     root = Path(path)
     present = [part for part in ("train", "val", "test") if (root / part).is_dir()]
     if "train" not in present or len(present) < 2:
-        raise ValueError(
+        raise InvalidValueError(
             f"path must be a folder with train and val or test in it, got {root}, which has "
             f"{', '.join(present) or 'none of them'}. {_REMEDY}"
         )
@@ -41,7 +44,7 @@ def read_folder(path: str | Path, name: str | None = None) -> Splits:
     for part, (_, classes) in found.items():
         if classes != found["train"][1]:
             odd = sorted({*classes} ^ {*found["train"][1]})
-            raise ValueError(
+            raise InvalidValueError(
                 f"path must have the same classes in train and {part}, got {root}, where one has "
                 f"{', '.join(odd[:5])}{' and more' * (len(odd) > 5)} and the other has not. "
                 f"{_REMEDY}"
@@ -56,12 +59,40 @@ def read_folder(path: str | Path, name: str | None = None) -> Splits:
 
 
 def _images(folder: Path) -> tuple[FileSet, tuple[str, ...]]:
-    try:
-        images = ImageFolder(str(folder))
-    except FileNotFoundError as error:  # no class, or a class without an image
-        raise ValueError(
-            f"path must have images of each class, got {folder}, where torchvision says: {error} "
-            f"{_REMEDY}"
-        ) from error
-    paths, labels = zip(*images.samples, strict=True)
-    return FileSet(list(paths), list(labels)), tuple(images.classes)
+    """Return the images and the classes of a split, in the order of torchvision's ImageFolder."""
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        for place, _, names in sorted(_walk(folder / name, folder)):
+            images = [name for name in sorted(names) if name.lower().endswith(IMG_EXTENSIONS)]
+            paths += (os.path.join(place, name) for name in images)
+            labels += [label] * len(images)
+    present = set(labels)
+    empty = [name for label, name in enumerate(classes) if label not in present]
+    if empty or not classes:
+        raise InvalidValueError(
+            f"path must have images of each class, got {folder} with no images in "
+            f"{', '.join(empty[:5]) or 'it'}. {_REMEDY}"
+        )
+    return FileSet(paths, labels), tuple(classes)
+
+
+def _walk(folder: Path, root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk a class's folder, through links too, unless they lead back."""
+    _check_link(str(folder), root)
+    for place, folders, names in os.walk(folder, followlinks=True):
+        for name in folders:
+            _check_link(os.path.join(place, name), root)
+        yield place, folders, names
+
+
+def _check_link(path: str, root: Path) -> None:
+    if not os.path.islink(path):
+        return
+    target, start = Path(os.path.realpath(path)), Path(os.path.realpath(os.path.dirname(path)))
+    if start.is_relative_to(target) or target.is_relative_to(root.resolve()):
+        raise InvalidValueError(
+            f"path must not have links back into its folders, got {path}, which leads to {target}. "
+            "Remove the link."
+        )

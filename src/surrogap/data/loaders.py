@@ -22,6 +22,7 @@ from surrogap.data.mixup import mixup
 from surrogap.data.order import Order
 from surrogap.data.seeds import derived, generator
 from surrogap.data.splits import FileSet, Splits, TensorSet
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 Batch = tuple[Tensor, Tensor]
 
@@ -161,7 +162,7 @@ class Loader(ABC):
         """
         for name, value in self._fingerprint().items():
             if state.get(name) != value:
-                raise ValueError(
+                raise InvalidValueError(
                     f"state must have {name}={value} as this loader has, got {state.get(name)}. "
                     "Resume with the set, the seed and the batch of all processes of the run "
                     "that was saved."
@@ -170,7 +171,7 @@ class Loader(ABC):
         whole("epoch", epoch, at_least=0, remedy="Pass what state_dict() returned.")
         whole("position", position, at_least=0, remedy="Pass what state_dict() returned.")
         if state["position"] >= len(self):
-            raise ValueError(
+            raise InvalidValueError(
                 f"position must be below {len(self)}, the number of batches, got {position}. "
                 "Pass what state_dict() returned."
             )
@@ -217,7 +218,9 @@ class TensorLoader(Loader):
     ) -> None:
         super().__init__(splits, split, **settings)
         if not isinstance(self.part, TensorSet):
-            raise TypeError(f"splits must be in memory, got {self.part}. Use surrogap.data.loader.")
+            raise InvalidTypeError(
+                f"splits must be in memory, got {self.part}. Use surrogap.data.loader."
+            )
         if size is not None:
             whole("size", size, at_least=1, remedy="Pass a number of pixels, as 32.")
         self.size = size
@@ -271,7 +274,9 @@ class FileLoader(Loader):
     ) -> None:
         super().__init__(splits, split, **settings)
         if not isinstance(self.part, FileSet):
-            raise TypeError(f"splits must be files, got {self.part}. Use surrogap.data.loader.")
+            raise InvalidTypeError(
+                f"splits must be files, got {self.part}. Use surrogap.data.loader."
+            )
         whole("size", size, at_least=1, remedy="Pass a number of pixels, as 224.")
         if num_workers is None:
             num_workers = min(_num_processors(), 8)
@@ -294,7 +299,7 @@ class FileLoader(Loader):
         self._requests.epoch, self._requests.position = epoch, self.position
         for batch in self._workers:
             if isinstance(batch, Unreadable):
-                raise ValueError(
+                raise InvalidValueError(
                     f"files of a set must be images, got {batch.path}, which cannot be read "
                     f"({batch.reason}). Replace it, or take it out."
                 )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from surrogap.data.arguments import whole
 from surrogap.data.seeds import generator
+from surrogap.errors import InvalidValueError
 
 
 @final
@@ -56,19 +57,19 @@ class Order:
         whole("rank", self.rank, at_least=0, remedy="Pass the process's number, from 0.")
         whole("seed", self.seed, at_least=0, remedy="Pass a whole number, such as 0.")
         if self.rank >= self.world_size:
-            raise ValueError(
+            raise InvalidValueError(
                 f"rank must be below world_size, got rank={self.rank} and "
                 f"world_size={self.world_size}. Processes count from 0."
             )
         if self.num_images < (self.together if self.drop_last else self.world_size):
-            raise ValueError(
+            raise InvalidValueError(
                 f"batch_size must leave {'a full batch' if self.drop_last else 'an image'} for "
                 f"each process, got {self.num_images} images for {self.world_size} processes with "
                 f"batch_size={self.batch_size}. "
                 + ("Pass a smaller one." if self.drop_last else "Use fewer processes.")
             )
         if self.batch_size == 1 and self._num_lacking:
-            raise ValueError(
+            raise InvalidValueError(
                 f"batch_size must be at least 2 to share {self.num_images} images among "
                 f"{self.world_size} processes, got 1. Pass 2, or drop_last=True."
             )

@@ -11,6 +11,7 @@ from torchvision import datasets
 
 from surrogap.data.folders import read_folder
 from surrogap.data.splits import FileSet, Splits, TensorSet
+from surrogap.errors import InvalidValueError, MissingPackageError, UnsupportedError
 
 
 def cifar(num_classes: int, root: Path, download: bool) -> Splits:
@@ -108,7 +109,7 @@ def imagenet(root: Path, download: bool) -> Splits:
     """
     home = "https://image-net.org"
     if download:
-        raise ValueError(
+        raise InvalidValueError(
             "download must be False for imagenet, got True. Register at "
             f"{home}, and put train and val into {root / 'imagenet'}."
         )
@@ -130,18 +131,18 @@ def _open(make: Callable[[], Any], title: str, folder: Path, home: str) -> Any:
     try:
         return make()
     except URLError as error:
-        raise RuntimeError(
+        raise UnsupportedError(
             f"download must reach {title}'s server, got {error}. Try again later, or {by_hand}: "
             f"{folder}."
         ) from error
     except ModuleNotFoundError as error:
-        raise ImportError(
+        raise MissingPackageError(
             f"{title} must be read with {error.name}, got no such package. "
             f"Run pip install {error.name}."
         ) from error
     except (RuntimeError, OSError) as error:
         remedy = by_hand if title == "ImageNet" else f"pass download=True, or {by_hand}"
-        raise ValueError(
+        raise InvalidValueError(
             f"root must hold {title}, got {folder}, which is missing or damaged ({error}). "
             f"To get it, {remedy}."
         ) from error

@@ -11,6 +11,7 @@ from surrogap.data.embedded import embedded
 from surrogap.data.folders import read_folder
 from surrogap.data.published import cifar, flowers102, imagenet, pets37
 from surrogap.data.splits import Splits
+from surrogap.errors import InvalidValueError
 
 # From a name, a root and whether to download to a set.
 SETS: dict[str, Callable[[Path, bool], Splits]] = {
@@ -64,7 +65,7 @@ def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool 
         if path.is_file():
             return read_archive(path)
         if len(path.parts) > 1 or path.suffix:
-            raise ValueError(
+            raise InvalidValueError(
                 f"name_or_path must be one of {', '.join(SETS)}, or exist, got {name_or_path}. "
                 f"{remedy}"
             )

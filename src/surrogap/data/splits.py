@@ -8,6 +8,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from surrogap.errors import InvalidValueError
+
 # Of ImageNet's training images, as torchvision and timm normalise for their weights.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -37,18 +39,18 @@ class TensorSet:
     def __post_init__(self) -> None:
         shape = tuple(self.images.shape)
         if self.images.dtype != torch.uint8 or len(shape) != 4 or shape[1] not in (1, 3):
-            raise ValueError(
+            raise InvalidValueError(
                 "images must be uint8 of shape (number, 1 or 3, height, width), got "
                 f"{self.images.dtype} of {shape}. Pass the original pixels, channels first."
             )
         for name, labels in (("labels", self.labels), ("noisy_labels", self.noisy_labels)):
             if labels is not None and (labels.dtype != torch.int64 or labels.shape != shape[:1]):
-                raise ValueError(
+                raise InvalidValueError(
                     f"{name} must be int64 of shape ({shape[0]},), got {labels.dtype} of "
                     f"{tuple(labels.shape)}. Pass one class number for each image."
                 )
         if not self.images.numel():
-            raise ValueError(f"images must hold at least one, got shape {shape}. Pass some.")
+            raise InvalidValueError(f"images must hold at least one, got shape {shape}. Pass some.")
 
     def to(self, device: torch.device | str) -> "TensorSet":
         """The same set on a device; itself where it is there already."""
@@ -88,7 +90,7 @@ class FileSet:
 
     def __post_init__(self) -> None:
         if not self.paths or len(self.paths) != len(self.labels):
-            raise ValueError(
+            raise InvalidValueError(
                 f"paths must be at least one, with a label each, got {len(self.paths)} paths and "
                 f"{len(self.labels)} labels. Pass both in the same order."
             )
@@ -179,7 +181,7 @@ class Splits:
             else:
                 low, high = min(labels), max(labels)
             if low < 0 or high >= len(self.classes):
-                raise ValueError(
+                raise InvalidValueError(
                     f"labels of {name} must be from 0 to {len(self.classes) - 1}, for there are "
                     f"{len(self.classes)} classes, got {low} to {high}. "
                     "Number the classes from 0, and name each of them."
@@ -192,19 +194,21 @@ class Splits:
         }
         if len(kinds) > 1:
             shapes = ", ".join(f"{name}: {part}" for name, part in self.parts.items())
-            raise ValueError(
+            raise InvalidValueError(
                 f"splits must have images of one shape, got {shapes}. Resize them to one."
             )
 
     def _check_statistics(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.channels or not all(map(math.isfinite, values)):
-                raise ValueError(
+                raise InvalidValueError(
                     f"{name} must be {self.channels} finite numbers, one for each channel, got "
                     f"{values}. Leave it out to have it computed."
                 )
         if min(self.std) <= 0:
-            raise ValueError(f"std must be above 0, got {self.std}. Leave it out to compute it.")
+            raise InvalidValueError(
+                f"std must be above 0, got {self.std}. Leave it out to compute it."
+            )
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}: {len(part)}" for name, part in self.parts.items())

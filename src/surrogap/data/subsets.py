@@ -8,6 +8,7 @@ from torch import Tensor
 
 from surrogap.data.arguments import whole
 from surrogap.data.splits import Splits, TensorSet
+from surrogap.errors import InvalidValueError
 
 
 def subset(
@@ -62,7 +63,7 @@ def _positions(splits: Splits, num_train: int | None, num_val: int) -> tuple[Ten
         end = len(own) - num_val if num_train is None else num_train
         if end < 1 or end + num_val > len(own):
             wanted = f"{num_train or 'some'} to train on and {num_val} to validate on"
-            raise ValueError(
+            raise InvalidValueError(
                 f"each class must have {wanted}, got {len(own)} images of {name} in "
                 f"{splits.name}. Pass a smaller train_per_class or val_per_class."
             )
@@ -74,7 +75,7 @@ def _positions(splits: Splits, num_train: int | None, num_val: int) -> tuple[Ten
 def _with_noisy_labels(splits: Splits) -> TensorSet:
     noisy = getattr(splits.train, "noisy_labels", None)
     if not isinstance(splits.train, TensorSet) or noisy is None:
-        raise ValueError(
+        raise InvalidValueError(
             f"train_labels must be clean for {splits.name}, which has no noisy labels, got noisy. "
             "Pass an .npz archive with train_noisy_labels."
         )

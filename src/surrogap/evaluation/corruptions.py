@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
+from surrogap.errors import InvalidTypeError, InvalidValueError
+
 # Below an integer by less is rounding noise, which must not decide what is cut off.
 _ROUNDING = 1e-6
 # How many images are in float64 at a time. At 32 pixels they stay in the processor's cache: all
@@ -169,7 +171,7 @@ def brightness(images: Tensor, shift: float, noise: Noise) -> Tensor:
 def saturate(images: Tensor, strength: tuple[float, float], noise: Noise) -> Tensor:
     """HSV's saturation times a factor, plus a shift; hue and value stay."""
     if images.shape[1] != 3:
-        raise ValueError(
+        raise InvalidValueError(
             f"images must have three channels for 'saturate', got {images.shape[1]}. "
             "Grey images have no saturation: leave this corruption out."
         )
@@ -309,7 +311,7 @@ def corrupted(
     _check_images(images)
     numbers = range(len(images)) if numbers is None else numbers
     if len(numbers) != len(images):
-        raise ValueError(
+        raise InvalidValueError(
             f"numbers must be one for each of the {len(images)} images, got {len(numbers)}. "
             "Pass each image's number in the set."
         )
@@ -354,7 +356,7 @@ def corrupted_batches(
     """
     _check_choice(name, severity, seed)  # now, and not when the first batch is asked for
     if first < 0 or stride < 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"first must be at least 0 and stride at least 1, got {first} and {stride}. "
             "Pass the process's rank and the number of processes."
         )
@@ -378,26 +380,28 @@ def _corrupted_batches(
 def _check_choice(name: str, severity: int, seed: int) -> None:
     if name not in CORRUPTIONS:
         close = get_close_matches(str(name), CORRUPTIONS, n=1, cutoff=0.0)
-        raise ValueError(
+        raise InvalidValueError(
             f"name must be one of {', '.join(CORRUPTIONS)}, got {name!r}. "
             f"The closest is {close[0]!r}."
         )
     if not isinstance(severity, int) or isinstance(severity, bool) or not 1 <= severity <= 5:
-        raise ValueError(
+        raise InvalidValueError(
             f"severity must be 1, 2, 3, 4 or 5, got {severity!r}. Pass 1 for the weakest."
         )
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be an integer of at least 0, got {seed!r}. Pass seed=0.")
+        raise InvalidValueError(
+            f"seed must be an integer of at least 0, got {seed!r}. Pass seed=0."
+        )
 
 
 def _check_images(images: Tensor) -> None:
     if not isinstance(images, Tensor) or images.dtype != torch.uint8:
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
-        raise TypeError(
+        raise InvalidTypeError(
             f"images must be a uint8 tensor, got {got}. Corrupt images before they are normalised."
         )
     if images.ndim != 4 or images.shape[1] not in (1, 3) or min(images.shape[2:]) < 4:
-        raise ValueError(
+        raise InvalidValueError(
             f"images must have shape (images, 1 or 3, height, width) and sides of at least 4, got "
             f"{tuple(images.shape)}. Move the channels to the second place."
         )

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from surrogap.errors import InvalidTypeError, InvalidValueError
+
 NUM_BINS = 15
 
 Truth = Literal["label", "set", "votes"]
@@ -149,7 +151,7 @@ def label_sets(labels: Sequence[Sequence[int]], num_classes: int) -> Tensor:
     for i, ones in enumerate(labels):
         wrong = [label for label in ones if not 0 <= label < num_classes]
         if wrong:
-            raise ValueError(
+            raise InvalidValueError(
                 f"labels must lie within 0 and {num_classes - 1}, got {wrong[0]} for image {i}. "
                 "Pass the number of the model's classes as num_classes."
             )
@@ -206,18 +208,18 @@ def _rank(logits: Tensor, right: Tensor) -> Tensor:
 def _scores(sums: list[float], truth: Truth) -> Scores:
     num_samples, right, five, loss, num_invalid, *gaps = sums
     if num_invalid and truth == "label":
-        raise ValueError(
+        raise InvalidValueError(
             f"labels must be classes of the model, and among `classes` where those are given, got "
             f"{num_invalid:.0f} of {num_samples + num_invalid:.0f} that are not. Number the "
             "classes of the data as the model does."
         )
     if num_invalid:
-        raise ValueError(
+        raise InvalidValueError(
             f"votes must be at least 0, got others for {num_invalid:.0f} images. "
             "Pass how many people chose each class."
         )
     if not num_samples:
-        raise ValueError(
+        raise InvalidValueError(
             "batches must hold at least one image with a right label, got none. "
             "A generator is empty once it has been read: pass a list or a loader."
         )
@@ -262,19 +264,19 @@ def _check_arguments(
     truth: str, classes: Sequence[int] | None, autocast: torch.dtype | None
 ) -> None:
     if truth not in get_args(Truth):
-        raise ValueError(
+        raise InvalidValueError(
             f"truth must be 'label', 'set' or 'votes', got {truth!r}. "
             "Pass 'label' for one class for each image."
         )
     if autocast not in (None, torch.bfloat16, torch.float16):
-        raise ValueError(
+        raise InvalidValueError(
             f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}. "
             "Pass None to run the model as it is."
         )
     if classes is not None and (
         not classes or min(classes) < 0 or len(set(classes)) < len(classes)
     ):
-        raise ValueError(
+        raise InvalidValueError(
             f"classes must be different numbers of at least 0, and one or more, got "
             f"{_shortened(classes)}. Pass None to let all classes take part."
         )
@@ -285,18 +287,18 @@ def _check_shapes(
 ) -> None:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(
+        raise InvalidValueError(
             f"model must return logits of shape (images, classes), got {got} for {len(images)} "
             "images. Wrap a model that returns something else."
         )
     if classes is not None and max(classes) >= logits.shape[1]:
-        raise ValueError(
+        raise InvalidValueError(
             f"classes must be below the number of the model's classes, got {max(classes)} and "
             f"{logits.shape[1]} classes. Number them as the model does."
         )
     shape = logits.shape[:1] if truth == "label" else logits.shape
     if labels.shape != shape:
-        raise ValueError(
+        raise InvalidValueError(
             f"labels must have shape {tuple(shape)} for truth={truth!r}, got "
             f"{tuple(labels.shape)}. Pass the truth that the batches hold."
         )
@@ -308,7 +310,7 @@ def _check_shapes(
     }
     if not fits[truth]:
         wanted = {"label": "integers", "set": "bools", "votes": "numbers"}[truth]
-        raise TypeError(
+        raise InvalidTypeError(
             f"labels must be {wanted} for truth={truth!r}, got {labels.dtype}. "
             "Pass the truth that the batches hold."
         )

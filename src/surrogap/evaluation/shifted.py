@@ -14,6 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from surrogap.errors import InvalidValueError
+
 Sample = tuple[Path, int]
 
 # Of ImageNet-C: the fifteen that the benchmark is a mean of, and the four for validation.
@@ -124,12 +126,12 @@ def imagenet_real(
     lists = _label_lists(Path(labels), len(_given(synsets)))
     twice = [name for name, n in Counter(path.name for path in paths).items() if n > 1]
     if twice:
-        raise ValueError(
+        raise InvalidValueError(
             f"root must hold images of different names, got {_few(twice)} more than once in "
             f"{root}. The labels follow the names: unpack the set anew."
         )
     if len(lists) != len(paths):
-        raise ValueError(
+        raise InvalidValueError(
             f"labels must have a list for each of the {len(paths)} images, got {len(lists)} in "
             f"{labels}. Pass the whole validation set, and the real.json that belongs to it."
         )
@@ -267,12 +269,12 @@ def imagenet_c(
     known = (*IMAGENET_C, *IMAGENET_C_EXTRA)
     if corruption not in known:
         close = get_close_matches(str(corruption), known, n=1, cutoff=0.0)
-        raise ValueError(
+        raise InvalidValueError(
             f"corruption must be one of {', '.join(known)}, got {corruption!r}. "
             f"The closest is {close[0]!r}."
         )
     if not isinstance(severity, int) or isinstance(severity, bool) or not 1 <= severity <= 5:
-        raise ValueError(
+        raise InvalidValueError(
             f"severity must be 1, 2, 3, 4 or 5, got {severity!r}. Pass 1 for the weakest."
         )
     folder = Path(root) / corruption / str(severity)
@@ -292,11 +294,13 @@ def mean_over_corruptions(values: Mapping[tuple[str, int], float]) -> float:
     0.5
     """
     if not values:
-        raise ValueError("values must hold at least one score, got none. Evaluate a set first.")
+        raise InvalidValueError(
+            "values must hold at least one score, got none. Evaluate a set first."
+        )
     names, severities = ({key[i] for key in values} for i in (0, 1))
     missing = [(a, b) for a in names for b in severities if (a, b) not in values]
     if missing:
-        raise ValueError(
+        raise InvalidValueError(
             f"values must hold the same severities for each corruption, got none for "
             f"{_few(sorted(map(str, missing)))}. Evaluate these too, or leave the corruption out."
         )
@@ -333,7 +337,7 @@ def _given(synsets: Sequence[str] | None) -> Sequence[str]:
 def _numbered(synsets: Sequence[str]) -> dict[str, int]:
     labels = {synset: label for label, synset in enumerate(synsets)}
     if len(labels) < len(synsets) or not labels:
-        raise ValueError(
+        raise InvalidValueError(
             f"synsets must be different names, and one or more, got {len(synsets)} of which "
             f"{len(labels)} differ. Pass None for ImageNet's."
         )
@@ -349,7 +353,7 @@ def _part(
     labels = _numbered(_given(synsets))
     unknown = [synset for synset in subset if synset not in labels]
     if unknown:
-        raise ValueError(
+        raise InvalidValueError(
             f"subset must be a part of the synsets, got {_few(unknown)} beside them. "
             "Pass all of the model's classes as synsets."
         )
@@ -362,14 +366,14 @@ def _samples(root: Path, labels: Mapping[str, int], num_images: int | None) -> l
     _check_folders(root, labels)
     samples = [(path, label) for name, label in labels.items() for path in _images(root / name)]
     if num_images is not None and len(samples) != num_images:
-        raise ValueError(
+        raise InvalidValueError(
             f"root must hold {num_images} images, got {len(samples)} in {root}. "
             "Unpack the set anew, or pass num_images=None to use a part of it."
         )
     without = sorted(set(labels.values()) - {label for _, label in samples})
     if without:
         names = [name for name, label in labels.items() if label in without]
-        raise ValueError(
+        raise InvalidValueError(
             f"root must hold images of each class, got none in {_few(names)} of {root}. "
             "Unpack the set anew."
         )
@@ -387,7 +391,7 @@ def _images(folder: Path) -> list[Path]:
 
 def _check_folders(root: Path, expected: Collection[str]) -> None:
     if not root.is_dir():
-        raise ValueError(
+        raise InvalidValueError(
             f"root must be the folder of the set, got {root}, which is no folder. "
             "Pass where it was unpacked."
         )
@@ -396,7 +400,7 @@ def _check_folders(root: Path, expected: Collection[str]) -> None:
     others = sorted(found - set(expected))
     if missing or others:
         got = [f"without {_few(missing)}"] * bool(missing) + [f"with {_few(others)}"] * bool(others)
-        raise ValueError(
+        raise InvalidValueError(
             f"root must hold the {len(expected)} folders {_few(list(expected))} and no others, got "
             f"{root} {' and '.join(got)}. Pass the folder that holds a folder for each class."
         )
@@ -406,13 +410,13 @@ def _label_lists(path: Path, num_classes: int) -> list[list[int]]:
     try:
         lists: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"labels must be a JSON file, got {path} ({error}). Pass the path of real.json."
         ) from error
     rows = lists if isinstance(lists, list) else [lists]
     wrong = [row for row in rows if not _are_classes(row, num_classes)]
     if wrong:
-        raise ValueError(
+        raise InvalidValueError(
             f"labels must be a list of lists of classes below {num_classes}, got "
             f"{str(wrong[0])[:40]} in {path}. Pass the path of real.json."
         )

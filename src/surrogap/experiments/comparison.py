@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.figures import curves_with_bands, new_figure
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.tables import Table
@@ -175,6 +176,22 @@ def numbers(results: Sequence[Result], rho: float) -> dict[str, Any]:
         for method, runs in by_method(results).items()
     }
     return {"rho": rho, "summary": summary, "runs": [asdict(result) for result in results]}
+
+
+def read_comparison(path: Path) -> tuple[list[Result], float]:
+    """Return the results and the radius of a `comparison.json`.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    try:
+        found = json.loads(path.read_text())
+        return [Result(**run) for run in found["runs"]], float(found["rho"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InvalidValueError(
+            f"comparison must be a file that surrogap compare wrote, got {path}, which is damaged "
+            f"({error}). Run the same surrogap compare again to write it."
+        ) from error
 
 
 def moments(values: Sequence[float]) -> dict[str, float | None]:

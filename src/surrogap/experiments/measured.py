@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from surrogap.experiments.surfaces import eval_batch_size, part_of, still_surfac
 from surrogap.training.failure import RunFailedError
 from surrogap.training.losses import loss_of
 from surrogap.training.processes import World
+from surrogap.training.replacing import replacing
 
 # From a run, a radius and a device to what was measured: "rho" and whatever else.
 Measured = Callable[[Run, float, torch.device], dict[str, float]]
@@ -106,9 +106,8 @@ def measure(folder: Path, rho: float, device: torch.device, measured: Measured) 
     path = folder / MEASURED
     if not is_measured(folder, rho):
         found = measured(Run.read(folder), rho, device)
-        temporary = path.with_name(f".{path.name}")
-        temporary.write_text(json.dumps(found, indent=2) + "\n")
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def is_measured(folder: Path, rho: float) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from surrogap.core.catalog import OBJECTIVES
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.recipes import RECIPES
 from surrogap.training.arguments import one_of
 from surrogap.training.config import FIELDS, Config
@@ -103,7 +104,7 @@ class Column:
             field, is_pair, value = pair.partition("=")
             field = field.replace("-", "_")
             if not is_pair or field in ("objective", "seed", "out"):
-                raise ValueError(
+                raise InvalidValueError(
                     f"objectives must have settings as FIELD=VALUE, got {text!r}. Set any field "
                     f"but the objective, the seed and the folder. {_REMEDY}"
                 )

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from surrogap.analysis.find_rho import USUAL_RHOS, Climb, Sweep, cost_of_find_rho, find_rho
 from surrogap.analysis.surface import Surface
-from surrogap.core.catalog import OBJECTIVES, create
+from surrogap.core.catalog import OBJECTIVES
+from surrogap.core.rho import InverseSqrt, radius
 from surrogap.experiments.surfaces import load_whole, loss_fn_of
 from surrogap.training.batches import Batch, start_of
-from surrogap.training.checkpoints import Checkpoints
+from surrogap.training.checkpoints import Checkpoints, State
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
 from surrogap.training.folder import CHECKPOINTS
 from surrogap.training.objective_configs import PerturbedConfig
+from surrogap.training.objectives import built, rho_of
 from surrogap.training.parts import Parts, parts_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.state import load_weights_and_moments
@@ -45,10 +47,36 @@ def plain_parts(config: Config, run: Path | None, num_steps: int) -> Parts:
         return parts
     load_whole(parts.model, run)
     if OBJECTIVES[config.objective.name].takes_optimizer:
-        state = Checkpoints(run / CHECKPOINTS).newest()
-        assert state is not None  # or there were no weights
-        load_weights_and_moments(parts.model, parts.optimizer, state, world)
+        load_weights_and_moments(parts.model, parts.optimizer, _newest(run), world)
     return parts
+
+
+def radius_in_use(config: Config, parts: Parts, run: Path) -> float | None:
+    """Return the radius of the last step before a run's newest checkpoint; None without a radius.
+
+    Args:
+        config: The run's configuration.
+        parts: Its model and optimizer, as `plain_parts` built them. The optimizer gets the learning
+            rate of that step.
+        run: The run's folder.
+    """
+    if not isinstance(config.objective, PerturbedConfig):
+        return None
+    state = _newest(run)
+    for group, saved in zip(
+        parts.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True
+    ):
+        group["lr"] = float(saved["lr"])
+    rho = rho_of(config, config.objective, parts.optimizer)
+    if isinstance(rho, InverseSqrt):
+        rho.load_state_dict({"num_steps": state["step"] - 1})
+    return float(radius(rho))
+
+
+def _newest(run: Path) -> State:
+    state = Checkpoints(run / CHECKPOINTS).newest()
+    assert state is not None  # or its weights could not have been loaded
+    return state
 
 
 def _plain(config: Config, run: Path | None, num_steps: int) -> Config:
@@ -142,12 +170,8 @@ def climb_of(config: Config, parts: Parts) -> Climb | None:
     # Of several processes' gradients there is only this one's.
     arguments = settings.arguments() | {"rho": 1.0, "scope": None}
     known = OBJECTIVES[settings.name].arguments
-    objective = create(
-        settings.name,
-        parts.model,
-        parts.optimizer,
-        **{name: value for name, value in arguments.items() if name in known},
-    )
+    arguments = {name: value for name, value in arguments.items() if name in known}
+    objective = built(settings.name, parts.model, parts.optimizer, arguments)
     fraction: float = getattr(settings, "climb_fraction", 1.0)
 
     def climb(surface: Surface) -> Tensor:

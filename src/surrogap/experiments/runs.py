@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from surrogap.data import Splits
+from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.folder import read_config
 from surrogap.training.images import images_of
@@ -62,7 +63,7 @@ class Run:
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
-            raise ValueError(
+            raise InvalidValueError(
                 f"run must have weights of its network for its images, got {self.folder}, whose "
                 f"checkpoint differs ({str(error).splitlines()[-1].strip()}) Have its images "
                 "changed?"

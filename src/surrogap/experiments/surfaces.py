@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from surrogap.analysis.batches import LossFn
 from surrogap.analysis.surface import Surface
 from surrogap.data import Splits, loader
+from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.groups import ModelConfig
 from surrogap.training.losses import loss_of
@@ -123,7 +124,7 @@ def load_whole(model: nn.Module, weights: Path) -> None:
     try:
         model.load_state_dict(read_weights(weights))
     except RuntimeError as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"weights must be those of the network for its images, got {weights} "
             f"({str(error).splitlines()[-1].strip()}) Pass weights that were trained on them."
         ) from error

@@ -51,7 +51,10 @@ class Table:
         from rich.table import Table as Lines
         from rich.text import Text
 
-        lines = Lines(*self.columns, title=self.title or None, title_justify="left")
+        lines = Lines(title=self.title or None, title_justify="left")
+        for index, column in enumerate(self.columns):
+            # The first column holds names, which people copy: the others wrap before it is cut.
+            lines.add_column(column, no_wrap=index == 0)
         for row in self.rows:
             lines.add_row(*map(Text, row))  # as they are: rich would read brackets as its own
         Console(file=file).print(lines)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from surrogap.data import FileSet, Splits, TensorSet, loader
+from surrogap.errors import InvalidValueError
 from surrogap.evaluation import (
     CORRUPTIONS,
     IMAGENET_C,
@@ -123,7 +124,7 @@ def _voted(splits: Splits, path: Path, loading: Loading) -> Trial:
     votes = read_votes(path)
     shape = (len(splits.test), len(splits.classes))
     if votes.shape != shape:
-        raise ValueError(
+        raise InvalidValueError(
             f"votes must have a row for each test image and a column for each class, {shape}, got "
             f"{tuple(votes.shape)} in {path}. Pass those of this test set."
         )
@@ -146,7 +147,7 @@ def read_votes(path: Path) -> Tensor:
         if not votes.isfinite().all():
             raise ValueError("some of its numbers are not finite")
     except Exception as error:  # what is damaged decides which kind
-        raise ValueError(
+        raise InvalidValueError(
             f"votes must be an .npy file of counts, or an .npz archive with test_human_counts, got "
             f"{path} ({error}). Pass cifar10h-counts.npy, as it is published."
         ) from error
@@ -213,7 +214,7 @@ def _synsets(splits: Splits) -> list[str] | None:
         return None
     if all(map(_SYNSET.fullmatch, splits.classes)):
         return list(splits.classes)
-    raise ValueError(
+    raise InvalidValueError(
         "ImageNet's shifted sets must go with a run on ImageNet, or on some of its synsets, got "
         f"{splits.name} with the classes {', '.join(splits.classes[:3])}, ... Leave them out."
     )
@@ -221,7 +222,7 @@ def _synsets(splits: Splits) -> list[str] | None:
 
 def _check_are_files(splits: Splits) -> None:
     if not isinstance(splits.test, FileSet):
-        raise ValueError(
+        raise InvalidValueError(
             f"ImageNet's shifted sets must go with a run on image files, got {splits.name}, whose "
             "images are in memory. Leave them out."
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from surrogap.errors import InvalidValueError
 from surrogap.models.patches import Patches
 
 # A grid of about 8 x 8 patches is what ViT-S/4 has at 32 px. Fewer than 7 see little, and
@@ -170,7 +171,7 @@ def _check_patches(image_size: int, patch_size: int) -> None:
         ValueError: They do not.
     """
     if image_size % patch_size:
-        raise ValueError(
+        raise InvalidValueError(
             f"image_size must be a multiple of {patch_size}, the side of a patch, got "
             f"{image_size}. {_resize(image_size, lambda size: size % patch_size == 0)}"
         )
@@ -183,7 +184,7 @@ def _patch_size(image_size: int, patch_size: int | None) -> int:
         return patch_size
     grid = _smallest_grid(image_size)
     if grid is None:
-        raise ValueError(
+        raise InvalidValueError(
             f"image_size must split into {_GRID[0]} to {_GRID[-1]} equal patches a side, got "
             f"{image_size}. {_resize(image_size, lambda size: _smallest_grid(size) is not None)}"
         )

@@ -5,6 +5,7 @@ from functools import partial
 
 from torch import nn
 
+from surrogap.errors import InvalidTypeError, InvalidValueError, MissingPackageError
 from surrogap.models import networks
 
 _VIT_S = partial(networks.vit, width=384, depth=12, num_heads=6)
@@ -77,7 +78,7 @@ def create(
     torch.Size([2, 10])
     """
     if not isinstance(name, str):
-        raise TypeError(
+        raise InvalidTypeError(
             f"name must be a string, got {type(name).__name__}. Pass one of {_list(names())}."
         )
     _check_count("num_classes", num_classes, "Pass the number of classes of the data.")
@@ -87,7 +88,7 @@ def create(
     try:
         return _build(name, num_classes, image_size, in_channels)
     except ModuleNotFoundError as error:
-        raise ImportError(
+        raise MissingPackageError(
             f"timm must be installed to build {name!r}, got {error}. "
             "Run pip install 'surrogap[train]'."
         ) from error
@@ -113,7 +114,7 @@ def _build(name: str, num_classes: int, image_size: int | None, in_channels: int
     # Not `timm.is_model`: it takes `resnet50.a1_in1k` too, which stands for weights.
     names_of_timm = timm.list_models()
     if name not in names_of_timm:
-        raise ValueError(_unknown(name, names_of_timm))
+        raise InvalidValueError(_unknown(name, names_of_timm))
     return networks.from_timm(name, image_size=image_size, **arguments)
 
 
@@ -132,6 +133,6 @@ def _list(words: list[str]) -> str:
 
 def _check_count(name: str, value: object, remedy: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}. {remedy}")
+        raise InvalidTypeError(f"{name} must be an integer, got {type(value).__name__}. {remedy}")
     if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}. {remedy}")
+        raise InvalidValueError(f"{name} must be at least 1, got {value}. {remedy}")

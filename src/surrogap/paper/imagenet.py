@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.recipes import RECIPES, imagenet, transfer
 from surrogap.training.config import Config
 
@@ -108,7 +109,7 @@ def paper_runs(name: str) -> list[PaperRun]:
         ValueError: The paper has no such table or figure.
     """
     if name != "all" and name not in PAPER_RUNS:
-        raise ValueError(
+        raise InvalidValueError(
             f"scale must be laptop or gpu for {name}, which the paper does not have, got paper. "
             "Pass --scale gpu."
         )

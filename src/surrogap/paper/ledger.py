@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.documents import plain
 
 Line = dict[str, Any]
@@ -68,7 +69,7 @@ class Ledger:
             finally:
                 os.close(handle)
         except OSError as error:
-            raise ValueError(
+            raise InvalidValueError(
                 f"ledger must be a file that can be written, got {self.path} ({error.strerror}). "
                 "Pass another --ledger."
             ) from error
@@ -107,7 +108,7 @@ def _read(path: Path) -> list[bytes]:
     try:
         return [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except OSError as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"ledger must be a file that can be read, got {path} ({error.strerror}). "
             "Pass another --ledger."
         ) from error

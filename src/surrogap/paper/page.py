@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.tables import Table
 from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
 from surrogap.paper.ledger import Ledger
@@ -45,7 +46,7 @@ def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(_page(folder, scale, ledger)))
     except OSError as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"page must be a file that can be written, got {path} ({error.strerror}). "
             "Pass another one."
         ) from error

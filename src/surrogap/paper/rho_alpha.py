@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.comparison import MEASURED, moments, spread
 from surrogap.experiments.figures import curves_with_bands, new_figure
 from surrogap.experiments.methods import Planned
@@ -74,7 +75,7 @@ class Grid:
         for name, values in (("rhos", self.rhos), ("alphas", self.alphas)):
             if len(set(values)) < max(len(values), 1):
                 listed = " ".join(f"{value:g}" for value in values) or "none"
-                raise ValueError(
+                raise InvalidValueError(
                     f"{name} must be different ones, at least one, got {listed}. Pass each once."
                 )
 

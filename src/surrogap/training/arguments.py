@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from surrogap.errors import InvalidTypeError, InvalidValueError
+
 # Names in a sentence.
 _READABLE = 20
 
@@ -25,7 +27,7 @@ def one_of(name: str, value: object, known: Iterable[str], *, remedy: str = "") 
     guess = closest(str(value), names)
     ending = f" {remedy}" if remedy else ""
     listed = ", ".join(names) if len(names) <= _READABLE else f"{len(names)} names"
-    raise ValueError(
+    raise InvalidValueError(
         f"{name} must be one of {listed}, got {value!r}. "
         f"{f'The closest is {guess!r}.' if guess else 'Pass one of them.'}{ending}"
     )
@@ -59,7 +61,7 @@ def check_type(name: str, value: object, hint: Any) -> None:
         _check_tuple(name, value, get_args(kind))
     elif not _is(value, kind):
         remedy = f"Pass {_EXAMPLES[kind]}" + (", or none." if len(options) > 1 else ".")
-        raise TypeError(f"{name} must be {_NAMES[kind]}, got {value!r}. {remedy}")
+        raise InvalidTypeError(f"{name} must be {_NAMES[kind]}, got {value!r}. {remedy}")
 
 
 def at_least(name: str, value: int, bound: int, *, remedy: str) -> None:
@@ -71,7 +73,7 @@ def at_least(name: str, value: int, bound: int, *, remedy: str) -> None:
     >>> at_least("epochs", 20, 1, remedy="Pass how often to go through the images.")
     """
     if value < bound:
-        raise ValueError(f"{name} must be at least {bound}, got {value}. {remedy}")
+        raise InvalidValueError(f"{name} must be at least {bound}, got {value}. {remedy}")
 
 
 def check_seed(seed: int) -> None:
@@ -84,7 +86,9 @@ def check_seed(seed: int) -> None:
     """
     at_least("seed", seed, 0, remedy="Pass a whole number, such as 0.")
     if seed >= 2**63:
-        raise ValueError(f"seed must be below 2**63, got {seed}. Pass a smaller one, such as 0.")
+        raise InvalidValueError(
+            f"seed must be below 2**63, got {seed}. Pass a smaller one, such as 0."
+        )
 
 
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
@@ -101,6 +105,6 @@ def _is(value: object, kind: type) -> bool:
 
 def _check_tuple(name: str, value: object, kinds: tuple[type, ...]) -> None:
     if not isinstance(value, tuple) or len(value) != len(kinds):
-        raise TypeError(f"{name} must be {len(kinds)} numbers, got {value!r}. Pass as many.")
+        raise InvalidTypeError(f"{name} must be {len(kinds)} numbers, got {value!r}. Pass as many.")
     for part, kind in zip(value, kinds, strict=True):
         check_type(name, part, kind)

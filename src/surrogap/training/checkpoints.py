@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, cast, final
 
 import torch
 
+from surrogap.errors import InvalidValueError
 from surrogap.training.failure import RunFailedError
 
 _NAME = re.compile(r"step-(\d{9})-([0-9a-f]{32})\.pt")
@@ -88,7 +89,7 @@ class Checkpoints:
             except ValueError as error:
                 warnings.warn(f"{error} The one before is used.", stacklevel=2)
         if paths:
-            raise ValueError(
+            raise InvalidValueError(
                 f"checkpoints must include one that is whole, got {len(paths)} damaged in "
                 f"{self.folder}. Delete the run's folder to start anew."
             )
@@ -120,7 +121,7 @@ def read(path: Path) -> State:
         with path.open("rb") as file:
             digest = _digest(file)
             if match is None or digest != match[2]:
-                raise ValueError(
+                raise InvalidValueError(
                     f"checkpoint must have the contents that its name tells, got {path}, which is "
                     "damaged. Delete it."
                 )
@@ -128,7 +129,7 @@ def read(path: Path) -> State:
             state: State = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(
+        raise InvalidValueError(
             f"checkpoint must hold tensors and numbers alone, got {path} ({reason}). Delete it."
         ) from error
     return state

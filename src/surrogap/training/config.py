@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, final, get_type_hints
 
+from surrogap.errors import InvalidTypeError, InvalidValueError
 from surrogap.training.arguments import closest
 from surrogap.training.groups import (
     DataConfig,
@@ -91,13 +92,13 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.data.batch_size % self.execution.micro_batches:
-            raise ValueError(
+            raise InvalidValueError(
                 f"micro_batches must divide batch_size, got {self.execution.micro_batches} and "
                 f"batch_size={self.data.batch_size}. Pass parts of one size."
             )
         lr, lr_min = self.optimizer.lr, self.schedule.lr_min
         if lr_min > lr:
-            raise ValueError(
+            raise InvalidValueError(
                 f"lr_min must not exceed lr, got lr_min={lr_min} and lr={lr}. "
                 "The learning rate decays from lr to lr_min."
             )
@@ -112,7 +113,7 @@ class Config:
             isinstance(self.objective, EntropySGDConfig) and execution.perturbation == "each"
         )
         if has_walks and execution.capture and execution.micro_batches > 1:
-            raise ValueError(
+            raise InvalidValueError(
                 "perturbation must be shared for entropy-sgd where a step is captured, got each. "
                 "Pass --perturbation shared, or --no-capture."
             )
@@ -120,7 +121,7 @@ class Config:
     def _check_climb(self) -> None:
         objective, num_parts = self.objective, self.execution.micro_batches
         if isinstance(objective, AscentConfig) and objective.climb_fraction < 1 and num_parts > 1:
-            raise ValueError(
+            raise InvalidValueError(
                 f"climb_fraction must be 1 where a batch is split into micro-batches, got "
                 f"{objective.climb_fraction} and micro_batches={num_parts}. Pass one of the two."
             )
@@ -130,7 +131,7 @@ class Config:
         if not isinstance(objective, PerturbedConfig) or objective.rho_min is None:
             return
         if self.schedule.decay == "constant" or self.schedule.lr_min == self.optimizer.lr:
-            raise ValueError(
+            raise InvalidValueError(
                 "rho_min must be left out where the learning rate does not decay, got "
                 f"{objective.rho_min}. The radius follows the learning rate: pass rho alone, or "
                 "let lr decay."
@@ -160,7 +161,7 @@ class Config:
         groups: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
         for flag, value in values.items():
             if flag not in FIELDS:
-                raise ValueError(_unknown("field", flag, FIELDS))
+                raise InvalidValueError(_unknown("field", flag, FIELDS))
             group, name = FIELDS[flag]
             groups[group][name] = value
         objective = converted(self.objective, groups["objective"].pop("name", self.objective.name))
@@ -200,19 +201,21 @@ class Config:
             ValueError: A group or a field is unknown, or a value is not valid.
         """
         if not isinstance(values, Mapping):
-            raise TypeError(
+            raise InvalidTypeError(
                 "configuration must be groups of fields, as a run's config.json has them, got "
                 f"{values!r}. Pass such groups."
             )
         groups: dict[str, Any] = {}
         for group, fields in values.items():
             if group not in _GROUPS:
-                raise ValueError(_unknown("group", group, _GROUPS))
+                raise InvalidValueError(_unknown("group", group, _GROUPS))
             if not isinstance(fields, Mapping):
-                raise TypeError(f"{group} must be a group of fields, got {fields!r}. Pass one.")
+                raise InvalidTypeError(
+                    f"{group} must be a group of fields, got {fields!r}. Pass one."
+                )
             kind: Any = _objective_class(fields) if group == "objective" else _GROUPS[group]
             for name in fields.keys() - _names(kind):
-                raise ValueError(_unknown(f"field of {group}", name, _names(kind)))
+                raise InvalidValueError(_unknown(f"field of {group}", name, _names(kind)))
             values_of = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
             groups[group] = kind(**values_of)
         return cls(**groups)
@@ -233,7 +236,7 @@ def check_effect(names: Iterable[str], objective: ObjectiveConfig) -> None:
 
 def _objective_class(fields: Mapping[str, Any]) -> type[ObjectiveConfig]:
     if fields.keys() >= _OF_SEVERAL_OBJECTIVES:
-        raise ValueError(
+        raise InvalidValueError(
             "configuration must hold the fields of one objective, got one of an earlier version "
             "of surrogap, with those of all. Train it again in another folder, or use that version."
         )

@@ -8,10 +8,12 @@ import json
 import os
 from pathlib import Path
 
+from surrogap.errors import InvalidValueError
 from surrogap.training.checkpoints import sync_folder
 from surrogap.training.config import Config
 from surrogap.training.identity import FREE
 from surrogap.training.processes import World
+from surrogap.training.replacing import replacing
 from surrogap.training.versions import device_name, versions
 
 CONFIG = "config.json"
@@ -30,7 +32,7 @@ def read_config(folder: Path) -> Config:
     try:
         return Config.from_dict(json.loads((folder / CONFIG).read_text()))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"run must be a folder with a readable {CONFIG}, got {folder}. "
             "Pass the folder that surrogap train wrote."
         ) from error
@@ -46,7 +48,7 @@ def check_folder(config: Config, *, resume: bool) -> None:
     if (folder / CONFIG).exists():
         _check_run(config, resume)
     elif folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise ValueError(
+        raise InvalidValueError(
             f"out must be a new or empty folder, or a run's, got {folder}, which holds other "
             "files. Pass another one."
         )
@@ -57,12 +59,12 @@ def _check_run(config: Config, resume: bool) -> None:
     different = {k: v for k, v in config.flat().items() if own.get(k) != v and k not in FREE}
     if different:
         name, value = next(iter(different.items()))
-        raise ValueError(
+        raise InvalidValueError(
             f"out must be a folder of this configuration, got {folder}, whose run has "
             f"{name}={own[name]!r} and not {value!r}. Pass another --out, or its own {name}."
         )
     if not resume:
-        raise ValueError(
+        raise InvalidValueError(
             f"out must be a new folder, got {folder}, which holds this run already. "
             "Pass --resume to continue it, or another --out."
         )
@@ -81,19 +83,17 @@ def prepare_folder(config: Config, world: World) -> None:
             if not (folder / name).exists():
                 _write(folder / name, text)
     except OSError as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"out must be a folder that can be written, got {folder} ({error.strerror}). "
             "Pass another one."
         ) from error
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w") as file:
+    with replacing(path) as temporary, temporary.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
     sync_folder(path.parent)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, final, get_type_hints
 from tyro.conf import arg
 
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 from surrogap.training.arguments import at_least, check_seed, check_type
 
 
@@ -179,7 +180,7 @@ class ScheduleConfig(Group):
         self._number("warmup_epochs", remedy="Pass 0 for no warm-up.")
         self._number("lr_min", remedy="Pass a non-negative number, such as 0.")
         if self.warmup_steps and self.warmup_epochs:
-            raise ValueError(
+            raise InvalidValueError(
                 f"warmup_epochs must be 0 where warmup_steps is given, got {self.warmup_epochs} "
                 f"and warmup_steps={self.warmup_steps}. Pass one of the two."
             )
@@ -225,7 +226,7 @@ class ExecutionConfig(Group):
         at_least("micro_batches", self.micro_batches, 1, remedy="Pass 1 for whole batches.")
         at_least("max_skipped", self.max_skipped, 0, remedy="Pass 0 to stop at the first.")
         if self.capture and self.precision == "fp16":
-            raise ValueError(
+            raise InvalidValueError(
                 "precision must be fp32 or bf16 where a step is captured, got fp16. "
                 "Whether a step overflowed is known only after it: pass --precision bf16."
             )

@@ -8,6 +8,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.data import Splits, TensorSet
+from surrogap.errors import InvalidValueError
 from surrogap.models import create
 from surrogap.models.registry import is_sized
 from surrogap.training.checkpoints import Checkpoints
@@ -51,7 +52,7 @@ def image_size(config: ModelConfig, splits: Splits) -> int:
     """
     height, width = image_sides(config, splits)
     if height != width and is_sized(config.name):
-        raise ValueError(
+        raise InvalidValueError(
             f"image_size must be given for images that are not square, got {height}x{width} for "
             f"{config.name}. Pass --image-size {max(height, width)}."
         )
@@ -80,7 +81,7 @@ def _set_dropout(model: nn.Module, config: ModelConfig) -> None:
     if hasattr(model, "drop_rate"):
         vars(model)["drop_rate"] = config.drop
     elif not layers:
-        raise ValueError(
+        raise InvalidValueError(
             f"drop must be 0 for {config.name}, which has no dropout, got {config.drop}. "
             "Pass --drop 0, or a ViT."
         )
@@ -93,7 +94,7 @@ def _set_head_bias(model: nn.Module, config: ModelConfig, *, num_classes: int) -
         if isinstance(module, nn.Linear) and module.out_features == num_classes
     ]
     if not layers or layers[-1].bias is None:
-        raise ValueError(
+        raise InvalidValueError(
             f"head_bias must be left out for {config.name}, whose head is no linear layer with a "
             f"bias, got {config.head_bias}. Pass --head-bias none."
         )
@@ -115,7 +116,7 @@ def load_weights(model: nn.Module, source: Path, *, num_classes: int) -> None:
             given.shape != tensor.shape and not _is_head(given, tensor, num_classes)
         ):
             got = "nothing" if given is None else tuple(given.shape)
-            raise ValueError(
+            raise InvalidValueError(
                 f"weights must be the network's own, got {got} for {name}, which is "
                 f"{tuple(tensor.shape)}. Pass weights of the same network in {source}."
             )
@@ -148,11 +149,11 @@ def read_weights(source: Path) -> dict[str, Tensor]:
         try:
             return load_file(source)
         except (SafetensorError, OSError) as error:
-            raise ValueError(
+            raise InvalidValueError(
                 f"weights must be a .safetensors file that is whole, got {source} ({error}). "
                 "Pass another one."
             ) from error
-    raise ValueError(
+    raise InvalidValueError(
         f"weights must be a run's folder with a checkpoint, or a .safetensors file, got {source}. "
         "Train it first, or pass the path of a file."
     )

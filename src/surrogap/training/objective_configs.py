@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from surrogap.core.catalog import OBJECTIVES
+from surrogap.errors import InvalidValueError
 from surrogap.training.arguments import at_least, one_of
 from surrogap.training.groups import Group
 
@@ -52,13 +53,13 @@ class ObjectiveConfig(Group):
     def _check(self) -> None:
         own = CONFIGS.get(one_of("objective", self.name, OBJECTIVES))
         if own is not type(self):
-            raise ValueError(
+            raise InvalidValueError(
                 f"name must be the objective of {type(self).__name__}, got {self.name!r}. "
                 "Leave it out, or use Config.override(objective=...)."
             )
         self._number("label_smoothing", below=1.0, remedy="Pass a number such as 0.1.")
         if self.label_smoothing and self.loss == "sigmoid":
-            raise ValueError(
+            raise InvalidValueError(
                 f"label_smoothing must be 0 for the sigmoid loss, got {self.label_smoothing}. "
                 "Pass it with loss cross-entropy."
             )
@@ -103,12 +104,12 @@ class PerturbedConfig(ObjectiveConfig):
         if self.rho_min is None:
             return
         if self.rho_inverse_sqrt:
-            raise ValueError(
+            raise InvalidValueError(
                 f"rho_min must be left out where the radius is rho / sqrt(t), got {self.rho_min}. "
                 "Pass one of rho_min and rho_inverse_sqrt."
             )
         if self.rho_min > self.rho:
-            raise ValueError(
+            raise InvalidValueError(
                 f"rho_min must not exceed rho, got rho_min={self.rho_min} and rho={self.rho}. "
                 "Pass the radius at the largest learning rate as rho."
             )
@@ -138,7 +139,7 @@ class AscentConfig(PerturbedConfig):
         super()._check()
         self._number("climb_fraction", above=0.0, remedy="Pass a share such as 0.25.")
         if self.climb_fraction > 1:
-            raise ValueError(
+            raise InvalidValueError(
                 f"climb_fraction must be at most 1, got {self.climb_fraction}. "
                 "Pass a share such as 0.25, or 1 for the whole batch."
             )
@@ -296,7 +297,7 @@ def converted(config: ObjectiveConfig, name: str) -> ObjectiveConfig:
     return config_class(name)(**{f: getattr(config, f) for f in shared})
 
 
-class NoEffectError(ValueError):
+class NoEffectError(InvalidValueError):
     """Raised where a setting is given that the chosen objective does not use."""
 
     def __init__(self, setting: str, objective: str) -> None:

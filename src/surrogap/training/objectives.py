@@ -1,5 +1,7 @@
 """The objective that a configuration names."""
 
+from typing import Any
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -7,6 +9,7 @@ from surrogap.core.catalog import create
 from surrogap.core.intermittent import Intermittent
 from surrogap.core.objective import Objective
 from surrogap.core.rho import InverseSqrt, ProportionalToLR, Schedule
+from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.objective_configs import PerturbedConfig
 
@@ -36,21 +39,36 @@ def objective_of(
     """
     settings, arguments = config.objective, config.objective.arguments()
     if not isinstance(settings, PerturbedConfig):
-        return create(settings.name, model, optimizer, **arguments)
-    arguments["rho"] = _rho(config, settings, optimizer)
-    objective = create(settings.name, model, optimizer, **arguments)
+        return built(settings.name, model, optimizer, arguments)
+    arguments["rho"] = rho_of(config, settings, optimizer)
+    objective = built(settings.name, model, optimizer, arguments)
     if settings.every == 1 and settings.start_epoch == 0:
         return objective
     start, num_steps = settings.start_epoch * steps_per_epoch, config.schedule.steps
     if start >= (num_steps or config.schedule.epochs * steps_per_epoch):
-        raise ValueError(
+        raise InvalidValueError(
             f"start_epoch must be before the run's end, got {settings.start_epoch} with "
             f"{steps_per_epoch} steps in an epoch. Pass a smaller one, or train for longer."
         )
     return Intermittent(objective, every=settings.every, start=start)
 
 
-def _rho(config: Config, settings: PerturbedConfig, optimizer: Optimizer) -> float | Schedule:
+def built(
+    name: str, model: nn.Module, optimizer: Optimizer, arguments: dict[str, Any]
+) -> Objective:
+    """Build an objective by its name.
+
+    Raises:
+        ValueError: The model or the optimizer does not suit it.
+    """
+    try:
+        return create(name, model, optimizer, **arguments)
+    except (TypeError, ValueError) as error:  # of the core, about settings that do not fit
+        raise InvalidValueError(str(error)) from error
+
+
+def rho_of(config: Config, settings: PerturbedConfig, optimizer: Optimizer) -> float | Schedule:
+    """Return the radius of a configuration's objective: a number or a schedule."""
     if settings.rho_inverse_sqrt:
         return InverseSqrt(settings.rho)
     if settings.rho_min is None:

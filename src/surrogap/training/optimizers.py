@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from surrogap.errors import InvalidValueError, MissingPackageError
 from surrogap.training.arguments import one_of
 from surrogap.training.groups import OptimizerConfig, ScheduleConfig
 
@@ -43,7 +44,7 @@ def optimizer_of(config: OptimizerConfig, model: nn.Module, *, fused: bool = Fal
     kind = _adabelief() if name == "adabelief" else _BY_NAME[name]
     known = inspect.signature(kind).parameters
     if config.weight_decay and "weight_decay" not in known:
-        raise ValueError(
+        raise InvalidValueError(
             f"weight_decay must be 0 for {config.name}, which has none, got "
             f"{config.weight_decay}. Pass --weight-decay 0, or another optimizer."
         )
@@ -59,7 +60,7 @@ def optimizer_of(config: OptimizerConfig, model: nn.Module, *, fused: bool = Fal
     try:
         return kind(_groups(config, model, "weight_decay" in known), **settings)
     except (TypeError, ValueError) as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"optimizer must suit the network and its settings, got {config.name}, which says: "
             f"{error}. Pass other settings, or another optimizer."
         ) from error
@@ -85,7 +86,7 @@ def _adabelief() -> type[Optimizer]:
         except ModuleNotFoundError:
             continue
         return kind
-    raise ImportError(
+    raise MissingPackageError(
         f"optimizer must have its package installed, got adabelief without "
         f"{' or '.join(_ADABELIEF_PACKAGES)}. Run pip install {_ADABELIEF_PACKAGES[0]}."
     )
@@ -115,7 +116,7 @@ class LearningRate:
     ) -> None:
         self.warmup = schedule.warmup_steps or round(schedule.warmup_epochs * steps_per_epoch)
         if self.warmup >= num_steps:
-            raise ValueError(
+            raise InvalidValueError(
                 f"warmup_steps must be fewer than the run's steps, got {self.warmup} of "
                 f"{num_steps}. Pass a shorter warm-up, or train for longer."
             )

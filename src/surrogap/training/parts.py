@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from surrogap.core.objective import Objective
 from surrogap.data import Loader, Splits, loader
+from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.images import images_of
 from surrogap.training.losses import loss_of
@@ -88,7 +89,7 @@ def splits_of(config: Config, world: World) -> Splits:
         world.from_first(fetch)
     splits = images_of(config.data)
     if splits.val is None and "val" in _eval_splits(config):
-        raise ValueError(
+        raise InvalidValueError(
             f"eval_on must be test for {config.data.name}, which has no validation images, got "
             f"{config.output.eval_on}. Pass --val-per-class to hold some out."
         )
@@ -120,12 +121,12 @@ def _loader(config: Config, world: World, splits: Splits, part: str) -> Loader:
 def _check(config: Config, world: World) -> None:
     execution, batch_size = config.execution, config.data.batch_size
     if batch_size % (world.size * execution.micro_batches):
-        raise ValueError(
+        raise InvalidValueError(
             f"batch_size must be a multiple of processes and micro-batches, got {batch_size} for "
             f"{world.size} processes with {execution.micro_batches} each. Pass such a one."
         )
     if execution.capture and (world.device.type != "cuda" or world.is_shared):
         got = "several processes" if world.is_shared else f"device {world.device}"
-        raise ValueError(
+        raise InvalidValueError(
             f"capture must be for one process on a CUDA device, got {got}. Pass --no-capture."
         )

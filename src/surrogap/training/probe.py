@@ -6,6 +6,7 @@ whoever starts a run brings the probe. `surrogap.experiments.probes` has it.
 
 from collections.abc import Callable
 
+from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.parts import Parts
 from surrogap.training.processes import World
@@ -26,7 +27,7 @@ def probe_of(make: MakeProbe | None, config: Config, parts: Parts, world: World)
     if every is None:
         return None
     if make is None:
-        raise ValueError(
+        raise InvalidValueError(
             f"sharpness_every must come with a probe, got {every} without. "
             "Pass probe=surrogap.experiments.probes.sharpness_probe to train."
         )

@@ -1,4 +1,4 @@
-"""The processes that train together: one, or those that torchrun started."""
+"""The processes that train together: one, or those that a launcher such as torchrun started."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -10,7 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from surrogap.errors import InvalidValueError
+
 Result = TypeVar("Result")
+
+# The variables that torch's env:// reads. torchrun sets them; for srun and mpirun, the user does.
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @final
@@ -92,19 +97,18 @@ class World:
 
 @contextmanager
 def joined(device: str = "auto") -> Iterator[World]:
-    """Joins the processes that torchrun started, if it did, and leaves them at the end.
+    """Context manager that joins the processes a launcher started, if there are any.
 
     Where torch.distributed is initialised already, it stays so.
 
     Raises:
-        ValueError: There is no such device.
+        ValueError: The device does not exist, or the environment describes the processes in part.
     """
-    is_launched = dist.is_available() and dist.is_torchelastic_launched()
-    local_rank = int(os.environ["LOCAL_RANK"]) if is_launched else None
-    where = device_of(device, local_rank)
+    has_launcher = is_launched()
+    where = device_of(device, _local_rank() if has_launcher else None)
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    starts = is_launched and not dist.is_initialized()
+    starts = has_launcher and not dist.is_initialized()
     if starts:
         dist.init_process_group()  # NCCL for CUDA, gloo for the CPU
     try:
@@ -117,6 +121,28 @@ def joined(device: str = "auto") -> Iterator[World]:
     finally:
         if starts:
             dist.destroy_process_group()
+
+
+def is_launched() -> bool:
+    """Return True if the environment says which processes train together, as torch's env:// does.
+
+    Raises:
+        ValueError: The environment says that there are several processes, and not how to join them.
+    """
+    missing = [name for name in _ENVIRONMENT if name not in os.environ]
+    if missing and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InvalidValueError(
+            f"WORLD_SIZE must come with {', '.join(_ENVIRONMENT)}, got {os.environ['WORLD_SIZE']} "
+            f"without {', '.join(missing)}. Set them for each process, or start it with torchrun."
+        )
+    return dist.is_available() and not missing
+
+
+def _local_rank() -> int:
+    """Return the number of this process on its machine; only some launchers set it."""
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    return int(os.environ["RANK"]) % max(torch.cuda.device_count(), 1)
 
 
 def device_of(name: str, local_rank: int | None = None) -> torch.device:
@@ -141,9 +167,9 @@ def device_of(name: str, local_rank: int | None = None) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(
+        raise InvalidValueError(
             f"device must be one that torch finds here, got {name!r} ({reason}). Pass cpu or auto."
         ) from error
     if device.type == "meta":
-        raise ValueError("device must be one that computes, got 'meta'. Pass cpu or auto.")
+        raise InvalidValueError("device must be one that computes, got 'meta'. Pass cpu or auto.")
     return device

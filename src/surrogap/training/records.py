@@ -32,6 +32,7 @@ from typing import Any, final
 
 import torch
 
+from surrogap.errors import InvalidValueError, MissingPackageError
 from surrogap.training.failure import RunFailedError
 from surrogap.training.folder import RECORDS, TENSORBOARD
 from surrogap.training.processes import World
@@ -99,7 +100,7 @@ class Records:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.close()
-            raise ValueError(
+            raise InvalidValueError(
                 f"out must be a folder that no other process trains in, got {self.path.parent}. "
                 "Wait for it to end, or pass another one."
             ) from error
@@ -173,7 +174,7 @@ def _record_of(line: bytes, place: str) -> Record:
     try:
         record: Record = json.loads(line)
     except ValueError as error:
-        raise ValueError(
+        raise InvalidValueError(
             f"records must be lines of JSON, got something else in {place}. Remove the line, or "
             "bring the file back from a copy."
         ) from error
@@ -257,7 +258,7 @@ def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             f"tensorboard must be installed to write for it, got {error}. Run pip install "
             "'surrogap[train]', or pass --no-tensorboard."
         ) from error

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from surrogap.core.rho import radius
+from surrogap.errors import InvalidValueError
 from surrogap.evaluation import evaluate
 from surrogap.training.batches import batches
 from surrogap.training.checkpoints import Checkpoints, State
@@ -308,7 +309,7 @@ class _Run:
         except RuntimeError as error:
             if "loading state_dict" not in str(error):
                 raise
-            raise ValueError(
+            raise InvalidValueError(
                 f"out must hold a checkpoint of this network for these images, got "
                 f"{self.config.folder}, whose checkpoint differs "
                 f"({str(error).splitlines()[-1].strip()}) Have the images changed?"

@@ -1,13 +1,16 @@
-"""SIGTERM and SIGINT as requests to save and end, heard between two steps."""
+"""SIGTERM, SIGINT and SIGHUP as requests to save and end, heard between two steps."""
 
+import errno
+import os
 import signal
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import final
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @final
@@ -27,6 +30,8 @@ class Requests:
         # are all sent it, torchrun among them, which sends it on.
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
+        elif number == signal.SIGHUP:
+            _leave_terminal()
 
 
 @contextmanager
@@ -39,9 +44,21 @@ def requests_heard() -> Iterator[Requests]:
     if threading.current_thread() is not threading.main_thread():
         yield requests
         return
-    before = {number: signal.signal(number, requests._hear) for number in _SIGNALS}
+    # nohup has SIGHUP ignored, which is to stay so.
+    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, requests._hear) for number in heard}
     try:
         yield requests
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """Discard further output if the terminal is gone: writing to it would end the run unsaved."""
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

@@ -1,0 +1,58 @@
+"""Nothing is left behind where writing failed."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from surrogap.training.replacing import replacing
+
+# As on a disk that is full: no file may grow beyond 1,000 bytes.
+LIMITED = """
+import resource, signal, sys
+from surrogap import cli
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_body_that_raises_leaves_what_was_there(is_folder: bool, tmp_path: Path) -> None:
+    path = tmp_path / "numbers.txt"
+    path.write_text("before")
+
+    def write() -> None:
+        with replacing(path) as temporary:
+            if is_folder:
+                temporary.mkdir()
+            (temporary / "part" if is_folder else temporary).write_text("half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space"):
+        write()
+    assert os.listdir(tmp_path) == ["numbers.txt"]
+    assert path.read_text() == "before"
+
+
+@pytest.mark.parametrize("command", ["show", "evaluate", "export", "sharpness", "find-rho"])
+def test_commands_leave_nothing_behind_on_a_full_disk(command: str, tmp_path: Path) -> None:
+    from surrogap.training.run import train
+    from tests.training.made_up import config
+
+    run = train(config(tmp_path, epochs=1)).folder
+    before = sorted(path for path in run.rglob("*"))
+    result = subprocess.run(
+        [sys.executable, "-c", LIMITED, command, str(run)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2, result.stderr
+    assert "must be a f" in result.stderr  # file or folder
+    assert "Traceback" not in result.stderr
+    assert sorted(path for path in run.rglob("*")) == before
