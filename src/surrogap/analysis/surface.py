@@ -127,10 +127,8 @@ class Surface:
 
     def gradient(self) -> tuple[Tensor, Tensor]:
         """`f(w)` as a scalar in float64, and the gradient there."""
-        with gradients.added(self.weights) as add:
-            result = self.means(self._add_gradient, self.space.zeros())
-            add([None] * len(self.weights.parameters), None)
-        return result
+        with gradients.cleared(self.weights):
+            return self.means(self._add_gradient, self.space.zeros())
 
     @contextmanager
     def moved(self, delta: Tensor) -> Iterator[None]:

@@ -145,15 +145,19 @@ class States:
         """Remember what the states `m` will be once the step has succeeded."""
         self._next = list(zip(m, after, strict=True))
 
-    def commit(self, weights: Weights) -> None:
+    def take_proposed(self) -> list[tuple[Tensor, Tensor]]:
+        """Return pairs of a state and its proposed value, and forget them here."""
+        proposed, self._next = self._next, []
+        return proposed
+
+    def commit(self, weights: Weights, proposed: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Move to the proposed states, unless the direction in `.grad` is not finite."""
-        if not self._next:
+        if not proposed:
             return
         direction = gradients.pieces(weights, gradients.current(weights))
         is_finite = gradients.total_squared_norm(weights, direction).isfinite()
-        for m, after in self._next:
+        for m, after in proposed:
             m.copy_(torch.where(is_finite.to(m.device), after, m))
-        self._next = []
 
     def state_dict(self, weights: Weights) -> dict[str, Tensor]:
         """Return the states by the names of their parameters."""

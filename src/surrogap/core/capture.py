@@ -226,6 +226,7 @@ class CapturedStep:
             self._write_settings()
             report = self._graphs[self._objective._variant].replay()
         self._objective._advance()
+        self._objective.report = report
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
         return report
 
@@ -266,6 +267,7 @@ class CapturedStep:
             self._optimizer.zero_grad()
             reports = [
                 objective._add_direction(
+                    objective._refresh(),
                     Passes(closures, climb=self._climb_closure(), random_state=random_state),
                     *(numbers, True),
                 )

@@ -1,4 +1,4 @@
-"""The attribute `.grad` during one call: cleared for the passes, then added to."""
+"""The attribute `.grad`: cleared for the passes of a call, then added to."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,24 +25,19 @@ def current(weights: Weights) -> Gradients:
 
 
 @contextmanager
-def added(weights: Weights) -> Iterator[Callable[[Gradients, Mean | None], None]]:
-    """Clear `.grad`, and yield a function that adds a direction to what it held.
-
-    If the second argument of that function is not None, the sum's mean over processes replaces the
-    sum. If the body raises, `.grad` is restored.
-    """
-    before = current(weights)
+def cleared(weights: Weights) -> Iterator[None]:
+    """Context in which `.grad` is empty at first; afterwards it is what it was."""
+    parameters, before = weights.parameters, current(weights)
     if are_any(before):
         _clear(weights)
     try:
-        yield lambda direction, mean: _add(weights, before, direction, mean)
+        yield
     except BaseException:
-        try:
-            weights.reset()  # first, since it clears `.grad`
-        finally:
-            for parameter, gradient in zip(weights.parameters, before, strict=True):
-                parameter.grad = gradient
+        weights.reset()  # first, since it clears `.grad`
         raise
+    finally:
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
 
 
 def take(weights: Weights) -> Gradients:
@@ -87,8 +82,15 @@ def _clear(weights: Weights) -> None:
         parameter.grad = None
 
 
-def _add(weights: Weights, before: Gradients, direction: Gradients, mean: Mean | None) -> None:
-    """Add in place, as `Tensor.backward` does, and leave None what no pass has reached."""
+def add(weights: Weights, direction: Gradients, mean: Mean | None) -> None:
+    """Add in place, as `Tensor.backward` does, and leave None what no pass has reached.
+
+    Args:
+        weights: The parameters.
+        direction: One tensor for each of them.
+        mean: If not None, the sum's mean over processes replaces the sum.
+    """
+    before = current(weights)
     if not (are_any(before) or weights.are_sharded):
         direction = direction if mean is None else mean(direction, weights.tensors)
         for parameter, gradient in zip(weights.parameters, direction, strict=True):

@@ -1,14 +1,12 @@
 """The steps at which an objective is used: every k-th, or from a step on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, final
 
 from torch import Tensor
 
 from surrogap.core.combine import Number
 from surrogap.core.objective import Objective, PartSetting
-from surrogap.core.passes import Passes
-from surrogap.core.report import Report
 from surrogap.core.rho import num_steps
 
 
@@ -98,10 +96,9 @@ class Intermittent(Objective):
     def _check_climb(self, is_given: bool) -> None:
         self.objective._check_climb(is_given)
 
-    def _add_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Report:
-        if self.is_active:
-            return self.objective._add_direction(passes, numbers, sync)
-        return super()._add_direction(passes, numbers, sync)
+    @property
+    def _current(self) -> Objective:
+        return self.objective._current if self.is_active else self
 
     def _variants(self) -> list[Objective]:
         if self.every == 1 and self.start == 0:

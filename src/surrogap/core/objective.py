@@ -14,8 +14,8 @@ climb.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, TypedDict, get_args
 
@@ -30,13 +30,14 @@ from surrogap.core.arithmetic import Arithmetic, Memory
 from surrogap.core.ascent import AscentStep
 from surrogap.core.buffers import Buffers
 from surrogap.core.combine import Combine, Number, PerturbedGradient
+from surrogap.core.direction import Deferred, Direction
 from surrogap.core.geometry import Geometry
 from surrogap.core.passes import Closure, Passes, forget_weights
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
 from surrogap.core.selection import Perturb, check_perturb, kinds
-from surrogap.core.vectors import Gradients
+from surrogap.core.vectors import Gradients, wide
 from surrogap.core.weights import Weights
 
 
@@ -122,6 +123,7 @@ class Objective:
         self.scope = scope
         self.memory = memory
         self.eps = number("eps", eps, remedy="Leave it out for 1e-12.")
+        self.report: Report | None = None
         self._is_running = False
         self._states = States()
         self._allocate()
@@ -181,19 +183,85 @@ class Objective:
         """
         self._check_climb(climb is not None)
         passes = Passes(closure, scaler, backward, climb)
-        if self._is_running:
-            raise RuntimeError(
-                "closure must not call backward, got one that called this objective's. "
-                "Return the loss; the objective calls backward itself, once per pass."
-            )
-        self._is_running = True
-        try:
-            report = self._add_direction(passes, self._numbers(), sync)
-        finally:
-            self._is_running = False
+        with self._running():
+            objective, numbers = self._current, self._numbers()
+            weights = objective._refresh()
+            sync = sync and weights.synchronises
+            self.report = objective._add_direction(weights, passes, numbers, sync)
         if sync:
             self._advance()
-        return report
+        return self.report
+
+    def loss(
+        self, closure: Closure, *, scaler: GradScaler | None = None, sync: bool = True
+    ) -> Tensor:
+        """Return `f(w)` as a scalar whose `backward()` adds the direction to `.grad`.
+
+        It stands in for the loss of a training loop: the loop may divide it, scale it, call
+        `backward` on it, clip and step as always. `backward` adds the direction times the gradient
+        that reaches the loss, so half the loss adds half the direction, for EntropySGD too. Both
+        passes run now, inside the caller's autocast, and each call has a perturbation of its own.
+        `objective.report` is the report of the last call.
+
+        Without `backward` on it, a call leaves what a forward pass leaves: buffers and random
+        generators have moved once. Until then it holds the direction, one copy of the parameters;
+        once it is dropped, nothing. Under `torch.no_grad()` it is one plain pass.
+
+        Use `backward` for several micro-batches with one perturbation, and for a first pass on a
+        part of the batch (`climb=`); use `capture` for a step as a CUDA graph.
+
+        Args:
+            closure: Runs the forward pass and returns the loss, or `(loss, aux)`. It must call
+                neither `backward` nor `zero_grad`.
+            scaler: The scaler that will scale the loss, for float16: the passes here scale by as
+                much, so that their gradients do not underflow.
+            sync: False for all but the last of several calls that share one optimizer step, as in
+                `backward`. Inside `no_sync` of DDP, or after FSDP2's
+                `set_requires_gradient_sync(False)`, it may be left out.
+
+        Returns:
+            A scalar in at least float32. If f(w) is not computed (MomentumSAM), the perturbed loss.
+            Its `backward` may be called once.
+
+        Raises:
+            TypeError: An argument has the wrong type, or the closure did not return a tensor.
+            ValueError: The model or the radius is not valid any more.
+            RuntimeError: See `backward`.
+
+        >>> from surrogap import SAM
+        >>> model = nn.Linear(3, 1)
+        >>> objective = SAM(model, rho=0.1)
+        >>> loss = objective.loss(lambda: model(torch.ones(2, 3)).square().mean())
+        >>> (loss / 4).backward()
+        >>> bool(loss == objective.report.loss), model.weight.grad is None
+        (True, False)
+        """
+        if not callable(closure):
+            raise TypeError(
+                f"closure must be one function, got {type(closure).__name__}. For a list of "
+                "micro-batches with one perturbation call objective.backward."
+            )
+        passes = Passes(closure, scaler)
+        if not torch.is_grad_enabled():
+            loss, aux = passes.evaluate()
+            self.report = unmeasured_report(loss, aux)
+            return loss
+        with self._running():
+            objective, numbers = self._current, self._numbers()
+            weights = objective._refresh()
+            with objective._buffers_before.kept(weights.buffers, on_error_only=True):
+                direction = objective._find_direction(
+                    weights, passes, numbers, sync and weights.synchronises
+                )
+        self.report = report = direction.report
+
+        def on_backward(incoming: Tensor) -> None:
+            if direction.add_later(incoming, sync):
+                self._advance()
+
+        anchor = torch.empty((), device=report.value.device, requires_grad=True)
+        result: Tensor = Deferred.apply(anchor, report.value, on_backward)
+        return result
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the objective keeps from step to step; empty if there is nothing.
@@ -239,23 +307,51 @@ class Objective:
             self._replicas_of = weights.wrappers, self.scope
         return weights
 
-    def _add_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Report:
-        weights, replicas = self._refresh(), self._replicas
+    @property
+    def _current(self) -> "Objective":
+        """The objective of the current step."""
+        return self
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Context of a call, in which the closure must not make another."""
+        if self._is_running:
+            raise RuntimeError(
+                "closure must not call backward, got one that called this objective's. "
+                "Return the loss; the objective calls backward itself, once per pass."
+            )
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
+
+    def _add_direction(
+        self, weights: Weights, passes: Passes, numbers: Sequence[Number], sync: bool
+    ) -> Report:
+        with torch.no_grad(), self._buffers_before.kept(weights.buffers, on_error_only=True):
+            direction = self._find_direction(weights, passes, numbers, sync)
+            direction.add(sync)
+        return direction.report
+
+    def _find_direction(
+        self, weights: Weights, passes: Passes, numbers: Sequence[Number], sync: bool
+    ) -> Direction:
+        """Run the passes, and leave `.grad` as it is."""
+        replicas = self._replicas
         with (
             torch.no_grad(),
-            self._buffers_before.kept(weights.buffers, on_error_only=True),
-            gradients.added(weights) as add,
+            gradients.cleared(weights),
             replicas.unsynchronised(),
+            weights.reducing(),
         ):
             try:
-                direction, report = self._direction(weights, passes, numbers)
+                tensors, report = self._direction(weights, passes, numbers)
             finally:
                 forget_weights()
             if sync:
                 replicas.share_buffers(weights.buffers)
-            add(direction, replicas.mean if sync and replicas.shares_direction else None)
-            self._states.commit(weights)
-        return report
+        return Direction(tensors, report, weights, replicas, self._states)
 
     def _numbers(self) -> list[Number]:
         """Return the settings that may differ from step to step, checked."""
@@ -365,6 +461,13 @@ def plain_report(
     nan = torch.full_like(loss, torch.nan)
     products = torch.stack([gradients.total_squared_norm(weights, g).to(loss), nan, nan])
     return Report(loss, nan, aux, torch.nan, lambda: products, scale)
+
+
+def unmeasured_report(loss: Tensor, aux: object) -> Report:
+    """Return the report of a pass without gradients."""
+    loss = loss.detach().to(wide(loss.dtype))
+    nan = torch.full_like(loss, torch.nan)
+    return Report(loss, nan, aux, torch.nan, lambda: torch.stack([nan, nan, nan]))
 
 
 def _settings(part: object) -> dict[str, object]:

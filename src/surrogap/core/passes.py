@@ -97,9 +97,8 @@ class Passes:
         versions = _versions(weights) if index else []  # before the first there are no gradients
         forget_weights()
         with torch.enable_grad():
-            result = closure()
-            loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-            _check_loss(loss)
+            loss, aux = _checked(closure())
+            _check_graph(loss)
             if _versions(weights) != versions:
                 raise RuntimeError(
                     "closure must not call backward, got one that changed .grad. "
@@ -111,6 +110,15 @@ class Passes:
         # kernel, since copies of memory were slow to launch in a profile.
         copy = loss.detach().to(wide(loss.dtype)) * 1
         return copy if copy.ndim == 0 else copy.reshape(()), aux
+
+    def evaluate(self) -> tuple[Tensor, Any]:
+        """Run the forward pass of a single closure, and return its loss and aux.
+
+        Raises:
+            TypeError: The closure did not return a tensor.
+            RuntimeError: It returned a loss that is not a real scalar.
+        """
+        return _checked(self._closures[0]())
 
     def scale(self, device: torch.device) -> Tensor | None:
         """Return the factor of the loss as a scalar on `device`; None without a scaler."""
@@ -145,7 +153,9 @@ def _versions(weights: Weights) -> list[int | None]:
     return [None if gradient is None else gradient._version for gradient in gradients]
 
 
-def _check_loss(loss: object) -> None:
+def _checked(result: Any) -> tuple[Tensor, Any]:
+    """Return the loss and aux that a closure returned."""
+    loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(loss, Tensor):
         raise TypeError(
             "closure must return the loss as a tensor, or (loss, aux), "
@@ -156,6 +166,10 @@ def _check_loss(loss: object) -> None:
             f"closure must return a real scalar, got shape {tuple(loss.shape)} and dtype "
             f"{loss.dtype}. Reduce the loss with .mean() or .sum()."
         )
+    return loss, aux
+
+
+def _check_graph(loss: Tensor) -> None:
     if not loss.requires_grad:
         raise RuntimeError(
             "closure must return a loss with a graph, got one without. Compute it inside the "

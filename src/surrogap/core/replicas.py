@@ -103,6 +103,14 @@ class Replicas:
         """The mean over all processes."""
         return self._mean(gradients, parameters, self._everyone)
 
+    def mean_number(self, scalar: Tensor) -> Tensor:
+        """Return the mean of a scalar over all processes; of equal ones, exactly theirs."""
+        if self._everyone is None or self._everyone.size() == 1:
+            return scalar
+        sum_of_all = scalar.to(torch.float64, copy=True)
+        dist.all_reduce(sum_of_all, group=self._everyone)
+        return (sum_of_all / self._everyone.size()).to(scalar)
+
     def _mean(
         self, gradients: Gradients, parameters: Sequence[Tensor], group: "ProcessGroup | None"
     ) -> Gradients:

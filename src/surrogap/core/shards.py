@@ -136,6 +136,23 @@ def whole_of(piece: Tensor | None, parameter: Any) -> Any:
     )
 
 
+def mean_over_mesh(scalar: Tensor, parameter: Any) -> Tensor:
+    """Return the mean of a scalar over the processes that share a sharded `parameter`."""
+    mesh = parameter.device_mesh
+    sum_of_all = scalar.to(mesh.device_type, torch.float64, copy=True)
+    for dimension in range(mesh.ndim):
+        dist.all_reduce(sum_of_all, group=mesh.get_group(dimension))
+    mean: Tensor = sum_of_all / mesh.size()
+    return mean.to(scalar)
+
+
+def parameter_groups(module: Any) -> list[Any]:
+    """Return the groups of parameters that FSDP gathers and reduces together."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 has a single one
+    return [g for g in (groups or [state._fsdp_param_group]) if g is not None]
+
+
 def fsdp_modules(modules: Iterable[nn.Module]) -> list[Any]:
     """Those that `fully_shard` was called on."""
     if not (dist.is_available() and dist.is_initialized()):

@@ -190,6 +190,19 @@ def combine_(a: Tensor, x: Vector, b: Tensor, y: Vector) -> Vector:
     return y
 
 
+def scale_(gradients: Gradients, factor: Tensor) -> None:
+    """Multiply gradients in place by a scalar, on any device, rounded once."""
+    present = present_of(gradients)
+    for members in groups_of(present):
+        group = [present[index] for index in members]
+        factor_here = scalar_for(group[0], factor)
+        if group[0].dtype == factor_here.dtype:
+            torch._foreach_mul_(group, factor_here)
+            continue
+        for gradient in group:
+            gradient.copy_(widened(gradient).mul_(factor_here))
+
+
 def chunks(*flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Flat tensors of one length, cut at the same places."""
     size = _CHUNK_CPU if flats[0].device.type == "cpu" else _CHUNK_DEVICE

@@ -18,6 +18,8 @@ from surrogap.core.shards import (
     device_of,
     fsdp_modules,
     is_sharded,
+    mean_over_mesh,
+    parameter_groups,
     piece_of,
     reset,
     sharding_of,
@@ -160,6 +162,41 @@ class Weights:
     def is_fsdp(self) -> bool:
         """Whether `fully_shard` was called on a module."""
         return bool(self._fsdp_modules)
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether a backward pass of the caller's would average gradients over processes.
+
+        Not inside `no_sync`, nor after `set_requires_gradient_sync(False)`.
+        """
+        return all(wrapper.require_backward_grad_sync for wrapper in self.wrappers) and all(
+            group.reduce_grads and group.all_reduce_grads for group in self._fsdp_groups()
+        )
+
+    @contextmanager
+    def reducing(self) -> Iterator[None]:
+        """Context in which FSDP reduces the gradients of every pass.
+
+        A pass whose gradients it keeps to itself would leave nothing to climb along.
+        """
+        groups = self._fsdp_groups()
+        before = [(group.reduce_grads, group.all_reduce_grads) for group in groups]
+        for group in groups:
+            group.reduce_grads = group.all_reduce_grads = True
+        try:
+            yield
+        finally:
+            for group, flags in zip(groups, before, strict=True):
+                group.reduce_grads, group.all_reduce_grads = flags
+
+    def _fsdp_groups(self) -> list[Any]:
+        return list(chain.from_iterable(map(parameter_groups, self._fsdp_modules)))
+
+    def mean_over_shards(self, scalar: Tensor) -> Tensor:
+        """Return the mean of a scalar over the processes among which parameters are sharded."""
+        if not self.are_sharded:
+            return scalar
+        return mean_over_mesh(scalar, next(filter(is_sharded, self.parameters)))
 
     @property
     def names(self) -> list[str]:

@@ -1,0 +1,114 @@
+"""The direction of a step: computed by its passes, then added to `.grad`, now or in `backward`."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from surrogap.core import gradients
+from surrogap.core.along import States
+from surrogap.core.replicas import Replicas
+from surrogap.core.report import Report
+from surrogap.core.vectors import Gradients, scale_
+from surrogap.core.weights import Weights, are_same
+
+
+@final
+class Direction:
+    """The direction of one step, to be added to `.grad` once.
+
+    Args:
+        tensors: One tensor for each trainable parameter; None where no pass has reached it.
+        report: The report of the step.
+        weights: The model's tensors.
+        replicas: The processes that train the model.
+        states: The state of the vector that the step climbed along.
+    """
+
+    def __init__(
+        self,
+        tensors: Gradients,
+        report: Report,
+        weights: Weights,
+        replicas: Replicas,
+        states: States,
+    ) -> None:
+        self._tensors = tensors
+        self.report = report
+        self._weights = weights
+        self._parameters = weights.parameters
+        self._replicas = replicas
+        self._states = states
+        self._proposed = states.take_proposed()
+
+    def add(self, sync: bool) -> None:
+        """Add it to `.grad`, and move the states on.
+
+        Args:
+            sync: Whether to average the sum over processes.
+        """
+        replicas = self._replicas
+        mean = replicas.mean if sync and replicas.shares_direction else None
+        gradients.add(self._weights, self._tensors, mean)
+        self._states.commit(self._weights, self._proposed)
+
+    def add_later(self, incoming: Tensor, sync: bool) -> bool:
+        """Add it times `incoming`, the gradient that `backward` passes to the loss.
+
+        Returns:
+            Whether the call ends a step: `sync`, and outside of `no_sync`.
+
+        Raises:
+            RuntimeError: The model has other trainable parameters by now.
+        """
+        weights = self._weights
+        if not are_same(weights.parameters, self._parameters):
+            raise RuntimeError(
+                "model must keep its trainable parameters from objective.loss to backward, got "
+                "others. Freeze and thaw between steps."
+            )
+        scale = self.report._scale
+        factor = incoming if scale is None else incoming / scale.to(incoming)
+        if not self._replicas.shares_direction:
+            # All processes have the same direction, and must multiply it by the same number.
+            factor = weights.mean_over_shards(self._replicas.mean_number(factor))
+        scale_(self._tensors, factor)
+        sync = sync and weights.synchronises
+        self.add(sync)
+        return sync
+
+
+@final
+class Deferred(torch.autograd.Function):
+    """The loss of a step as a scalar, whose backward pass calls a function once.
+
+    It hangs on an anchor in place of the parameters: what the function adds to `.grad` has passed
+    the parameters' hooks already, in the passes.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, value: Tensor, on_backward: Callable[[Tensor], None]
+    ) -> Tensor:
+        """Return a copy of `value`."""
+        ctx.on_backward = on_backward
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, incoming: Tensor) -> tuple[None, None, None]:
+        """Call the function on the incoming gradient.
+
+        Raises:
+            RuntimeError: It was called before.
+        """
+        on_backward, ctx.on_backward = ctx.on_backward, None
+        if on_backward is None:
+            raise RuntimeError(
+                "loss must go backward once, got a second time. Its direction has been added to "
+                ".grad: call objective.loss again."
+            )
+        on_backward(incoming)
+        return None, None, None

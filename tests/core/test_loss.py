@@ -1,0 +1,442 @@
+"""`objective.loss`: a scalar that any loop can take in place of its loss."""
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from surrogap import GSAM, SAM, EntropySGD, Intermittent, MomentumSAM, Objective, Vanilla
+from surrogap.rho import InverseSqrt
+from tests import zoo
+from tests.core.test_scaling import SCALE, scaler_for
+from tests.new_objective import FriendlySAM
+from tests.table import NUM_PASSES, OBJECTIVES, every_objective
+
+
+def pair(name: str, kind: str = "convnet", **to: object) -> tuple[nn.Module, nn.Module]:
+    model = zoo.MODELS[kind]().to(**to)
+    return model, copy.deepcopy(model)
+
+
+@every_objective
+@pytest.mark.parametrize("kind", zoo.MODELS)
+def test_backward_adds_what_objective_backward_adds(
+    name: str, kind: str, device: torch.device
+) -> None:
+    """To the bit, on what `.grad` held before, and all else is what that leaves too."""
+    model, twin = pair(name, kind, device=device)
+    data = zoo.batch(device=device)
+    objective, other = (OBJECTIVES[name].make(each) for each in (model, twin))
+    for _ in range(2):
+        state = torch.get_rng_state()
+        loss = objective.loss(zoo.closure_of(model, data))
+        after = torch.get_rng_state()
+        loss.backward()
+        torch.set_rng_state(state)
+        report = other.backward(zoo.closure_of(twin, data))
+        assert torch.equal(torch.get_rng_state(), after)
+        assert torch.equal(loss.detach(), report.value)
+        assert torch.equal(zoo.flat_grad(model), zoo.flat_grad(twin))
+        assert zoo.same_bits(zoo.bits(model), zoo.bits(twin))
+        assert objective.report is not None
+        assert other.report is report
+        for field in ("loss", "perturbed_loss", "grad_norm", "perturbed_grad_norm", "cosine"):
+            mine, its = getattr(objective.report, field), getattr(report, field)
+            assert torch.equal(mine.nan_to_num(-1), its.nan_to_num(-1)), field
+
+
+@every_objective
+def test_the_incoming_gradient_multiplies_the_direction(name: str) -> None:
+    model, data = zoo.mlp().double(), zoo.batch()
+    expected = zoo.direction(OBJECTIVES[name].make, model, data)
+    loss = OBJECTIVES[name].make(model).loss(zoo.closure_of(model, data))
+    value = float(loss.detach())
+    loss = loss / 3
+    loss *= 2  # in place, as some loops do
+    assert float(loss.detach()) == pytest.approx(value * 2 / 3)
+    loss.backward()
+    assert zoo.relative_error(zoo.flat_grad(model), expected * 2 / 3) < 1e-15
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    model, twin = pair("GSAM", "mlp", dtype=dtype)
+    data = zoo.batch()
+    loss = GSAM(model).loss(zoo.closure_of(model, data))
+    assert loss.dtype == torch.float32
+    (loss / 3).backward()
+    GSAM(twin).backward(zoo.closure_of(twin, data))
+    expected = (zoo.flat_grad(twin).float() * (torch.tensor(1.0) / 3)).to(dtype)
+    assert torch.equal(zoo.flat_grad(model), expected)
+
+
+def plain_loop(model: nn.Module, make_loss: Callable[[nn.Module, zoo.Batch], Tensor]) -> Tensor:
+    """Accumulation, loss scaling and clipping; the weights after three steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = GradScaler("cpu", init_scale=SCALE)
+    for step in range(3):
+        for part in range(4):
+            loss = make_loss(model, zoo.batch(seed=10 * step + part)) / 4
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return torch.cat([tensor.double().reshape(-1) for tensor in zoo.bits(model)])
+
+
+@pytest.mark.parametrize("make", [Vanilla, partial(SAM, rho=0.0)])
+@pytest.mark.parametrize("kind", zoo.MODELS)
+def test_without_a_perturbation_it_is_the_loop_as_it_was(
+    make: Callable[[nn.Module], Objective], kind: str
+) -> None:
+    model, twin = pair("SAM", kind)
+    objective = make(twin)
+    expected = plain_loop(model, lambda net, data: zoo.closure_of(net, data)())
+    actual = plain_loop(twin, lambda net, data: objective.loss(zoo.closure_of(net, data)))
+    assert torch.equal(actual, expected)
+
+
+@every_objective
+def test_a_loop_with_everything_is_the_loop_by_hand(name: str) -> None:
+    """A perturbation for each micro-batch, their mean, scaled and clipped: in float64."""
+    model, twin = pair(name, "mlp", dtype=torch.float64)
+    objective, other = (OBJECTIVES[name].make(each) for each in (model, twin))
+    actual = plain_loop(model, lambda net, data: objective.loss(zoo.closure_of(net, data)))
+
+    def by_hand(net: nn.Module, data: zoo.Batch) -> Tensor:
+        before = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+        net.zero_grad()
+        other.backward(zoo.closure_of(net, data))
+        directions = [p.grad for p in net.parameters()]
+        for parameter, gradient in zip(net.parameters(), before, strict=True):
+            parameter.grad = gradient
+        # A loss that is linear in the parameters, with that gradient.
+        pairs = zip(net.parameters(), directions, strict=True)
+        return sum(((p * d).sum() for p, d in pairs), start=torch.zeros(()))
+
+    assert zoo.relative_error(actual, plain_loop(twin, by_hand)) < 1e-13
+
+
+@every_objective
+def test_with_a_scaler_the_passes_are_scaled(name: str, device: torch.device) -> None:
+    """By as much as the loss will be, while the report is unscaled."""
+    model, data = zoo.mlp().double().to(device), zoo.batch(device=device)
+    plain, scaler, scales = copy.deepcopy(model), scaler_for(device), []
+    objective, closure = OBJECTIVES[name].make(model), zoo.closure_of(model, data)
+
+    def watched() -> Tensor:
+        loss = closure()
+        loss.register_hook(lambda incoming: scales.append(float(incoming)))
+        return loss
+
+    loss = objective.loss(watched, scaler=scaler)
+    scaler.scale(loss).backward()
+    report = OBJECTIVES[name].make(plain).backward(zoo.closure_of(plain, data))
+    assert scales == [SCALE] * NUM_PASSES[name]
+    assert float(loss.detach()) == pytest.approx(float(report.value), rel=1e-14)
+    assert zoo.relative_error(zoo.flat_grad(model), SCALE * zoo.flat_grad(plain)) < 1e-13
+    assert objective.report is not None
+    for field in ("grad_norm", "perturbed_grad_norm"):
+        mine, its = getattr(objective.report, field), getattr(report, field)
+        assert float(mine) == pytest.approx(float(its), rel=1e-12, nan_ok=True)
+
+
+def test_with_a_scaler_float16_gradients_do_not_underflow() -> None:
+    model, data = zoo.mlp(), zoo.batch()
+    x, sizes = data[0].float(), []
+    scaler = GradScaler("cpu", init_scale=2.0**16)
+
+    def closure() -> Tensor:
+        with torch.autocast("cpu", torch.float16):
+            return 1e-8 * nn.functional.cross_entropy(model(x), data[1])
+
+    for given in (None, scaler):
+        scaler.scale(GSAM(model).loss(closure, scaler=given)).backward()
+        sizes.append(float(zoo.flat_grad(model).norm()))
+        model.zero_grad()
+    expected = 2.0**16 * 1e-8 * float(zoo.direction(GSAM, model, data).norm())
+    assert sizes == [0.0, pytest.approx(expected, rel=0.01)]
+
+
+@pytest.mark.parametrize("overflowing", [1, 2])
+def test_an_overflow_skips_the_step(overflowing: int) -> None:
+    model, number = zoo.mlp(), iter(range(1, 3))
+    objective, closure = GSAM(model), zoo.closure_of(model, zoo.batch())
+    optimizer, before = torch.optim.SGD(model.parameters(), lr=0.1), zoo.bits(model)
+    scaler = GradScaler("cpu", init_scale=SCALE)
+    loss = objective.loss(
+        lambda: closure() * (float("inf") if next(number) == overflowing else 1.0), scaler=scaler
+    )
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert zoo.same_bits(before, zoo.bits(model))
+    assert scaler.get_scale() == SCALE / 2
+
+
+@every_objective
+def test_both_passes_run_in_the_callers_autocast(name: str) -> None:
+    model, twin = pair(name, "mlp")
+    data = zoo.batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = OBJECTIVES[name].make(model).loss(zoo.closure_of(model, data))
+        OBJECTIVES[name].make(twin).backward(zoo.closure_of(twin, data))
+    loss.backward()  # outside, as loops do
+    assert torch.equal(zoo.flat_grad(model), zoo.flat_grad(twin))
+
+
+@every_objective
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_it_is_one_plain_pass(name: str, mode: Callable[[], object]) -> None:
+    model, twin = pair(name)
+    objective, closure, calls = OBJECTIVES[name].make(model), None, []
+    closure = zoo.closure_of(model, zoo.batch())
+    with mode():
+        loss = objective.loss(lambda: (calls.append(1) or closure(), "aux"))
+        expected = zoo.closure_of(twin, zoo.batch())()
+    assert len(calls) == 1
+    assert not loss.requires_grad
+    assert torch.equal(loss, expected)
+    assert zoo.same_bits(zoo.bits(model), zoo.bits(twin))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    report = objective.report
+    assert report is not None
+    assert report.aux == "aux"
+    assert torch.equal(report.loss, loss)
+    assert bool(report.gap.isnan())
+    assert bool(report.grad_norm.isnan())
+
+
+def test_a_second_backward_is_an_error() -> None:
+    model = zoo.mlp()
+    loss = SAM(model).loss(zoo.closure_of(model, zoo.batch()))
+    loss.backward(retain_graph=True)
+    before = zoo.flat_grad(model)
+    with pytest.raises(RuntimeError, match="loss must go backward once, got a second time"):
+        loss.backward()
+    assert torch.equal(zoo.flat_grad(model), before)
+
+
+@every_objective
+def test_a_loss_that_is_dropped_leaves_a_forward_pass(name: str) -> None:
+    model, twin = pair(name)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.5)
+    own = [parameter.grad for parameter in model.parameters()]
+    objective = OBJECTIVES[name].make(model)
+    before = objective.state_dict()
+    loss = objective.loss(zoo.closure_of(model, zoo.batch()))
+    held = [weakref.ref(t) for t in tensors_of(loss)]
+    del loss
+    assert held
+    assert all(reference() is None for reference in held)
+    assert all(p.grad is g for p, g in zip(model.parameters(), own, strict=True))
+    assert bool((zoo.flat_grad(model) == 0.5).all())
+    assert objective.state_dict() == before
+    if name != "MomentumSAM":  # whose statistics are those of the perturbed weights
+        zoo.closure_of(twin, zoo.batch())()
+    assert name == "MomentumSAM" or zoo.same_bits(zoo.bits(model), zoo.bits(twin))
+
+
+def tensors_of(loss: Tensor) -> list[Tensor]:
+    """What a loss holds until it goes backward."""
+    cells = loss.grad_fn.on_backward.__closure__
+    (direction,) = (c.cell_contents for c in cells if type(c.cell_contents).__name__ == "Direction")
+    return [tensor for tensor in direction._tensors if tensor is not None]
+
+
+def test_the_direction_becomes_grad_without_a_copy() -> None:
+    model = zoo.mlp()
+    loss = GSAM(model).loss(zoo.closure_of(model, zoo.batch()))
+    addresses = [tensor.data_ptr() for tensor in tensors_of(loss)]
+    loss.backward()
+    assert [p.grad.data_ptr() for p in model.parameters()] == addresses
+    references = [weakref.ref(parameter.grad) for parameter in model.parameters()]
+    model.zero_grad()
+    gc.collect()
+    assert all(reference() is None for reference in references)  # though the loss is alive
+    assert loss.grad_fn is not None
+
+
+@every_objective
+def test_an_error_in_a_pass_leaves_everything(name: str) -> None:
+    model, number = zoo.convnet(), iter(range(1, 4))
+    objective, closure = OBJECTIVES[name].make(model), zoo.closure_of(model, zoo.batch())
+    objective.loss(closure).backward()
+    before, grad, state = zoo.bits(model), zoo.flat_grad(model), objective.state_dict()
+
+    def raising() -> Tensor:
+        loss = closure()
+        if next(number) == NUM_PASSES[name]:
+            raise KeyboardInterrupt
+        return loss
+
+    with pytest.raises(KeyboardInterrupt):
+        objective.loss(raising)
+    assert zoo.same_bits(before, zoo.bits(model))
+    assert torch.equal(zoo.flat_grad(model), grad)
+    assert objective.state_dict() == state
+
+
+def test_steps_are_counted_when_backward_runs() -> None:
+    model = zoo.mlp()
+    rho = InverseSqrt(0.1)
+    objective, closure = SAM(model, rho=rho), zoo.closure_of(model, zoo.batch())
+    objective.loss(closure)
+    loss = objective.loss(closure)
+    assert rho.num_steps == 0
+    loss.backward()
+    assert rho.num_steps == 1
+    objective.loss(closure, sync=False).backward()
+    assert rho.num_steps == 1
+    with torch.no_grad():
+        objective.loss(closure)
+    assert rho.num_steps == 1
+
+
+def test_intermittent_counts_and_alternates() -> None:
+    model = zoo.mlp()
+    objective, closure = Intermittent(SAM(model), every=2), zoo.closure_of(model, zoo.batch())
+    radii = []
+    for sync in (False, True, False, True, True):
+        objective.loss(closure, sync=sync).backward()
+        assert objective.report is not None
+        radii.append(bool(objective.report.rho.isnan()))
+    assert radii == [False, False, True, True, False]
+    assert objective.num_steps == 3
+
+
+def test_entropy_sgd_counts_for_scoping() -> None:
+    model = zoo.mlp()
+    objective, closure = EntropySGD(model, scoping=0.1), zoo.closure_of(model, zoo.batch())
+    objective.loss(closure).backward()
+    objective.loss(closure)
+    assert objective.num_steps == 1
+
+
+def test_momentum_sam_returns_the_perturbed_loss() -> None:
+    model = zoo.mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    objective, closure = MomentumSAM(model, optimizer), zoo.closure_of(model, zoo.batch())
+    for _ in range(2):
+        loss = objective.loss(closure)
+        loss.backward()
+        optimizer.step()
+    assert objective.report is not None
+    assert torch.equal(loss.detach(), objective.report.perturbed_loss)
+    assert bool(objective.report.loss.isnan())
+
+
+def means(objective: Objective) -> list[Tensor]:
+    return list(objective.state_dict().get("along", {}).values())
+
+
+def test_a_state_moves_when_backward_runs() -> None:
+    model, twin = pair("SAM", "mlp")
+    objective, other = FriendlySAM(model), FriendlySAM(twin)
+    for seed in range(3):
+        data = zoo.batch(seed=seed)
+        before = means(objective)
+        objective.loss(zoo.closure_of(model, zoo.batch(seed=50 + seed)))
+        loss = objective.loss(zoo.closure_of(model, data))
+        assert zoo.same_bits(
+            before or [torch.zeros_like(m) for m in means(objective)], means(objective)
+        )
+        (loss / 2).backward()
+        other.backward(zoo.closure_of(twin, data))
+        assert zoo.same_bits(means(objective), means(other))
+
+
+@pytest.mark.parametrize("overflowing", [1, 2])
+def test_an_overflow_leaves_the_state(overflowing: int) -> None:
+    model, number = zoo.mlp(), iter(range(1, 3))
+    objective, closure = FriendlySAM(model), zoo.closure_of(model, zoo.batch())
+    objective.loss(closure).backward()
+    before = means(objective)
+    model.zero_grad()
+    objective.loss(
+        lambda: closure() * (float("inf") if next(number) == overflowing else 1.0)
+    ).backward()
+    assert not bool(zoo.flat_grad(model).isfinite().all())
+    assert zoo.same_bits(before, means(objective))
+
+
+def test_an_overflow_in_the_callers_scale_leaves_the_state() -> None:
+    model = zoo.mlp()
+    objective, closure = FriendlySAM(model), zoo.closure_of(model, zoo.batch())
+    objective.loss(closure).backward()
+    before = means(objective)
+    (objective.loss(closure) * float("inf")).backward()
+    assert zoo.same_bits(before, means(objective))
+
+
+def test_several_losses_add_up() -> None:
+    model, twin = pair("GSAM", "mlp", dtype=torch.float64)
+    objective, other = GSAM(model), GSAM(twin)
+    losses = [objective.loss(zoo.closure_of(model, zoo.batch(seed=seed))) for seed in range(2)]
+    (losses[0] + 0.5 * losses[1]).backward()
+    expected = [zoo.direction(GSAM, twin, zoo.batch(seed=seed)) for seed in range(2)]
+    other.backward(zoo.closure_of(twin, zoo.batch(seed=0)))
+    assert zoo.relative_error(zoo.flat_grad(model), expected[0] + 0.5 * expected[1]) < 1e-13
+
+
+def test_a_penalty_of_the_callers_adds_up() -> None:
+    model, twin = pair("GSAM", "mlp", dtype=torch.float64)
+    data = zoo.batch()
+    (GSAM(model).loss(zoo.closure_of(model, data)) + penalty(model)).backward()
+    penalty(twin).backward()
+    expected = zoo.flat_grad(twin) + zoo.direction(GSAM, twin, data)
+    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-13
+
+
+def penalty(model: nn.Module) -> Tensor:
+    return sum((p.square().sum() for p in model.parameters()), start=torch.zeros(()))
+
+
+def test_hooks_of_parameters_act_once_on_each_gradient() -> None:
+    """A mask or a factor in a hook must not act on the direction again."""
+    model, data = zoo.mlp().double(), zoo.batch()
+    expected = zoo.direction(GSAM, model, data)
+    calls: list[int] = []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: calls.append(1) or 0.5 * gradient)
+    GSAM(model).loss(zoo.closure_of(model, data)).backward()
+    assert len(calls) == 2 * len(list(model.parameters()))
+    assert zoo.relative_error(zoo.flat_grad(model), 0.5 * expected) < 1e-12
+
+
+def test_parameters_that_change_before_backward() -> None:
+    model = zoo.mlp()
+    objective, closure = SAM(model), zoo.closure_of(model, zoo.batch())
+    loss = objective.loss(closure)
+    model[1].requires_grad_(False)
+    objective.loss(closure)
+    with pytest.raises(RuntimeError, match="model must keep its trainable parameters from objec"):
+        loss.backward()
+
+
+def test_a_list_is_refused() -> None:
+    model = zoo.mlp()
+    closure = zoo.closure_of(model, zoo.batch())
+    with pytest.raises(TypeError, match=r"closure must be one function, got list\. For a list of"):
+        SAM(model).loss([closure, closure])
+
+
+def test_a_closure_that_calls_loss_is_refused() -> None:
+    model = zoo.mlp()
+    objective, closure = SAM(model), zoo.closure_of(model, zoo.batch())
+    with pytest.raises(RuntimeError, match="closure must not call backward, got one that called"):
+        objective.loss(lambda: objective.loss(closure))
+    objective.loss(closure).backward()
+
+
+def test_before_the_first_call_there_is_no_report() -> None:
+    assert SAM(zoo.mlp()).report is None
