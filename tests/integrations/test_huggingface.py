@@ -18,9 +18,10 @@ from surrogap import GSAM, SAM, Intermittent, MomentumSAM, Objective, Vanilla
 from surrogap.rho import InverseSqrt, ProportionalToLR
 from tests.integrations.by_hand import gsam_backward
 
-transformers = pytest.importorskip("transformers")
-from peft import LoraConfig, get_peft_model  # noqa: E402
-from transformers import (  # noqa: E402
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+from peft import LoraConfig, get_peft_model
+from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     PretrainedConfig,
@@ -30,9 +31,9 @@ from transformers import (  # noqa: E402
     TrainerCallback,
     TrainingArguments,
 )
-from transformers.utils import ModelOutput  # noqa: E402
+from transformers.utils import ModelOutput
 
-from surrogap.integrations.huggingface import (  # noqa: E402
+from surrogap.integrations.huggingface import (
     SharpnessAwareMixin,
     SharpnessAwareTrainer,
     _check,

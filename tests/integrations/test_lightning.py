@@ -15,18 +15,18 @@ from surrogap.rho import InverseSqrt
 from tests.integrations.by_hand import gsam_backward
 
 pytest.importorskip("lightning")
-import lightning.pytorch as pl  # noqa: E402
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from lightning.pytorch.loggers import CSVLogger  # noqa: E402
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy  # noqa: E402
-from torchmetrics import MeanMetric, Metric, MetricCollection  # noqa: E402
-from torchmetrics.classification import (  # noqa: E402
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassAUROC,
     MulticlassPrecision,
 )
 
-from surrogap.integrations.lightning import SharpnessAware, _check_strategy  # noqa: E402
+from surrogap.integrations.lightning import SharpnessAware, _check_strategy
 
 pytestmark = [
     # Lightning uses deprecated parts of torch.
@@ -191,6 +191,7 @@ def test_the_second_pass_neither_logs_nor_updates_metrics(tmp_path: Path) -> Non
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     whole, half, resumed = Classifier(), Classifier(), Classifier()
     first, second = SharpnessAware(counted), SharpnessAware(counted)
@@ -198,7 +199,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path / "saved", save_last=True)
     trainer(tmp_path, SharpnessAware(counted), saving, max_epochs=1).fit(half, loader())
     path = saving.last_model_path
-    trainer(tmp_path, second, ModelCheckpoint(tmp_path / "again")).fit(resumed, loader(), ckpt_path=path)
+    trainer(tmp_path, second, ModelCheckpoint(tmp_path / "saved")).fit(
+        resumed, loader(), ckpt_path=path
+    )
     assert_same_state(whole, resumed, exactly=True)
     assert first.state_dict() == second.state_dict()
     assert second.objective is not None
@@ -238,9 +241,9 @@ def test_a_skipped_batch_stays_skipped(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="objective must be a function of the model .* got float"):
+    with pytest.raises(TypeError, match=r"objective must be a function of the model .* got float"):
         SharpnessAware(0.05)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="objective must be a function of the model .* got SAM"):
+    with pytest.raises(TypeError, match=r"objective must be a function of the model .* got SAM"):
         SharpnessAware(SAM(nn.Linear(1, 1)))  # type: ignore[arg-type]
     callback = SharpnessAware(lambda model, optimizer: model)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="objective must return an objective, got Classifier"):
