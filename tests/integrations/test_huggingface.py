@@ -86,7 +86,6 @@ def language_model(**settings: Any) -> nn.Module:
         n_head=2,
         bos_token_id=0,
         eos_token_id=0,
-        loss_type="ForCausalLM",
         **settings,
     )
     return GPT2LMHeadModel(config).double()
@@ -470,6 +469,7 @@ def test_the_mixin_goes_before_any_trainer(tmp_path: Path) -> None:
 
 
 @pytest.mark.integrations
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's
 @pytest.mark.parametrize("perturb_each", ["step", "micro_batch"])
 def test_a_compiled_model_is_the_loop_by_hand(tmp_path: Path, perturb_each: str) -> None:
     model, by_hand = language_model(), language_model()

@@ -25,8 +25,8 @@ from surrogap.core.objective import Objective
 
 _logger = logging.getLogger(__name__)
 
-# They count steps or fit one process only, which the script does not know about.
-_LEFT_OUT = {"scoping", "scope", "memory", "eps"}
+# It counts steps, and the script would not save the count.
+_LEFT_OUT = {"scoping"}
 
 
 @final
