@@ -13,7 +13,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from surrogap import GSAM
 from surrogap.integrations.lightning import SharpnessAware
@@ -74,9 +74,11 @@ def lightning(folder: Path) -> nn.Module:
         enable_model_summary=False,
         enable_checkpointing=False,
         logger=False,
+        use_distributed_sampler=False,  # Lightning's shuffles
         default_root_dir=folder,
     )
-    trainer.fit(module, DataLoader(data(), 2))
+    sampler = DistributedSampler(data(), shuffle=False)
+    trainer.fit(module, DataLoader(data(), 2, sampler=sampler))
     return module.net
 
 

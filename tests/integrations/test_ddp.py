@@ -78,7 +78,7 @@ def test_accumulation_is_the_loop_by_hand(
     model = ranks.still_network()
     optimizer = sgd(model)
     x, y = data().tensors
-    # Accelerate deals batches out to the processes in turn, Lightning samples.
+    # Accelerate deals batches out to the processes in turn, DistributedSampler samples.
     if trainer == "accelerate":
         pairs = [[slice(i, i + 2), slice(i + 2, i + 4)] for i in range(0, 20, 4)]
     else:
