@@ -6,7 +6,7 @@ of SAM or GSAM makes two passes, so it takes about twice as long.
     python examples/quickstart.py --seeds 5 --epochs 60
 """
 
-# ruff: noqa: B023 (backward calls its closure at once, before the loop moves on)
+# ruff: noqa: B023 (an objective calls its closure at once, before the loop moves on)
 
 import argparse
 from functools import partial
@@ -62,11 +62,12 @@ def train(name: str, data: Dataset, seed: int, num_epochs: int, tick: partial[No
     objective = OBJECTIVES[name](model, rho)
     for _ in range(num_epochs):
         for x, y in loader:
-            report = objective.backward(lambda: loss_fn(model(x), y))
+            loss = objective.loss(lambda: loss_fn(model(x), y))
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
-            tick(loss=float(report.loss))
+            tick(loss=loss.item())
     return model
 
 

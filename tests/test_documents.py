@@ -5,9 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from step_cost import summary
+from step_cost import summary, summary_of_cheaper
 from step_profile import COLOURS
 from workloads import CASES
+
+from surrogap.paper.ledger import Ledger
+from surrogap.paper.page import write_page
+from surrogap.paper.study import GPU
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -46,6 +50,12 @@ def test_the_costs_of_a_step_are_those_of_the_record() -> None:
         assert row in page
 
 
+def test_the_costs_of_cheaper_steps_are_those_of_the_record() -> None:
+    record = json.loads((ROOT / "results" / "step_cost_h200_cheaper.json").read_text())
+    page = (ROOT / "docs" / "how-to" / "cheaper-steps.md").read_text()
+    assert summary_of_cheaper(record) in page
+
+
 def test_the_profile_of_a_step_is_that_of_the_record() -> None:
     record = json.loads((ROOT / "results" / "step_profile_h200.json").read_text())
     page = (ROOT / "docs" / "explanation" / "step-cost.md").read_text()
@@ -56,3 +66,11 @@ def test_the_profile_of_a_step_is_that_of_the_record() -> None:
             for kernels in record["timelines"].values()
         ]
         assert [f"{times[0]:.2f}", f"{times[1]:.2f}", f"{times[2]:.2f} |"] in rows
+
+
+def test_the_page_of_results_is_that_of_the_ledger(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    write_page(tmp_path / "results.md", GPU, Ledger(Path(GPU.ledger)))
+    assert (ROOT / "docs" / "results.md").read_text() == (tmp_path / "results.md").read_text()

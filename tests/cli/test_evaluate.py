@@ -274,6 +274,8 @@ def test_sets_are_found_where_they_usually_are(run: Path, tmp_path: Path) -> Non
     real, r = tmp_path / "real.json", tmp_path / "imagenet-r"
     assert found("imagenet") == Places(real=real, r=r, c=Path("mine"))
     assert found("cifar100") == Places(c=Path("mine"))
+    np.savez(tmp_path / "cifar100.npz", test_human_counts=np.eye(2))
+    assert found("cifar100") == Places(votes=tmp_path / "cifar100.npz", c=Path("mine"))
 
 
 def test_imagenets_sets_are_refused_for_other_runs(

@@ -99,7 +99,7 @@ def test_a_dry_run_lists_what_is_left(
     assert lines[5].startswith("final    A vanilla, as tuned, seed 0")
     assert lines[-1] == f"{len(left)} runs are left, about 2 minutes."
     assert reproduce("table-1", "--dry-run", "--jobs", 4) == 0
-    assert capsys.readouterr().out.endswith("about 0 minutes, 4 at once.\n")
+    assert capsys.readouterr().out.endswith("about 1 minutes, 4 at once.\n")
     assert not instant
     assert not Path(scale.ledger).exists()
 

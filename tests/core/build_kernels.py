@@ -27,7 +27,7 @@ def build(kernel: triton.JITFunction, dtype: tl.dtype, **constants: object) -> N
     types = {
         **TYPES,
         **dict.fromkeys(COPIES, f"*{dtype}"),
-        **dict.fromkeys(NUMBERS, "*fp64" if constants["is_there"] else "fp32"),
+        **dict.fromkeys(NUMBERS, "*fp64" if constants["on_device"] else "fp32"),
         **dict.fromkeys(constants, "constexpr"),
     }
     names = kernel.arg_names
@@ -43,11 +43,11 @@ def build(kernel: triton.JITFunction, dtype: tl.dtype, **constants: object) -> N
 
 if __name__ == "__main__":
     for name in ("climb", "combine", "copy", "products", "restore"):
-        for dtype, is_low, is_there in product(
+        for dtype, is_low, on_device in product(
             (tl.float32, tl.bfloat16), (False, True), (False, True)
         ):
             kernel = getattr(kernels, f"{name}_kernel")
             for is_along_g in (False, True) if name == "copy" else (True,):
-                flags = {"is_low": is_low, "is_there": is_there, "is_along_g": is_along_g}
+                flags = {"is_low": is_low, "on_device": on_device, "is_along_g": is_along_g}
                 build(kernel, dtype, **flags)
         print(name)

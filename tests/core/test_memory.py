@@ -57,6 +57,24 @@ def test_nothing_is_kept_between_steps(name: str, dtype: torch.dtype, fails: boo
     assert allocated() - before < 0.01 * size
 
 
+@every_objective
+def test_a_loss_that_is_dropped_is_freed(name: str) -> None:
+    model, x = wide_network(torch.float32), torch.randn(8, 1024, device="cuda")
+    objective = OBJECTIVES[name].make(model)
+
+    def closure() -> Tensor:
+        return model(x).square().mean()
+
+    objective.loss(closure).backward()
+    model.zero_grad()
+    before = allocated()
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    loss = objective.loss(closure)
+    assert allocated() - before < 1.05 * size  # the direction
+    del loss
+    assert allocated() - before < 0.01 * size
+
+
 @pytest.mark.parametrize("name", TWO_PASS)
 @pytest.mark.parametrize(
     ("dtype", "memory", "limit"),
@@ -88,3 +106,5 @@ def test_copies_while_it_runs(name: str, dtype: torch.dtype, memory: Memory, lim
     plain = peak(lambda: closure().backward())
     ours = peak(lambda: objective.backward(closure))
     assert (ours - plain) / size < limit
+    by_loss = peak(lambda: objective.loss(closure).backward())
+    assert (by_loss - ours) / size < 0.05

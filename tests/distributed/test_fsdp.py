@@ -301,17 +301,6 @@ def test_loss_scaling(two: Processes) -> None:
         assert zoo.relative_error(numbers, measures(report)) < 1e-5
 
 
-def without_sync() -> None:
-    model = sharded(network())
-    model.set_requires_gradient_sync(False)
-    with pytest.raises(RuntimeError, match="leave its set_requires_gradient_sync at True"):
-        step(model, "GSAM")
-
-
-def test_gradients_that_fsdp_keeps_to_itself_are_refused(two: Processes) -> None:
-    two.run(without_sync)
-
-
 def by_hand(model: nn.Module, closure: Callable[[], Tensor], rho: float, alpha: float) -> Tensor:
     """GSAM's direction in this process's pieces, with FSDP's own backward alone."""
 
@@ -835,7 +824,7 @@ def fused_on_shards(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", table.TWO_PASS)
+@pytest.mark.parametrize("name", [name for name in table.TWO_PASS if name != "Intermittent"])
 def test_fused_arithmetic_on_shards_on_a_gpu(name: str, on_a_gpu: Processes) -> None:
     on_a_gpu.run(fused_on_shards, name)
 
@@ -869,6 +858,6 @@ def extra_copies(name: str) -> float:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", table.TWO_PASS)
+@pytest.mark.parametrize("name", [name for name in table.TWO_PASS if name != "Intermittent"])
 def test_two_copies_of_shards_while_it_runs(name: str, on_a_gpu: Processes) -> None:
     assert on_a_gpu.run(extra_copies, name)[0] < 2.05

@@ -251,7 +251,7 @@ def beside_plain_steps(options: dict[str, Any]) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"bucket_cap_mb": 0.001}],
+    [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.001}],
     ids=str,
 )
 def test_plain_steps_before_and_after(options: dict[str, Any], two: Processes) -> None:

@@ -89,7 +89,7 @@ def ledger(path: Path, scale: Scale, name: str = "all") -> Ledger:
     return found
 
 
-def tiny(folder: Path) -> Scale:
+def tiny(folder: Path, **changes: Any) -> Scale:
     """A study on grey noise that takes a second for each run."""
     made_up.archive(folder / "images.npz", num_images=48)
     with np.load(folder / "images.npz") as archive:
@@ -99,6 +99,7 @@ def tiny(folder: Path) -> Scale:
     np.savez(folder / "images.npz", **arrays)
     small = {
         "model": "small_mlp",
+        "image_size": None,
         "data": str(folder / "images.npz"),
         "train_per_class": 8,
         "val_per_class": 4,
@@ -108,7 +109,7 @@ def tiny(folder: Path) -> Scale:
     }
     chosen = {"A": LAPTOP.setups["A"], "F": LAPTOP.setups["F"]}
     setups = {
-        letter: replace(setup, changes={**setup.changes, **small})
+        letter: replace(setup, changes={**setup.changes, **small, **changes})
         for letter, setup in chosen.items()
     }
     return replace(
@@ -116,7 +117,9 @@ def tiny(folder: Path) -> Scale:
         setups=setups,
         num_seeds={"A": 2, "F": 1},
         num_seeds_main=2,
+        num_evaluations=30,
         corruptions=("contrast",),
         sharpness_images=8,
+        timing=(2, 5),
         ledger=str(folder / "study.jsonl"),
     )

@@ -43,7 +43,7 @@ def test_steps_are_timed(tmp_path: Path) -> None:
     scale = made_up_study.tiny(tmp_path)
     built: list[str] = []
     methods = ("vanilla-2x", "sam", "sam-late")
-    line = timing("A", methods, Environment(scale), num_rounds=2, num_steps=5, tell=built.append)
+    line = timing("A", methods, Environment(scale), before_build=built.append)
     assert built == ["vanilla", "sam", "sam-late"]
     assert set(line["seconds_per_step"]) == set(built)
     assert all(0 < seconds < 10 for seconds in line["seconds_per_step"].values())

@@ -1,10 +1,13 @@
 """The study's declaration: fair trials, valid configurations, and keys that tables share."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from surrogap.paper.artifacts import ARTIFACTS, stages
+from surrogap.paper.ledger import Ledger
+from surrogap.paper.plan import chosen
 from surrogap.paper.study import (
     GPU,
     METHODS,
@@ -33,6 +36,17 @@ def test_every_method_has_as_many_trials_and_no_test_images(scale: Scale) -> Non
                 assert max(scale.num_seeds_main, *scale.num_seeds.values()) < TUNING_SEED
 
 
+def test_all_methods_train_with_the_rate_and_decay_that_plain_training_was_tuned_to() -> None:
+    """As far as the ledger has tuned it; the tuning itself is what this compares with."""
+    ledger = Ledger(Path(__file__).parents[2] / "results" / "study.jsonl")
+    tuned = {letter: chosen(GPU, letter, "vanilla", ledger) for letter in GPU.setups}
+    assert tuned["A"] is not None
+    for letter, settings in tuned.items():
+        if settings is not None and GPU.setups[letter].source is None:
+            own = {name: GPU.setups[letter].changes[name] for name in ("lr", "weight_decay")}
+            assert own == settings, letter
+
+
 @scales
 def test_all_cells_can_be_configured(scale: Scale) -> None:
     for artifact in ARTIFACTS.values():
@@ -55,7 +69,6 @@ def test_set_up_a_is_what_the_study_says() -> None:
     config = run.config(data_root="somewhere")
     assert (config.model.name, config.data.name) == ("small_resnet18", "cifar10")
     assert (config.data.train_per_class, config.data.val_per_class) == (1000, 500)
-    assert (config.optimizer.lr, config.optimizer.weight_decay) == (0.1, 5e-4)
     assert config.optimizer.nesterov
     assert (config.schedule.epochs, config.schedule.decay) == (150, "cosine")
     assert (config.execution.precision, config.execution.seed) == ("bf16", 3)
@@ -75,8 +88,9 @@ def test_methods_last_as_long_as_they_should() -> None:
 def test_entropy_sgd_has_the_learning_rate_of_its_direction() -> None:
     run = trials(GPU, "A", "entropy-sgd")[0]
     config, gamma = run.config(), run.settings["gamma"]
-    assert config.optimizer.lr == pytest.approx(0.1 / gamma)
-    assert config.optimizer.lr * config.optimizer.weight_decay == pytest.approx(0.1 * 5e-4)
+    lr, decay = (GPU.setups["A"].changes[name] for name in ("lr", "weight_decay"))
+    assert config.optimizer.lr == pytest.approx(lr / gamma)
+    assert config.optimizer.lr * config.optimizer.weight_decay == pytest.approx(lr * decay)
 
 
 def test_a_key_changes_with_all_that_changes_the_result_and_with_nothing_else() -> None:

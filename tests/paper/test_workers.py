@@ -32,16 +32,16 @@ def lines(ledger: Ledger) -> dict[str, dict[str, Any]]:
 
 
 def test_several_processes_write_the_same_lines(scale: Scale, tmp_path: Path) -> None:
-    told: list[int] = []
+    numbers: list[int] = []
 
-    def tell(line: Line, left: Sequence[Todo]) -> None:
-        told.append(len(left))
+    def after_run(line: Line, left: Sequence[Todo]) -> None:
+        numbers.append(len(left))
 
     ledgers = {jobs: Ledger(tmp_path / f"{jobs}.jsonl") for jobs in (1, 2)}
     for jobs, ledger in ledgers.items():
         environment = Environment(scale, jobs=jobs, weights=str(tmp_path / f"weights-{jobs}"))
-        assert train_all(STAGES, ledger, environment, clock=Clock(None), tell=tell) == []
-    assert told == 2 * [5, 4, 3, 2, 1, 0]
+        assert train_all(STAGES, ledger, environment, clock=Clock(None), after_run=after_run) == []
+    assert numbers == 2 * [5, 4, 3, 2, 1, 0]
     assert lines(ledgers[1]) == lines(ledgers[2])
     assert {line["jobs"] for line in ledgers[2]} == {2}
     assert lines(Ledger(ledgers[2].path)) == lines(ledgers[2])
@@ -100,7 +100,7 @@ def test_without_time_nothing_is_started(scale: Scale, tmp_path: Path) -> None:
     assert not ledger.path.exists()
 
 
-def test_an_error_in_a_worker_is_told(scale: Scale, tmp_path: Path) -> None:
+def test_an_error_in_a_worker_is_raised(scale: Scale, tmp_path: Path) -> None:
     setup = scale.setups["A"]
     gone = replace(setup, changes={**setup.changes, "data": str(tmp_path / "gone.npz")})
     environment = Environment(replace(scale, setups={"A": gone}, num_trials=1), jobs=2)

@@ -29,7 +29,7 @@ COMMANDS = {
     "sharpness": "Measure how sharp a run is, or any network.",
     "landscape": "Draw the loss around a run, or between two.",
     "find-rho": "Suggest a range for rho, for a recipe or a run.",
-    "reproduce": "Draw some of the paper's figures, and check its theory in numbers.",
+    "reproduce": "Reproduce the paper's tables and figures, and check its theory.",
     "export": "Write a run's weights for timm.",
     "recipes": "List the recipes, or show one.",
 }

@@ -142,6 +142,7 @@ def _scores(chosen: Evaluate, run: "Run") -> "list[tuple[Trial, Scores]]":
 
 def places(chosen: Evaluate, run: "Run") -> "Places":
     """Where the other sets are: as told, or where they usually are and suit the run."""
+    from surrogap.data import archive_of
     from surrogap.experiments.trials import Places, has_votes
 
     data = run.config.data
@@ -151,8 +152,9 @@ def places(chosen: Evaluate, run: "Run") -> "Places":
     for name in suit:
         if found[name] is None and (root / _USUAL[name]).exists():
             found[name] = root / _USUAL[name]
-    if found["votes"] is None and has_votes(Path(data.name)):
-        found["votes"] = Path(data.name)
+    archive = archive_of(data.name, root)
+    if found["votes"] is None and archive is not None and has_votes(archive):
+        found["votes"] = archive
     return Places(**found)
 
 

@@ -35,7 +35,7 @@ class Reproduce:
     """
 
     name: Positional[str | None] = None
-    """What to reproduce, or all for the whole study. By default the names are listed."""
+    """The name of a table or figure, or all for the whole study. By default names are listed."""
 
     scale: Literal["laptop", "gpu", "paper"] = "laptop"
     """The size of the study: on the embedded set, for a CPU; on CIFAR, for one GPU; or the paper's,
@@ -58,19 +58,22 @@ class Reproduce:
     """List the runs that are left, with the time they are expected to take, and train nothing."""
 
     train: bool = True
-    """Whether to train what the ledger lacks; otherwise what it has is drawn."""
+    """Train the runs that the ledger lacks. Otherwise those that it has are drawn."""
 
     draw: bool = True
-    """Whether to draw the table or figure once the runs are finished or time is up."""
+    """Draw the table or figure once the runs are finished or time is up."""
 
     page: Path | None = None
     """Write a page with all tables and figures of the study here, in Markdown."""
 
     compile: bool | None = None
-    """Whether to compile the models. By default as the set-up has it."""
+    """Compile the models with torch.compile. By default as the set-up has it."""
 
     weights: Path = Path("runs") / "study-weights"
     """The folder for the weights that table-transfer fine-tunes."""
+
+    commit: str | None = None
+    """The commit of this code, for the ledger. By default git is asked."""
 
     out: Path | None = None
     """The folder to write to. By default runs/reproduce-NAME."""
@@ -80,10 +83,10 @@ class Reproduce:
     fig-rho-alpha, by default the recipe's."""
 
     seeds: int = Settings.num_seeds
-    """How many runs the averages are over: of each theorem, or of each rho and alpha."""
+    """The number of runs of each theorem, or of each rho and alpha."""
 
     frames: int = Settings.num_frames
-    """How many pictures the animation of fig-trajectory has."""
+    """The number of pictures in the animation of fig-trajectory."""
 
     recipe: str = Settings.recipe
     """fig-rho-alpha: the recipe that says what is trained, but for the objective, which is gsam."""

@@ -103,7 +103,8 @@ class Results:
     @property
     def told(self) -> str:
         """Where they are, for people."""
-        return f"Numbers: {self.path}. Figures: {', '.join(map(str, self.figures))}."
+        figures = f" Figures: {', '.join(map(str, self.figures))}." if self.figures else ""
+        return f"Numbers: {self.path}.{figures}"
 
 
 def _replace(path: Path, write: Writer) -> None:

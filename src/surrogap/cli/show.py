@@ -25,6 +25,7 @@ _CURVES = {
     "loss": "training loss",
     "test_loss": "test loss",
     "accuracy": "training accuracy",
+    "val_accuracy": "validation accuracy",
     "test_accuracy": "test accuracy",
     "gap": "gap h",
     "cosine": "cosine of g and g_p",

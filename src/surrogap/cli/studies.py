@@ -43,6 +43,7 @@ class StudyOptions:
     time_limit: float | None
     compile: bool | None
     weights: Path
+    commit: str | None
     dry_run: bool
     train: bool
     draw: bool
@@ -132,6 +133,7 @@ def _train(
         jobs=options.jobs,
         compile=options.compile,
         weights=str(options.weights.expanduser()),
+        commit=options.commit,
     )
     clock = Clock(options.time_limit)
     before = signal.signal(signal.SIGTERM, _stop)
@@ -144,7 +146,7 @@ def _train(
             line = timing(_TIMED_SETUP, tuple(METHODS), environment)
             ledger.append(line)
             _print_times(line)
-        left = train_all(wanted, ledger, environment, clock=clock, tell=_print_line)
+        left = train_all(wanted, ledger, environment, clock=clock, after_run=_print_line)
     except Stopped as stopped:
         print(
             f"surrogap: {stopped.signal.name} stopped surrogap reproduce. Finished runs are in "

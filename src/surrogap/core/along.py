@@ -46,14 +46,17 @@ class Along(ABC):
         """
 
     def update(self, g: Sequence[Tensor], m: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the state after this step, in new tensors. Called only with `has_state`."""
+        """Return the state after this step as new tensors. Called only with `has_state`.
+
+        By default the state does not change.
+        """
         return m
 
 
 @final
 @dataclass(frozen=True)
 class Gradient(Along):
-    """The batch's gradient `g`: SAM, GSAM and ASAM."""
+    """The batch's gradient `g`, as in SAM."""
 
     def vector(
         self, parameters: Sequence[nn.Parameter], g: Sequence[Tensor], m: Sequence[Tensor]

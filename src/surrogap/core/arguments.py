@@ -24,7 +24,7 @@ def number(
         remedy: What to do instead, as a sentence; it ends the error's message.
 
     Raises:
-        TypeError: `value` is no real number.
+        TypeError: `value` is not a real number.
         ValueError: `value` is NaN, infinite or out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, Real):

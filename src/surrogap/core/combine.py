@@ -42,7 +42,10 @@ class Combine(ABC):
 
     @abstractmethod
     def coefficients(self) -> Coefficients:
-        """Return the coefficients of the current step as Python numbers, checked."""
+        """Return the coefficients of the current step as Python numbers.
+
+        It is called at every step, so raise ValueError here for a setting that is not valid.
+        """
 
 
 @final

@@ -54,6 +54,7 @@ class Direction:
         gradients.add(self._weights, self._tensors, mean)
         self._states.commit(self._weights, self._proposed)
 
+    @torch.no_grad()
     def add_later(self, incoming: Tensor, sync: bool) -> bool:
         """Add it times `incoming`, the gradient that `backward` passes to the loss.
 
@@ -82,9 +83,9 @@ class Direction:
 
 @final
 class Deferred(torch.autograd.Function):
-    """The loss of a step as a scalar, whose backward pass calls a function once.
+    """The loss of a step as a scalar, whose backward pass calls a function once, at its end.
 
-    It hangs on an anchor in place of the parameters: what the function adds to `.grad` has passed
+    The graph has an anchor in place of the parameters: what the function adds to `.grad` has passed
     the parameters' hooks already, in the passes.
     """
 
@@ -99,7 +100,7 @@ class Deferred(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[None, None, None]:
-        """Call the function on the incoming gradient.
+        """Have the function called on the incoming gradient, once backward is done.
 
         Raises:
             RuntimeError: It was called before.
@@ -110,5 +111,8 @@ class Deferred(torch.autograd.Function):
                 "loss must go backward once, got a second time. Its direction has been added to "
                 ".grad: call objective.loss again."
             )
-        on_backward(incoming)
+        # At the end, behind the gradients of other terms of the loss and DDP's mean of those, which
+        # it writes over `.grad` in such a callback, too.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: on_backward(incoming))
         return None, None, None

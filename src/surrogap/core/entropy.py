@@ -23,14 +23,14 @@ class EntropySGD(Objective):
     """Descend the local entropy (Chaudhari et al. 2019): `d = gamma * (w - mu)`.
 
     `mu` averages `inner_steps` Langevin steps from `v = mu = w`:
-    `v -= inner_lr * (grad f(v) + gamma * (v - w)) - sqrt(inner_lr) * noise * N(0, I)`,
+    `v += -inner_lr * (grad f(v) + gamma * (v - w)) + sqrt(inner_lr) * noise * N(0, I)`,
     `mu = averaging * mu + (1 - averaging) * v`. The closure runs once for each, and may draw a new
     batch each time; random numbers are new each time, and BatchNorm's statistics move in the first
     pass alone. Any optimizer may follow.
 
-    **Learning rate.** The direction is `gamma` times a distance, with the defaults 0.003 to 0.006
-    of the gradient's length. Divide by `gamma` the learning rate that suits the plain gradient:
-    0.1 becomes 0.1 / 0.03 = 3.3, which moves `w` by 0.1 of the way to `mu`.
+    **Learning rate.** The direction is much shorter than a gradient: 0.003 to 0.006 of its length
+    in our runs with the defaults. Divide by `gamma` the learning rate that suits the plain
+    gradient: 0.1 becomes 0.1 / 0.03 = 3.3, which moves `w` by 0.1 of the way to `mu`.
 
     **The authors' code** steps along `w - mu`, without `gamma`: its learning rate is `gamma` times
     ours. It draws noise of `sqrt(2 * inner_lr) * noise`: sqrt(2) times ours for the same number.
@@ -42,7 +42,7 @@ class EntropySGD(Objective):
         gamma: The strength with which the inner steps are held to the weights.
         inner_steps: The number of inner steps, each one pass.
         inner_lr: The learning rate of the inner steps.
-        noise: The temperature of the inner steps; 0 makes them a descent.
+        noise: The scale of the noise in the inner steps; 0 makes them a descent.
         averaging: The weight of the past in `mu`, in [0, 1).
         scoping: The growth of `gamma` with the step: `gamma_t = gamma * (1 + scoping)^t`, t from 0.
             If it is not 0, save the `state_dict` beside the optimizer's.
@@ -54,7 +54,8 @@ class EntropySGD(Objective):
     >>> model = nn.Linear(3, 1)
     >>> objective = EntropySGD(model, inner_steps=1, averaging=0.0, noise=0.0, inner_lr=0.1)
     >>> report = objective.backward(lambda: model(torch.ones(2, 3)).square().mean())
-    >>> torch.allclose(model.weight.grad.norm(), 0.03 * 0.1 * report.grad_norm * (3 / 4) ** 0.5)
+    >>> share = (3 / 4) ** 0.5  # three of the gradient's four equal entries are the weight's
+    >>> torch.allclose(model.weight.grad.norm(), 0.03 * 0.1 * share * report.grad_norm)
     True
     """
 

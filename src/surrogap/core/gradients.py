@@ -49,12 +49,9 @@ def take(weights: Weights) -> Gradients:
     weights.reshard()
     gradients = pieces(weights, current(weights))
     if not are_any(gradients):
-        remedy = "Build the objective from the model that the closure runs"
-        if weights.is_fsdp:
-            remedy += ", and leave its set_requires_gradient_sync at True"
         raise RuntimeError(
             "loss must depend on the model's trainable parameters, got a gradient for none of "
-            f"them. {remedy}."
+            "them. Build the objective from the model that the closure runs."
         )
     _check(weights, gradients)
     _clear(weights)

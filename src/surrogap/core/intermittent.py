@@ -15,8 +15,9 @@ class Intermittent(Objective):
     """Another objective at some steps, and the plain gradient at the others.
 
     Step `t`, from 0, uses the objective if `t >= start and (t - start) % every == 0`. Plain steps
-    report `rho` as NaN. Schedules of the radius advance at every step. It counts steps, so save its
-    `state_dict`, which includes that of the wrapped objective.
+    report `rho` as NaN, ignore `climb=`, and leave the state of the objective's `along` as it is.
+    Schedules of the radius advance at every step. It counts steps, so save its `state_dict`, which
+    includes that of the wrapped objective.
 
     Args:
         objective: The objective to use at some steps.

@@ -51,15 +51,18 @@ class Shared(TypedDict, total=False):
 
 
 class Objective:
-    """A loss to minimise, through the direction that it adds to `.grad`.
+    """A replacement for `loss.backward()` that adds the direction of a method to `.grad`.
+
+    Below, `g` is the gradient at the weights `w`, and `g_p` that at the perturbed weights
+    `w + delta`.
 
     Subclass it, and pass parts of `surrogap.parts` to this constructor, for an objective of your
     own: see docs/how-to/new-objective.md. Without `along`, the direction is the plain gradient.
 
     Args:
-        model: The model to train. Every parameter that the optimizer moves must be in it: on any
-            other, the gradients of both passes add up. To train several modules together, put them
-            into an `nn.ModuleList`. If it is wrapped in DistributedDataParallel, pass the wrapper.
+        model: The model to train. Every parameter that the loss trains must be in it. To train
+            several modules together, put them into an `nn.ModuleList`. If it is wrapped in
+            DistributedDataParallel, pass the wrapper.
         rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
         along: The vector to climb along.
         geometry: The ball to climb in.
@@ -72,15 +75,20 @@ class Objective:
         scope: Under DistributedDataParallel, the gradients that the ascent step follows: "replica",
             this process's own, which is the default; "global", the mean of all processes; a process
             group, the mean of its members. Sharded models support only "global".
-        memory: "exact" holds copies of the weights and of `g` during a step. "low", on CUDA, holds
-            one of the weights alone, and recomputes `g` from the ascent step, with a rounding error
-            of at most 6e-8 ||w|| / rho of its length.
+        memory: "exact" holds copies of the weights and of `g` during a step. "low" holds only that
+            of the weights, on CUDA, and recovers `g` from the ascent step, with a relative error of
+            at most `6e-8 * ||w|| / rho`. Not for parameters in half precision.
         eps: Added to the norm before dividing by it.
 
+    Attributes:
+        report: The report of the last call of `loss` or `backward`; None before the first.
+
     Raises:
-        TypeError: An argument has the wrong type, or the model holds a TorchScript module.
+        TypeError: An argument has the wrong type, or the model holds a TorchScript module, or is
+            wrapped in FSDP1 or by DeepSpeed or Megatron.
         ValueError: A number is negative or not finite, the model has no trainable parameter or a
-            complex one, `perturb` selects nothing, or `scope` does not fit the model.
+            complex one, `perturb` selects nothing, `scope` does not fit the model, or DDP has a
+            static graph.
         RuntimeError: A parameter has a post-accumulate-grad hook.
     """
 
@@ -168,18 +176,25 @@ class Objective:
                 Where the direction contains `g`, that is the gradient of this part.
             scaler: The scaler of the loss. Unscale, clip and step afterwards, as always.
             backward: Called on the loss in place of `loss.backward()`, for frameworks that bring
-                their own. If it scales the loss, the report's norms are scaled too.
-            sync: False for all but the last of several calls that share one optimizer step;
-                schedules count the last as a step, and processes under DDP average their gradients
-                in it.
+                their own. If it scales the loss, the report's norms are scaled too. It must not
+                step the optimizer, nor clip: it would clip the gradient of each pass.
+            sync: False for all but the last of several calls that share one optimizer step. Only in
+                the last, DDP averages gradients and schedules advance. Inside DDP's `no_sync` it is
+                always False.
+
+        Returns:
+            The measurements of the call.
 
         Raises:
             TypeError: An argument has the wrong type, or the closure did not return a tensor.
-            ValueError: The list of closures is empty, `climb` was given to an objective without a
-                first pass, or the model or the radius is not valid any more.
-            RuntimeError: The closure returned a loss without graph or one that is not a scalar,
-                called `backward` itself, added or thawed parameters, or reached none; or a gradient
-                is sparse.
+            ValueError: The list of closures is empty, or they all read the same variables; `climb`
+                was given to an objective without a first pass; the model or the radius is not valid
+                any more; or the closure runs the model inside DDP, but the objective was built from
+                the model inside.
+            RuntimeError: The closure returned a loss that has no graph, is not a scalar, or does
+                not depend on a trainable parameter, or on one that the model does not hold; it
+                called `backward` itself, or added or unfroze parameters; a gradient is sparse; or
+                `backward` moved the weights.
         """
         self._check_climb(climb is not None)
         passes = Passes(closure, scaler, backward, climb)
@@ -266,13 +281,13 @@ class Objective:
     def state_dict(self) -> dict[str, Any]:
         """Return what the objective keeps from step to step; empty if there is nothing.
 
-        Like the gradients that they follow, states of `along` belong to this process.
+        The state of `along` is per process under scope "replica", so each process saves its own.
         """
         state: dict[str, Any] = {}
         if isinstance(self.rho, Schedule) and (of_rho := self.rho.state_dict()):
             state["rho"] = of_rho
-        if of_along := self._states.state_dict(self._refresh()):
-            state["along"] = of_along
+        if self._states.tensors:
+            state["along"] = self._states.state_dict(self._refresh())
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -349,6 +364,7 @@ class Objective:
                 tensors, report = self._direction(weights, passes, numbers)
             finally:
                 forget_weights()
+            weights.is_checked = True
             if sync:
                 replicas.share_buffers(weights.buffers)
         return Direction(tensors, report, weights, replicas, self._states)

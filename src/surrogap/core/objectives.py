@@ -1,6 +1,6 @@
 """The objectives: Vanilla, SAM, GSAM, ASAM, GapPenalty and MomentumSAM, each made from parts.
 
-`Objective` documents the arguments that they share: `rho`, `perturb`, `scope`, `memory` and `eps`.
+`Objective` documents what the two-pass ones share: `perturb`, `scope`, `memory` and `eps`.
 """
 
 from typing import Literal, Unpack, final
@@ -67,8 +67,8 @@ class GSAM(Objective):
     """The paper's method: minimise the perturbed loss and the surrogate gap `h = f_p - f` together.
 
     `minimize="perturbed"`, min(f_p, h): `d = g_p - alpha * g_perp`, where `g_perp` is the component
-    of `g` orthogonal to `g_p`. Ascending along `g_perp` lowers the gap without changing `f_p`
-    (section 4.2).
+    of `g` orthogonal to `g_p`. To first order, ascending along `g_perp` lowers the gap without
+    changing `f_p` (section 4.2).
 
     `minimize="plain"`, min(f, h): `d = g + alpha * g_p_perp`, where `g_p_perp` is the component of
     `g_p` orthogonal to `g` (the ablation "min(f_p, h) vs. min(f, h)").
@@ -111,8 +111,8 @@ class ASAM(Objective):
     """SAM in a ball that adapts to the weights (Kwon et al. 2021); with `alpha`, "ASAM + ascent".
 
     `delta = rho * T^2 g / (||T g|| + eps)`, where `T = |w| + eta` on every parameter except biases,
-    on which `T = 1`. Its `rho` is about ten times SAM's. The authors' code scales the parameters
-    whose names contain "weight", so position embeddings and class tokens differ: `T = 1` there.
+    on which `T = 1`. Its `rho` is about ten times SAM's. The authors' code scales only parameters
+    whose names contain "weight", so that position embeddings and class tokens have `T = 1` there.
 
     Args:
         model: The model to train.
@@ -185,10 +185,11 @@ class GapPenalty(Objective):
 
 @final
 class MomentumSAM(Objective):
-    """SAM for the cost of one pass (Becker et al. 2024): climb against the optimizer's momentum.
+    """SAM at the cost of one pass (Becker et al. 2024): the gradient ahead of the optimizer.
 
     The direction is the gradient at `w - rho * v / (||v|| + eps)`, where `v` is the momentum: SGD's
-    `momentum_buffer`, or `exp_avg` of the Adam family. The norm is over all parameter groups; a
+    `momentum_buffer`, or `exp_avg` of the Adam family. So the ascent step of the other objectives
+    becomes a look-ahead along the optimizer's next update. The norm is over all parameter groups; a
     parameter without momentum does not climb, and without any, as before the first step, the
     direction is the plain gradient. f(w) is not computed, so `report.loss` and `report.gap` are
     NaN, and BatchNorm's statistics are those of the perturbed weights. Between steps the weights

@@ -3,13 +3,17 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
+from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.utils import parametrize
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from surrogap.core.first_call import check_leaves, outside_wrappers
 from surrogap.core.gradients import current
 from surrogap.core.vectors import are_any, wide
 from surrogap.core.weights import Weights
@@ -35,7 +39,7 @@ class Passes:
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: The list of closures is empty.
+        ValueError: The list of closures is empty, or they all read the same variables.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Passes:
             )
         if not closures:
             raise ValueError(f"{name} must not be an empty list, got []. {_EXAMPLE}")
+        _check_late_binding(name, closures)
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise TypeError(
                 f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}. "
@@ -84,7 +89,9 @@ class Passes:
         Raises:
             TypeError: A closure did not return a tensor.
             RuntimeError: A closure returned a loss that is not a real scalar or has no graph, or it
-                called `backward`.
+                called `backward`; or the caller's `backward` moved the weights. In the first call:
+                the loss depends on a trainable parameter that the model does not hold.
+            ValueError: In the first call: the closure runs the model inside another wrapper.
         """
         results = [
             self._run(closure, weights, index) for index, closure in enumerate(self._closures)
@@ -96,20 +103,27 @@ class Passes:
     def _run(self, closure: Closure, weights: Weights, index: int) -> tuple[Tensor, Any]:
         versions = _versions(weights) if index else []  # before the first there are no gradients
         forget_weights()
+        is_first_call = not weights.is_checked
         with torch.enable_grad():
-            loss, aux = _checked(closure())
+            with outside_wrappers(weights) if is_first_call else nullcontext():
+                loss, aux = _checked(closure())
             _check_graph(loss)
             if _versions(weights) != versions:
                 raise RuntimeError(
                     "closure must not call backward, got one that changed .grad. "
                     "Return the loss; the objective calls backward itself, once per pass."
                 )
-            with _in_this_thread(weights.devices):
+            if is_first_call:
+                check_leaves(loss, weights)
+            with _in_this_thread(weights.devices), self._guarded(weights):
                 self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled to CUDA graphs reuses the memory of what it returns; by a
         # kernel, since copies of memory were slow to launch in a profile.
         copy = loss.detach().to(wide(loss.dtype)) * 1
         return copy if copy.ndim == 0 else copy.reshape(()), aux
+
+    def _guarded(self, weights: Weights) -> AbstractContextManager[None]:
+        return nullcontext() if self._backward is Tensor.backward else _unmoved(weights)
 
     def evaluate(self) -> tuple[Tensor, Any]:
         """Run the forward pass of a single closure, and return its loss and aux.
@@ -145,12 +159,51 @@ def _in_this_thread(devices: set[torch.device]) -> AbstractContextManager[None]:
     return nullcontext() if len(devices) > 1 else torch.autograd.set_multithreading_enabled(False)
 
 
+@contextmanager
+def _unmoved(weights: Weights) -> Iterator[None]:
+    """Context in which the caller's `backward` must not step the optimizer."""
+    refusal = RuntimeError(
+        "backward must leave the weights alone, got one that moves them. If it steps the "
+        "optimizer, as timm's NativeScaler does, pass scaler= instead, and step afterwards."
+    )
+    own = set(map(id, weights.parameters))
+
+    def refuse(optimizer: Optimizer, *_: Any) -> None:
+        if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            raise refusal
+
+    # Fused optimizers do not count their writes as versions; others need not be torch's.
+    handle = register_optimizer_step_pre_hook(refuse)
+    before = [tensor._version for tensor in weights.tensors]
+    try:
+        yield
+    finally:
+        handle.remove()
+    if [tensor._version for tensor in weights.tensors] != before:
+        raise refusal
+
+
 def _versions(weights: Weights) -> list[int | None]:
     """Return what changes when anything is added to `.grad`; empty if there is nothing."""
     gradients = current(weights)
     if not are_any(gradients):
         return []
     return [None if gradient is None else gradient._version for gradient in gradients]
+
+
+def _check_late_binding(name: str, closures: Sequence[Closure]) -> None:
+    """Refuse functions of one loop that all read its variables when they run: its last values."""
+    seen: dict[object, Closure] = {}
+    for closure in closures:
+        if not isinstance(closure, FunctionType) or closure.__defaults__ or closure.__kwdefaults__:
+            continue
+        key = (id(closure.__code__), *map(id, closure.__closure__ or ()))
+        if seen.setdefault(key, closure) is not closure:
+            raise ValueError(
+                f"{name} must be a list of functions with a batch each, got several that read the "
+                "same variables, as those made in a loop do: all would see the last batch. Bind "
+                "them: lambda x=x, y=y: loss_fn(model(x), y)."
+            )
 
 
 def _checked(result: Any) -> tuple[Tensor, Any]:

@@ -38,9 +38,9 @@ class Replicas:
         are_weights_sharded: Whether processes hold pieces of the weights instead of copies.
 
     Raises:
-        TypeError: `scope` is none.
+        TypeError: `scope` is not a valid scope.
         ValueError: `scope` is unknown, does not fit the model, or is a group without this process;
-            or there are several groups of processes.
+            or there are several groups of processes, or DDP has a static graph.
     """
 
     def __init__(
@@ -63,6 +63,12 @@ class Replicas:
             raise ValueError(
                 "model must be wrapped in DistributedDataParallel over one process group, got "
                 "several. Wrap it as a whole."
+            )
+        if any(wrapper.static_graph for wrapper in wrappers):
+            raise ValueError(
+                "model must be wrapped without static_graph=True, got it. DDP then counts on a "
+                "synchronised pass each time, and the passes of an objective run inside no_sync: "
+                "leave it out, or pass find_unused_parameters=True."
             )
         self._wrappers = wrappers
         self._everyone = groups[0] if groups else None
@@ -192,7 +198,7 @@ def _check(scope: object) -> None:
 
 
 def _check_unwrapped(scope: Scope) -> None:
-    """One process alone may be told either scope, so that a script need not know their number."""
+    """Check the scope of an unwrapped model: a single process accepts any but a group."""
     is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
     if _is_group(scope) or not is_alone:
         raise ValueError(

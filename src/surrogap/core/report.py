@@ -30,7 +30,7 @@ class Report:
         loss: `f(w)`; for a list of closures, their sum.
         perturbed_loss: `f_p = f(w + delta)`.
         aux: What the closure returned beside the loss in its first pass, or None; for a list of
-            closures, the list of theirs.
+            closures, the list of theirs. Never that of `climb=`.
     """
 
     loss: Tensor
@@ -52,8 +52,8 @@ class Report:
     def mean(cls, reports: Sequence[Self], *, divisor: float = 1.0) -> Self:
         """Return the mean of the reports of one step's micro-batches.
 
-        Losses, radii and inner products are averaged; norms and cosine follow from the products.
-        `aux` is the list of theirs. A single report is returned as it is.
+        Losses, radii and inner products are averaged, so norms are root mean squares over the
+        micro-batches. `aux` is the list of theirs. A single report is returned as it is.
 
         Args:
             reports: One for each call of `backward`.

@@ -34,7 +34,7 @@ def radius(rho: float | Schedule) -> float:
     """The radius of the current step, checked.
 
     Raises:
-        TypeError: It is no number.
+        TypeError: It is not a number.
         ValueError: It is negative, NaN or infinite.
     """
     return number("rho", rho.value() if isinstance(rho, Schedule) else rho, remedy=_REMEDY)
@@ -129,7 +129,7 @@ class InverseSqrt(Schedule):
         rho_0: The radius of the first step.
 
     Raises:
-        TypeError: `rho_0` is no number.
+        TypeError: `rho_0` is not a number.
         ValueError: `rho_0` is negative, NaN or infinite.
 
     >>> rho = InverseSqrt(0.2)

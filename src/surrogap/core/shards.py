@@ -1,8 +1,8 @@
-"""Parameters that are spread over processes: FSDP2, HSDP and tensor parallelism.
+"""Parameters that are sharded over processes: FSDP2, HSDP and tensor parallelism.
 
-Such a parameter is a `DTensor`, of which each process holds a piece. Copies, climbs and
-combinations need no more than the pieces. Sums over the whole model, such as `<g, g>`, add up those
-of all pieces, each once however many processes hold a copy of it.
+Such a parameter is a `DTensor`, of which each process holds a shard. Copies, climbs and
+combinations need only the shards. Sums over the whole model, such as `<g, g>`, add up those of all
+shards, each once however many processes hold a copy of it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,18 +18,18 @@ from surrogap.core.vectors import total
 
 @dataclass(frozen=True)
 class Sharding:
-    """Over which processes a parameter is spread.
+    """The processes over which a parameter is sharded.
 
     Attributes:
-        groups: One process group for each dimension of the mesh along which it is cut.
-        device_type: Where the groups communicate.
+        groups: One process group for each dimension of the mesh along which it is sharded.
+        device_type: The type of device on which the groups communicate.
     """
 
     groups: tuple[Any, ...] = ()
     device_type: str = ""
 
     def sum(self, partial: Tensor) -> Tensor:
-        """The sum of the `partial` sums of all pieces."""
+        """Return the sum of the `partial` sums of all shards."""
         if not self.groups:
             return partial
         # With weights offloaded to the CPU, the groups may still speak CUDA alone.
@@ -43,11 +43,11 @@ WHOLE = Sharding()
 
 
 def totals(rows: Sequence[Sequence[Tensor]], shardings: Sequence[Sharding]) -> list[Tensor]:
-    """Sums over the whole model, with one message for each sharding.
+    """Return sums over the whole model, with one message for each sharding.
 
     Args:
         rows: The partial sums of one quantity each, a scalar for each group of parameters.
-        shardings: Those of the groups.
+        shardings: The shardings of the groups.
     """
     if all(sharding is WHOLE for sharding in shardings):
         return [total(row) for row in rows]
@@ -59,8 +59,8 @@ def totals(rows: Sequence[Sequence[Tensor]], shardings: Sequence[Sharding]) -> l
 
 
 def is_sharded(tensor: object) -> bool:
-    """Whether it is a `DTensor`."""
-    # Its module takes a while to load, and no tensor is one before processes have met.
+    """Return whether it is a `DTensor`."""
+    # Its module takes a while to load, and no tensor is one without a process group.
     if not (dist.is_available() and dist.is_initialized()):
         return False
     from torch.distributed.tensor import DTensor
@@ -69,7 +69,7 @@ def is_sharded(tensor: object) -> bool:
 
 
 def sharding_of(parameter: Any) -> Sharding:
-    """How `parameter` is spread."""
+    """Return the sharding of `parameter`."""
     if not is_sharded(parameter):
         return WHOLE
     mesh = parameter.device_mesh
@@ -82,7 +82,7 @@ def sharding_of(parameter: Any) -> Sharding:
 
 
 def device_of(parameter: Any) -> torch.device:
-    """Where passes compute with it: not where it lies, if FSDP offloads it to the CPU."""
+    """Return the device on which passes use it, even if FSDP offloads it to the CPU."""
     device: torch.device = parameter.device
     if is_sharded(parameter) and (kind := parameter.device_mesh.device_type) != device.type:
         return torch.device(kind, torch.get_device_module(kind).current_device())
@@ -90,7 +90,7 @@ def device_of(parameter: Any) -> torch.device:
 
 
 def has_copies(parameter: Any) -> bool:
-    """Whether several processes hold the same piece of a spread parameter."""
+    """Return whether several processes hold the same shard of a parameter."""
     return is_sharded(parameter) and any(
         placement.is_replicate() and parameter.device_mesh.size(dimension) > 1
         for dimension, placement in enumerate(parameter.placements)
@@ -99,7 +99,7 @@ def has_copies(parameter: Any) -> bool:
 
 @torch.no_grad()
 def added_up(gradient: Any, parameter: Any) -> Any:
-    """`gradient` spread like its `parameter`; a new one if it was still to be added up."""
+    """Return `gradient` sharded like its `parameter`; a new one if it was a partial sum."""
     if gradient is None or not is_sharded(parameter):
         return gradient
     if gradient.placements == parameter.placements:
@@ -109,14 +109,14 @@ def added_up(gradient: Any, parameter: Any) -> Any:
 
 @torch.no_grad()
 def piece_of(tensor: Any, parameter: Any) -> Any:
-    """The piece of `tensor`, the parameter itself or its gradient, that this process holds."""
+    """Return this process's shard of `tensor`, the parameter itself or its gradient."""
     if tensor is None or not is_sharded(parameter):
         return tensor
     return added_up(tensor, parameter).to_local().detach()
 
 
 def whole_of(piece: Tensor | None, parameter: Any) -> Any:
-    """The tensor spread like `parameter` of which `piece` is this process's."""
+    """Return the tensor sharded like `parameter` of which `piece` is this process's shard."""
     if piece is None or not is_sharded(parameter):
         return piece
     from torch.distributed.tensor import DTensor
@@ -154,7 +154,7 @@ def parameter_groups(module: Any) -> list[Any]:
 
 
 def fsdp_modules(modules: Iterable[nn.Module]) -> list[Any]:
-    """Those that `fully_shard` was called on."""
+    """Return the modules that `fully_shard` was called on."""
     if not (dist.is_available() and dist.is_initialized()):
         return []
     from torch.distributed.fsdp import FSDPModule
@@ -163,7 +163,7 @@ def fsdp_modules(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 def reset(modules: Iterable[Any]) -> None:
-    """Has FSDP forget a pass that broke off, with what it gathered and added up for it."""
+    """Have FSDP forget a pass that raised, with what it gathered and reduced for it."""
     for module in modules:
         state = module._get_fsdp_state()
         if state._is_root is None:
@@ -175,7 +175,7 @@ def reset(modules: Iterable[Any]) -> None:
 
 
 def _reset(state: Any) -> None:
-    """What `reset_iter_state` does, for torch 2.11, which has none."""
+    """Stand in for `reset_iter_state`, which torch 2.11 does not have."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
     state._modules_to_run_forward.clear()

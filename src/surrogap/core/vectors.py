@@ -1,12 +1,12 @@
 """One long vector made of many tensors.
 
-The mathematics speaks of `w` and `g` as vectors; a network holds them in hundreds of pieces, on
-several devices and in several dtypes perhaps. A `Layout` sorts the pieces into groups, and a
-`Vector` holds each group as one flat tensor: copies in and out are fused over all pieces, and the
-arithmetic between does not grow in kernel launches with their number.
+In formulas `w` and `g` are vectors; a model holds them in hundreds of tensors, perhaps on several
+devices and in several dtypes. A `Layout` sorts the tensors into groups, and a `Vector` holds each
+group as one flat tensor. Copies in and out are fused over all tensors, and the number of kernel
+launches in between does not grow with them.
 
-Numbers in half precision are widened to float32 for all arithmetic, a chunk at a time, and rounded
-once when they are stored.
+Half precision is widened to float32 for all arithmetic, a chunk at a time, and rounded once when it
+is stored.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -30,24 +30,24 @@ _CHUNK_DEVICE = 2**22
 
 
 def are_any(gradients: Gradients) -> bool:
-    """Whether there is a gradient at all."""
+    """Return whether there is a gradient at all."""
     return any(map(is_not, gradients, repeat(None)))
 
 
 def are_all(gradients: Sequence[Tensor | None]) -> bool:
-    """Whether every parameter has one."""
+    """Return whether every parameter has a gradient."""
     return all(map(is_not, gradients, repeat(None)))
 
 
 def present_of(gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
-    """Those that there are."""
+    """Return the gradients that are not None."""
     if are_all(gradients):
         return cast(Sequence[Tensor], gradients)
     return [gradient for gradient in gradients if gradient is not None]
 
 
 def groups_of(tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> list[list[int]]:
-    """The indices of those that share device, dtype and label."""
+    """Return the indices of tensors that share device, dtype and label, in groups."""
     groups: dict[Hashable, list[int]] = {}
     for index, tensor in enumerate(tensors):
         label = labels[index] if labels else None
@@ -56,7 +56,7 @@ def groups_of(tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> lis
 
 
 class Layout:
-    """How to lay `tensors` out in flat ones: one for each device, dtype and label.
+    """A layout of `tensors` in flat ones, one for each device, dtype and label.
 
     Args:
         tensors: The pieces. Vectors of this layout take over their shapes and memory formats.
@@ -77,7 +77,7 @@ class Layout:
         }
 
     def read(self, tensors: Sequence[Tensor | None]) -> "Vector":
-        """An exact copy of `tensors` as a vector; None stands for zeros."""
+        """Return an exact copy of `tensors` as a vector; None stands for zeros."""
         flats = []
         for members in self.members:
             group = [self._in_order(index, tensors[index]) for index in members]
@@ -87,7 +87,7 @@ class Layout:
         return Vector(self, flats)
 
     def _in_order(self, index: int, tensor: Tensor | None) -> Tensor:
-        """`tensor`, such that reading it row by row gives the piece's own order in memory."""
+        """Return `tensor` such that reading it row by row gives the piece's order in memory."""
         if tensor is None:
             return torch.zeros_like(self._pieces[index]).reshape(-1)
         if (stride := self._strides.get(index)) is None:
@@ -99,7 +99,7 @@ class Layout:
         return tensor.as_strided((tensor.numel(),), (1,))
 
     def views(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        """The pieces as views of `flats`, each with its shape and memory format."""
+        """Return the pieces as views of `flats`, each with its shape and memory format."""
         views: list[Tensor] = [torch.Tensor()] * len(self._pieces)
         for members, flat in zip(self.members, flats, strict=True):
             pieces = unflatten_dense_tensors(flat, [self._pieces[index] for index in members])
@@ -140,7 +140,7 @@ class Vector:
 
 
 def dot(x: Vector, y: Vector) -> list[Tensor]:
-    """The inner product `<x, y>`, in parts: one scalar for each group, at least float32."""
+    """Return the terms of `<x, y>`: one scalar for each group, at least float32."""
     return [
         flat_dot((widened(a), widened(b)) for a, b in chunks(x_flat, y_flat))
         for x_flat, y_flat in zip(x.flats, y.flats, strict=True)
@@ -148,7 +148,7 @@ def dot(x: Vector, y: Vector) -> list[Tensor]:
 
 
 def flat_dot(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """The sum of the inner products of pairs of flat tensors."""
+    """Return the sum of the inner products of pairs of flat tensors."""
     parts = [_dot(a, b) for a, b in pairs]
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
@@ -160,11 +160,11 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def squared_norm(gradients: Gradients, like: Tensor) -> Tensor:
-    """The sum of all squares, as a scalar of at least float32.
+    """Return the sum of all squares, as a scalar of at least float32.
 
     Args:
-        gradients: Those of some parameters.
-        like: One of these, whose device and dtype they all have.
+        gradients: The gradients of some parameters.
+        like: One of these parameters, whose device and dtype they all have.
     """
     # In float32 a CPU would add in order, and over 10^8 elements be wrong by 2 %.
     dtype = torch.float64 if like.device.type == "cpu" else wide(like.dtype)
@@ -175,7 +175,7 @@ def squared_norm(gradients: Gradients, like: Tensor) -> Tensor:
 
 
 def total(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of scalars that may lie on several devices, on the first one's."""
+    """Return the sum of scalars on several devices, on the first one's."""
     return reduce(add, (part.to(parts[0].device) for part in parts))
 
 
@@ -204,7 +204,7 @@ def scale_(gradients: Gradients, factor: Tensor) -> None:
 
 
 def chunks(*flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Flat tensors of one length, cut at the same places."""
+    """Split flat tensors of one length at the same indices."""
     size = _CHUNK_CPU if flats[0].device.type == "cpu" else _CHUNK_DEVICE
     if flats[0].numel() <= size:
         return iter([flats])
@@ -212,18 +212,18 @@ def chunks(*flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """`tensor` itself, or its copy in float32 if it has half precision."""
+    """Return `tensor`, or a copy in float32 if it has half precision."""
     return tensor.to(wide(tensor.dtype))
 
 
 def scalar_for(flat: Tensor, scalar: Tensor) -> Tensor:
-    """`scalar` where `flat` lies, ready for arithmetic with `widened(flat)`.
+    """Return `scalar` on the device of `flat`, for arithmetic with `widened(flat)`.
 
-    The dtype matters: beside a tensor in half precision, torch would first round the scalar to it.
+    With a tensor in half precision, torch would first round the scalar to it.
     """
     return scalar.to(device=flat.device, dtype=wide(flat.dtype))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which numbers of `dtype` are computed with: at least float32."""
+    """Return the dtype for arithmetic with numbers of `dtype`: at least float32."""
     return torch.promote_types(dtype, torch.float32)

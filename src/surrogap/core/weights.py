@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from surrogap.core.engines import check_engine, check_owner
 from surrogap.core.selection import norm_parameters
 from surrogap.core.shards import (
     WHOLE,
@@ -41,9 +42,10 @@ class Weights:
         buffers: The dictionaries in which modules hold their buffers.
         wrappers: The modules wrapped in DistributedDataParallel.
         are_sharded: Whether processes hold shards of the parameters.
+        is_checked: Whether a call has succeeded with these modules.
 
     Raises:
-        TypeError: A module is compiled to TorchScript.
+        TypeError: A module is compiled to TorchScript, or of an engine that cannot be trained.
         ValueError: There is no trainable parameter, one is complex, or FSDP has only some of them.
         RuntimeError: A parameter has a hook that would act on the gradient of a single pass.
     """
@@ -54,6 +56,7 @@ class Weights:
     buffers: list[dict[str, Tensor | None]]
     wrappers: list[DistributedDataParallel]
     are_sharded: bool
+    is_checked: bool
     _other_gradients: dict[int, Tensor | None]
 
     def __init__(self, model: nn.Module) -> None:
@@ -113,6 +116,15 @@ class Weights:
                 "model once before the first step, and thaw between steps."
             )
 
+    def identities(self) -> set[int]:
+        """Return the identities of all parameters now, and of those that FSDP gathers."""
+        gathered = (
+            getattr(parameter, "_unsharded_param", None)
+            for group in self._fsdp_groups()
+            for parameter in group.fsdp_params
+        )
+        return set(map(id, chain(self._model.parameters(), gathered)))
+
     def written(self) -> list[Tensor]:
         """Return the frozen parameters that a pass has written to since the last refresh.
 
@@ -128,6 +140,9 @@ class Weights:
                 "model must not hold modules of TorchScript, got one. Pass the modules that it was "
                 "made from; torch.compile is faster, too."
             )
+        for each in set(map(type, modules)):
+            check_engine(each)
+        self.is_checked = False
         own = [module._parameters for module in modules]
         dictionaries: list[dict[str, Any]] = [*(module._modules for module in modules), *own]
         self._filled = [dictionary for dictionary in dictionaries if dictionary]
@@ -159,13 +174,8 @@ class Weights:
         reset(self._fsdp_modules)
 
     @property
-    def is_fsdp(self) -> bool:
-        """Whether `fully_shard` was called on a module."""
-        return bool(self._fsdp_modules)
-
-    @property
     def synchronises(self) -> bool:
-        """Whether a backward pass of the caller's would average gradients over processes.
+        """True if a backward pass of the caller would average gradients over processes.
 
         Not inside `no_sync`, nor after `set_requires_gradient_sync(False)`.
         """
@@ -280,7 +290,8 @@ class Weights:
                     f"{name} must be real, got {parameter.dtype}. Hold it as a real parameter and "
                     "call torch.view_as_complex in the forward pass."
                 )
-            if parameter._post_accumulate_grad_hooks:
+            for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+                check_owner(str(getattr(hook, "func", hook).__module__), "ZeRO")
                 raise RuntimeError(
                     f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
                     "the gradient of each pass: remove it, and step the optimizer after backward."

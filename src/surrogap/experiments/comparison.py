@@ -40,7 +40,7 @@ _PANELS = {
 @final
 @dataclass(frozen=True)
 class Result:
-    """What came out of a run.
+    """The results of a run.
 
     Attributes:
         method: The objective, perhaps for twice the epochs.
@@ -74,7 +74,7 @@ class Result:
 
 
 def read_result(planned: Planned) -> Result:
-    """What a finished run left in its folder."""
+    """Read the results of a finished run from its folder."""
     folder = planned.config.folder
     epochs = [record for record in read_records(folder) if record["kind"] == "epoch"]
     last, measured = epochs[-1], json.loads((folder / MEASURED).read_text())
@@ -119,7 +119,7 @@ def table(results: Sequence[Result], title: str) -> Table:
 
 
 def legend(results: Sequence[Result], rho: float) -> str:
-    """What the lines of the table are."""
+    """Explain the lines of the table."""
     methods = by_method(results)
     num_seeds = len(next(iter(methods.values())))
     seeds = f"Mean ± deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
@@ -155,7 +155,7 @@ def _time(runs: Sequence[Result]) -> float:
 
 
 def differences(results: Sequence[Result]) -> list[str]:
-    """How each method's test accuracy differs from that of the first, seed by seed."""
+    """Return the differences in test accuracy from the first method, seed by seed."""
     (first, base), *others = by_method(results).items()
     lines = []
     for method, runs in others:

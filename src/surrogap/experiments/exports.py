@@ -1,4 +1,4 @@
-"""What plain timm calls our networks, for weights that leave the house."""
+"""The names that timm has for our networks, for exported weights."""
 
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -66,7 +66,7 @@ model = nn.Sequential(
 @final
 @dataclass(frozen=True)
 class Architecture:
-    """How to build a network without us.
+    """The architecture of a network, to build it without surrogap.
 
     Attributes:
         name: timm's name for it, or None where timm has no such network.
@@ -79,7 +79,7 @@ class Architecture:
     code: str = ""
 
     def config(self, splits: Splits, sides: tuple[int, int]) -> dict[str, Any]:
-        """What timm looks for in `config.json`, beside the weights.
+        """The content of `config.json`, which timm reads beside the weights.
 
         Args:
             splits: The set that the network is for.
@@ -106,7 +106,7 @@ class Architecture:
 
 
 def architecture_of(name: str, model: nn.Module, splits: Splits, image_size: int) -> Architecture:
-    """How to build a network of ours without us.
+    """Return the architecture of one of our networks, to build it without surrogap.
 
     Args:
         name: Ours, or timm's.

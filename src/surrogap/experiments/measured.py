@@ -1,4 +1,4 @@
-"""How sharp a run ended: the surrogate gap and the curvature at its last weights."""
+"""The sharpness at the end of a run: the surrogate gap and the curvature at its last weights."""
 
 import json
 import math
@@ -16,8 +16,7 @@ from surrogap.data import loader
 from surrogap.experiments.comparison import MEASURED, NUM_ASCENT_STEPS
 from surrogap.experiments.probes import measured_at
 from surrogap.experiments.runs import Run
-from surrogap.experiments.surfaces import part_of, still_surface
-from surrogap.training.config import Config
+from surrogap.experiments.surfaces import eval_batch_size, part_of, still_surface
 from surrogap.training.failure import RunFailedError
 from surrogap.training.losses import loss_of
 from surrogap.training.processes import World
@@ -52,7 +51,7 @@ def gap_of(run: Run, rho: float, device: torch.device) -> dict[str, float]:
     images = loader(
         splits,
         "train",
-        batch_size=_batch_size(run.config),
+        batch_size=eval_batch_size(run.config),
         shuffle=False,
         drop_last=False,
         device=device,
@@ -88,7 +87,7 @@ def sharpness_of(run: Run, rho: float, device: torch.device) -> dict[str, float]
     splits = run.splits()
     few = part_of(splits, NUM_IMAGES)
     model = run.network(splits, device)
-    surface = still_surface(run.config, model, few, World(device), _batch_size(run.config))
+    surface = still_surface(run.config, model, few, World(device), eval_batch_size(run.config))
     return {"num_images": len(few.train), **_finite(measured_at(surface, rho), run)}
 
 
@@ -102,10 +101,6 @@ def _finite(found: dict[str, float], run: Run) -> dict[str, float]:
     return found
 
 
-def _batch_size(config: Config) -> int:
-    return config.data.eval_batch_size or 4 * config.data.batch_size
-
-
 def measure(folder: Path, rho: float, device: torch.device, measured: Measured) -> None:
     """Measures a run unless that is done already, and writes it to the run's folder."""
     path = folder / MEASURED
@@ -117,7 +112,7 @@ def measure(folder: Path, rho: float, device: torch.device, measured: Measured) 
 
 
 def is_measured(folder: Path, rho: float) -> bool:
-    """Whether a run is finished, and was measured at this radius."""
+    """Return whether a run is finished, and was measured at this radius."""
     path = folder / MEASURED
     if not path.is_file():
         return False

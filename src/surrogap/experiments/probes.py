@@ -1,4 +1,4 @@
-"""How sharp a run is while it trains: the dominant eigenvalue and the surrogate gap."""
+"""The sharpness of a run during training: the dominant eigenvalue and the surrogate gap."""
 
 import math
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ def sharpness_probe(config: Config, parts: Parts, world: World) -> Probe:
     the run's configuration: gap, sharpness = 2 gap / rho^2, and the same of the worst place found
     in the ball, worst_gap and worst_sharpness.
 
-    Every measurement starts anew. A search that started from the eigenvector found before would be
-    hardly shorter (on a small MLP and a ResNet, Lanczos took 8 to 10 products, and power iteration
-    from there 2 to 19), and a run that was interrupted would have to keep that vector.
+    Every measurement starts from random vectors. A search from the last eigenvector would hardly be
+    shorter (on a small MLP and a ResNet, Lanczos took 8 to 10 products, and power iteration from
+    there 2 to 19), and a run that was interrupted would have to keep that vector.
 
     Args:
         config: The run's.
@@ -57,10 +57,10 @@ def radius_of(config: Config) -> float:
 
 
 def measured_at(surface: Surface, rho: float) -> dict[str, float]:
-    """What the probe returns, of any surface; where its loss is not finite, loss and rho alone."""
+    """Return what the probe measures on a surface; only loss and rho if its loss is not finite."""
     loss = float(surface.loss())
     if not math.isfinite(loss):
-        return {"loss": loss, "rho": rho}  # no curvature there; the records will tell why
+        return {"loss": loss, "rho": rho}  # there is no curvature; the records say why
     # The others have no rule for sharded weights, and would warn of it each time.
     method = METHODS[-1] if surface.weights.are_sharded else METHODS[0]
     hessian = Hessian(surface, method)

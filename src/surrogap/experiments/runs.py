@@ -70,5 +70,5 @@ class Run:
         return model.to(device).eval()
 
     def records(self) -> list[dict[str, Any]]:
-        """What it saw: a dictionary for each line of its records, as `training.records` tells."""
+        """Return its records: a dictionary for each line, as `training.records` describes them."""
         return read_records(self.folder)

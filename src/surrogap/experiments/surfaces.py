@@ -64,6 +64,15 @@ def still_batches(config: Config, splits: Splits, world: World, batch_size: int)
     )
 
 
+def eval_batch_size(config: Config) -> int:
+    """The number of images that one process evaluates at once.
+
+    >>> eval_batch_size(Config().override(batch_size=32))
+    128
+    """
+    return config.data.eval_batch_size or 4 * config.data.batch_size
+
+
 def loss_fn_of(config: ObjectiveConfig) -> LossFn:
     """The loss that a run minimises, for a surface.
 

@@ -40,7 +40,7 @@ _SYNSET = re.compile(r"n\d{8}")
 @final
 @dataclass(frozen=True)
 class Places:
-    """Where sets are that do not come with the run's own images; None for those that are not there.
+    """The paths of test sets beside the run's own images; None for those that are missing.
 
     Attributes:
         votes: How many people chose each class for each test image, as CIFAR-10H has it, or which
@@ -68,7 +68,7 @@ class Trial:
         batches: Makes its batches.
         truth: What their labels are.
         classes: The classes that it has, if not all.
-        corruption: Which corruption it is, and how severe; None if it is none.
+        corruption: The corruption and its severity; None without one.
     """
 
     name: str
@@ -131,7 +131,7 @@ def _voted(splits: Splits, path: Path, loading: Loading) -> Trial:
 
 
 def read_votes(path: Path) -> Tensor:
-    """How many people, or which part of them, chose each class for each test image.
+    """Read the number, or the share, of people who chose each class for each test image.
 
     Raises:
         ValueError: There is no such file, or it holds something else.
@@ -154,7 +154,7 @@ def read_votes(path: Path) -> Tensor:
 
 
 def has_votes(path: Path) -> bool:
-    """Whether a set's archive holds people's votes on its test images."""
+    """Return whether a set's archive holds people's votes on its test images."""
     if path.suffix != ".npz" or not path.is_file():
         return False
     with np.load(path, allow_pickle=False) as archive:

@@ -37,7 +37,7 @@ def from_timm(
 
 
 def is_sized_by_timm(name: str) -> bool:
-    """Whether timm builds the network of that name for images of one size."""
+    """Return whether timm builds the network of that name for images of one size."""
     import timm
 
     # Models that users register with timm may have no configuration.
@@ -195,7 +195,7 @@ def _smallest_grid(image_size: int) -> int | None:
 
 
 def _resize(image_size: int, fits: Callable[[int], bool]) -> str:
-    """What to do about an image size that does not fit: the nearest sizes that do."""
+    """Return the remedy for an image size that does not fit: the nearest sizes that do."""
     below = next((size for size in range(image_size, 0, -1) if fits(size)), None)
     above = image_size
     while not fits(above):

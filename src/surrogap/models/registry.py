@@ -59,7 +59,7 @@ def create(
 
     Args:
         name: One of `names()`, or any that `timm.list_models()` lists.
-        num_classes: How many classes it tells apart: the length of its output.
+        num_classes: The number of classes, which is the length of its output.
         image_size: The side of its images in pixels. By default 224 for the paper's networks,
             32 for the small ones, and timm's own for the others. ResNets, and those of timm's
             that take images of any size, do not depend on it.
@@ -94,7 +94,7 @@ def create(
 
 
 def is_sized(name: str) -> bool:
-    """Whether the network of that name is built for square images of one size.
+    """Return whether the network of that name is built for square images of one size.
 
     >>> is_sized("small_mlp"), is_sized("small_resnet18")
     (True, False)

@@ -27,13 +27,13 @@ class Artifact:
     """A table or a figure.
 
     Attributes:
-        title: What it shows.
+        title: A sentence about what it shows.
         cells: The methods and settings in it.
         pairs: Titles of cells that are compared, the first with the second.
         scores: The columns of its table.
         draw: Draws its figure; None for a table.
         max_seeds: The largest number of seeds that it needs; 0 for the tuning runs alone.
-        notes: What may and may not be concluded from it.
+        notes: The limits of what may be concluded from it.
     """
 
     title: str
@@ -195,7 +195,7 @@ _REST = tuple(method for method in METHODS if method not in MAIN)
 
 
 def stages(name: str) -> list[Stage]:
-    """The runs of an artifact, or of all of them in the order of what they say most.
+    """The runs of an artifact, or of all of them with the most telling first.
 
     Args:
         name: One of `ARTIFACTS`, or "all".
@@ -221,7 +221,7 @@ def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
     Args:
         name: One of `ARTIFACTS`.
         scale: The study.
-        ledger: What is finished.
+        ledger: The finished runs.
     """
     artifact = ARTIFACTS[name]
     found = summaries(scale, artifact.cells, ledger)

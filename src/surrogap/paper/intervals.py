@@ -33,7 +33,7 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether zero lies outside, so that the mean differs from it. False for one value."""
+        """True if zero lies outside, so that the mean differs from it. False for one value."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
     def text(self, decimals: int = 2, sign: str = "") -> str:

@@ -19,8 +19,8 @@ hardware and commit. This page is the output of
 
 **How settings were chosen.** Each method had the same number of trials in each set-up ({trials}),
 one seed each, scored on validation images that no run trains on. The trial with the best validation
-accuracy after the last epoch was trained with the study's seeds and scored on the test images; no
-other setting was. [Trials](#trials) lists all of them.
+accuracy after the last epoch was trained with the study's seeds and scored on the test images, and
+no other setting but those that a table or figure varies on purpose. [Trials](#trials) lists all.
 
 **How to read the numbers.** `±` is the half width of the 95 % confidence interval of the mean over
 seeds (Student's t). Differences are paired by seed. A method is called better or worse only where
@@ -35,7 +35,7 @@ def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
     Args:
         path: The page; the folder of its figures has its name without the suffix.
         scale: The study.
-        ledger: What is finished.
+        ledger: The finished runs.
 
     Raises:
         ValueError: The page or its folder cannot be written.
@@ -68,8 +68,10 @@ def _setups(scale: Scale, ledger: Ledger) -> Table:
         lines = [line for line in ledger.of_kind("run") if line["setup"] == letter]
         hardware = ", ".join(sorted({line["hardware"] for line in lines if "hardware" in line}))
         minutes = sum(line["seconds"] for line in lines) / 60
-        rows.append((letter, setup.title, str(len(lines)), f"{minutes:.0f}", hardware or "-"))
-    return Table(("set-up", "model and images", "runs", "minutes in all", "hardware"), rows)
+        words = (letter, setup.title, str(len(lines)), f"{minutes:.0f}", hardware or "-")
+        rows.append((*words, setup.remark))
+    columns = ("set-up", "model and images", "runs", "minutes in all", "hardware", "remarks")
+    return Table(columns, rows)
 
 
 def _section(
@@ -105,8 +107,10 @@ def _compared(made: Sequence[dict[str, object]]) -> Table:
         half = difference["half_width"]
         points = f"{difference['mean']:+.2f}" + ("" if half is None else f" ± {half:.2f}")
         words = (one["setup"], f"{one['first']} minus {one['second']}", points)
-        rows.append((*map(str, words), str(difference["num_seeds"]), str(one["verdict"])))
-    return Table(("set-up", "difference", "points of test accuracy", "seeds", "verdict"), rows)
+        verdicts = (one["verdict"], one["in_paper"] or "-")
+        rows.append(tuple(map(str, (*words, difference["num_seeds"], *verdicts))))
+    columns = ("set-up", "difference", "points of test accuracy", "seeds", "here", "in the paper")
+    return Table(columns, rows)
 
 
 def _trials(scale: Scale, ledger: Ledger) -> Table:

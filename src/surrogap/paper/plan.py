@@ -59,7 +59,7 @@ class Stage:
     """Runs that are done before those of the next stage.
 
     Attributes:
-        cells: What is trained.
+        cells: The methods and settings that are trained.
         max_seeds: The largest number of seeds of a cell in this stage; None for all.
     """
 
@@ -98,8 +98,8 @@ def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1
 
     Args:
         scale: The study.
-        stages: What is asked for; set-ups that the scale does not have are left out.
-        ledger: What is finished.
+        stages: The runs that are asked for; set-ups that the scale does not have are left out.
+        ledger: The finished runs.
         jobs: The number of runs at once, which changes how long each takes.
     """
     found: dict[str, Todo] = {}
@@ -137,26 +137,34 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
 
     The median of the same method's runs in the same set-up, with as many at once, where the ledger
     has some; else what other methods took for a pass over the images; else the set-up's guess.
+
+    Args:
+        scale: The study.
+        run: The run.
+        ledger: The finished runs.
+        jobs: The number of runs at once.
     """
-    times = [
-        (line, line["seconds"])
-        for line in ledger.of_kind("run")
-        if line["setup"] == run.setup and line["jobs"] == jobs
-    ]
-    own = [
-        seconds
-        for line, seconds in times
-        if line["method"] == run.method
-        and line["purpose"] == run.purpose
+    lines = [line for line in ledger.of_kind("run") if line["setup"] == run.setup]
+    same = [
+        float(line["seconds"])
+        for line in lines
+        if (line["method"], line["purpose"], line["jobs"]) == (run.method, run.purpose, jobs)
         and line["num_epochs"] == run.changes["epochs"]
     ]
-    if own:
-        return float(statistics.median(own))
+    if same:
+        return statistics.median(same)
+    similar = [line for line in lines if line["jobs"] == jobs] or lines
     rates = [
-        max(seconds - OVERHEAD, 1.0) / (METHODS[line["method"]].passes * line["num_epochs"])
-        for line, seconds in times
+        max(line["seconds"] - OVERHEAD, 1.0)
+        / (METHODS[line["method"]].passes * line["num_epochs"] * _crowding(line["jobs"]))
+        for line in similar
     ]
     rate = statistics.median(rates) if rates else scale.setups[run.setup].seconds
     passes = METHODS[run.method].passes if run.source is None else 1.0
     before = 0.0 if run.source is None else expected_seconds(scale, run.source, ledger, jobs)
-    return before + OVERHEAD + rate * passes * float(run.changes["epochs"])
+    return before + OVERHEAD + _crowding(jobs) * rate * passes * float(run.changes["epochs"])
+
+
+def _crowding(jobs: int) -> float:
+    """The time of a run among others, relative to one alone: a guess, until the ledger knows."""
+    return 1.0 + (jobs - 1) / 2

@@ -21,7 +21,7 @@ Progress = Callable[[int, int], object]
 @final
 @dataclass(frozen=True)
 class Settings:
-    """How much to compute; each reproduction looks at its own.
+    """The settings of all reproductions; each uses its own.
 
     Attributes:
         num_steps: Of each run; None for the usual.
@@ -45,7 +45,7 @@ class Settings:
 @final
 @dataclass(frozen=True)
 class Reproduced:
-    """What came out.
+    """The results of a reproduction.
 
     Attributes:
         table: For people.
@@ -63,7 +63,7 @@ class Reproduced:
 @final
 @dataclass(frozen=True)
 class Reproduction:
-    """Something of the paper that can be computed anew.
+    """A table, figure or statement of the paper that can be computed.
 
     Attributes:
         title: What it is.

@@ -39,7 +39,7 @@ _PANELS = ("test_accuracy", "sharpness", "eigenvalue")
 @final
 @dataclass(frozen=True)
 class Grid:
-    """Which runs the figure has.
+    """The runs of the figure.
 
     Attributes:
         recipe: What is trained, but for the objective, which is GSAM.
@@ -73,13 +73,13 @@ class Grid:
             number("alphas", alpha, remedy="Pass 0 for SAM, or positive ones, such as 0.1 0.2.")
         for name, values in (("rhos", self.rhos), ("alphas", self.alphas)):
             if len(set(values)) < max(len(values), 1):
-                told = " ".join(f"{value:g}" for value in values) or "none"
+                listed = " ".join(f"{value:g}" for value in values) or "none"
                 raise ValueError(
-                    f"{name} must be different ones, at least one, got {told}. Pass each once."
+                    f"{name} must be different ones, at least one, got {listed}. Pass each once."
                 )
 
     def config(self) -> Config:
-        """What all runs have in common."""
+        """The configuration that all runs share."""
         # By way of vanilla, which keeps nothing of the recipe's objective but the loss.
         config = RECIPES[self.recipe]().override(objective="vanilla")
         config = config.override(objective="gsam", out=str(self.folder), seed=0)
@@ -99,7 +99,7 @@ class Grid:
 @final
 @dataclass(frozen=True)
 class Result:
-    """What came out of a run: its test scores, and what was measured at its last weights.
+    """The results of a run: its test scores, and the measurements at its last weights.
 
     Attributes:
         rho: The radius that it was trained with, and that its gap is measured at.
@@ -135,7 +135,7 @@ class Result:
 
 
 def read_result(planned: Planned) -> Result:
-    """What a finished run left in its folder."""
+    """Read the results of a finished run from its folder."""
     config = planned.config
     last = [record for record in read_records(config.folder) if record["kind"] == "epoch"][-1]
     found: dict[str, Any] = json.loads((config.folder / MEASURED).read_text())

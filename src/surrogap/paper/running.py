@@ -20,10 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.analysis.surface import Surface
-from surrogap.data import Loader, Splits, TensorSet, archive_of, loader
+from surrogap.data import Splits, TensorSet, archive_of
 from surrogap.evaluation import corrupted, evaluate
 from surrogap.experiments.probes import evaluating, measured_at
-from surrogap.experiments.surfaces import loss_fn_of, part_of, still_batches
+from surrogap.experiments.surfaces import (
+    eval_batch_size,
+    loss_fn_of,
+    part_of,
+    still_batches,
+)
 from surrogap.experiments.trials import Places, has_votes, loading_of, trials
 from surrogap.paper.ledger import Line
 from surrogap.paper.study import Scale, StudyRun
@@ -38,7 +43,6 @@ from surrogap.training.step import DTYPES
 from surrogap.training.versions import device_name, versions
 
 NUM_POINTS = 100
-NUM_EVALUATIONS = 30
 # Drawn from the records of steps, and of epochs that were evaluated.
 CURVES = ("loss", "gap", "cosine", "grad_norm", "accuracy")
 EVALUATED = {"val_accuracy", "val_loss", "test_accuracy", "test_loss"}
@@ -68,6 +72,7 @@ class Environment:
         jobs: The number of runs at once.
         compile: Whether to compile the model; None for the set-up's own choice.
         weights: The folder of the weights that fine-tuning starts from.
+        commit: The commit of this code; None to ask git.
     """
 
     scale: Scale
@@ -75,12 +80,17 @@ class Environment:
     jobs: int = 1
     compile: bool | None = None
     weights: str = "runs/study-weights"
+    commit: str | None = None
 
     @property
     def changes(self) -> dict[str, Any]:
         """Values of the configuration, none of which changes the results."""
         more: dict[str, Any] = {"data_root": self.data_root}
         return more if self.compile is None else {**more, "compile": self.compile}
+
+    def config(self, run: StudyRun, out: str) -> Config:
+        """The configuration of a run that is trained to a folder."""
+        return _recorded(run.config(**self.changes, out=out), self.scale.num_evaluations)
 
 
 def finished(run: StudyRun, environment: Environment) -> Line:
@@ -94,7 +104,7 @@ def finished(run: StudyRun, environment: Environment) -> Line:
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        config = _recorded(run.config(**environment.changes, out=f"{folder}/run"))
+        config = environment.config(run, f"{folder}/run")
         line = _head(run, config, environment)
         try:
             if run.source is not None:
@@ -111,7 +121,8 @@ def finished(run: StudyRun, environment: Environment) -> Line:
     splits = _images(config).to(device)
     model, scale = outcome.model, environment.scale
     line["num_steps"] = outcome.num_steps
-    line["train"] = _scored(model, _still(splits, "train", config, device), config, device)
+    images = still_batches(config, splits, World(device), eval_batch_size(config))
+    line["train"] = _scored(model, images, config, device)
     if run.purpose == "final":
         line["scores"] = _scores(model, splits, config, device, scale)
     if run.purpose == "final" and run.source is None:
@@ -133,7 +144,7 @@ def _trained(config: Config) -> Outcome:
 def _kept(run: StudyRun, environment: Environment) -> Config:
     """The configuration of a run whose weights fine-tuning starts from: in a folder that stays."""
     folder = Path(environment.weights) / run.key
-    config = _recorded(run.config(**environment.changes, out=str(folder)))
+    config = environment.config(run, str(folder))
     return config.override(checkpoint_every=10**9)  # one, after the last step
 
 
@@ -147,13 +158,13 @@ def _is_source(run: StudyRun, scale: Scale) -> bool:
     )
 
 
-def _recorded(config: Config) -> Config:
-    """About 100 points of each curve, 30 evaluations, and no checkpoint."""
+def _recorded(config: Config, num_evaluations: int) -> Config:
+    """About 100 points of each curve, some evaluations, and no checkpoint."""
     splits = _images(config)
     steps = config.schedule.epochs * max(len(splits.train) // config.data.batch_size, 1)
     return config.override(
         record_every=max(steps // NUM_POINTS, 1),
-        eval_every=max(config.schedule.epochs // NUM_EVALUATIONS, 1),
+        eval_every=max(config.schedule.epochs // num_evaluations, 1),
         checkpoint_every=0,
         tensorboard=False,
     )
@@ -196,22 +207,22 @@ def _head(run: StudyRun, config: Config, environment: Environment) -> Line:
         "jobs": environment.jobs,
         "images": _fingerprint(splits),
         "config": values,
-        **provenance(device),
+        **provenance(device, environment),
     }
 
 
-def provenance(device: torch.device) -> dict[str, Any]:
+def provenance(device: torch.device, environment: Environment) -> dict[str, Any]:
     """Date, commit, hardware and versions."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": environment.commit or _commit(),
         "hardware": device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "versions": versions(),
     }
 
 
 @cache
-def commit() -> str | None:
+def _commit() -> str | None:
     """The commit that this code is of, with a plus where files differ; None outside of git."""
     folder = Path(__file__).parent
     try:
@@ -232,7 +243,7 @@ def _fingerprint(splits: Splits) -> str:
 
 
 def _of_records(records: Sequence[Record], config: Config) -> dict[str, Any]:
-    """What the records of a finished run say: curves, last and best epoch, and the pace."""
+    """The records of a finished run, summed up: curves, last and best epoch, and the pace."""
     steps = [record for record in records if record["kind"] == "step"]
     epochs = [record for record in records if record["kind"] == "epoch"]
     evaluated = [record for record in epochs if EVALUATED & record.keys()]
@@ -261,23 +272,6 @@ def _rounded(value: float | None) -> float | None:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def _still(splits: Splits, split: str, config: Config, device: torch.device) -> Loader:
-    """The images of a split as they are, in their order."""
-    return loader(
-        splits,
-        split,
-        batch_size=_batch_size(config),
-        shuffle=False,
-        drop_last=False,
-        device=device,
-        size=config.model.image_size,
-    )
-
-
-def _batch_size(config: Config) -> int:
-    return config.data.eval_batch_size or 4 * config.data.batch_size
-
-
 def _scored(
     model: nn.Module, batches: Any, config: Config, device: torch.device, **settings: Any
 ) -> dict[str, float]:
@@ -296,7 +290,7 @@ def _scores(
     """Scores on the test images: clean, with people's votes where there are some, corrupted."""
     archive = archive_of(config.data.name, config.data.data_root)
     places = Places(votes=archive if archive is not None and has_votes(archive) else None)
-    loading = loading_of(_batch_size(config), device, size=config.model.image_size)
+    loading = loading_of(eval_batch_size(config), device, size=config.model.image_size)
     found = {
         trial.name: _scored(model, trial.batches(), config, device, truth=trial.truth)
         for trial in trials(splits, places, loading, with_corruptions=False)
@@ -338,7 +332,7 @@ def _sharpness(
 ) -> dict[str, float]:
     """The dominant eigenvalue, and the gap at one radius for all methods, on training images."""
     world = World(device_of(config.execution.device))
-    batches = still_batches(config, part_of(splits, num_images), world, _batch_size(config))
+    batches = still_batches(config, part_of(splits, num_images), world, eval_batch_size(config))
     with evaluating(model):
         surface = Surface(model, batches, loss_fn_of(config.objective), is_checked=False)
         return measured_at(surface, USUAL_RHO)

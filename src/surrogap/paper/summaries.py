@@ -1,4 +1,4 @@
-"""What a ledger says about the cells of a table: means over seeds, and paired comparisons."""
+"""The cells of a table from the ledger: means over seeds, and paired comparisons."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +37,8 @@ def _percent(*path: str) -> Callable[[Line], float | None]:
     return read
 
 
+SIMILAR = "no difference shown"
+
 SCORES = {
     "test": Score("test %", _percent("scores", "test", "accuracy")),
     "best": Score("test %, best epoch", _percent("best", "test_accuracy")),
@@ -56,7 +58,7 @@ class Summary:
     """The finished runs of a cell.
 
     Attributes:
-        cell: What was trained.
+        cell: The method and its settings.
         lines: The lines of the ledger, by seed.
     """
 
@@ -76,7 +78,7 @@ class Summary:
 
     @property
     def settings(self) -> str:
-        """What was chosen for it."""
+        """The settings that were chosen for it."""
         settings: Line = next((line["settings"] for line in self.lines.values()), {})
         return ", ".join(f"{name} {value}" for name, value in settings.items())
 
@@ -91,6 +93,26 @@ def summary(scale: Scale, cell: Cell, ledger: Ledger) -> Summary:
 def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summary]:
     """The cells of the set-ups that a scale has."""
     return [summary(scale, cell, ledger) for cell in cells if cell.setup in scale.setups]
+
+
+# The paper's statements about pairs of methods, with all else equal; of a method with itself, about
+# rho_t against a constant rho. By set-up where it depends on the images.
+_IN_PAPER = {
+    ("sam", "vanilla"): "better",
+    ("sam", "vanilla-2x"): "better",
+    ("gsam", "vanilla"): "better",
+    ("gsam", "vanilla-2x"): "better",
+    ("gsam", "sam"): "better",
+    ("gsam", "gap-penalty"): "better",
+    ("asam", "vanilla"): "better",
+    ("asam-ascent", "vanilla"): "better",
+    ("asam-ascent", "asam"): "better",
+    ("gsam", "gsam-plain"): SIMILAR,
+    ("vanilla-2x", "vanilla"): SIMILAR,
+    ("sam", "sam"): SIMILAR,
+    ("gsam", "gsam"): "better",
+    ("F", "gsam", "sam"): "worse",
+}
 
 
 @final
@@ -112,17 +134,24 @@ class Comparison:
     def verdict(self) -> str:
         """Better or worse where the interval excludes zero."""
         if not self.difference.excludes_zero:
-            return "no difference shown"
+            return SIMILAR
         return "better" if self.difference.mean > 0 else "worse"
+
+    @property
+    def in_paper(self) -> str | None:
+        """The paper's finding for the two methods on ImageNet; None without one."""
+        pair = (self.first.cell.method, self.second.cell.method)
+        return _IN_PAPER.get((self.first.cell.setup, *pair)) or _IN_PAPER.get(pair)
 
     @property
     def sentence(self) -> str:
         """The comparison in words."""
         first, second = self.first.cell, self.second.cell
+        paper = "" if self.in_paper is None else f" In the paper: {self.in_paper}."
         return (
             f"{first.setup}: {first.title} minus {second.title}: "
             f"{self.difference.text(sign='+')} points over {self.difference.num_values} seeds, "
-            f"{self.verdict}."
+            f"{self.verdict}.{paper}"
         )
 
 
@@ -134,7 +163,7 @@ def comparisons(
     Args:
         found: The cells.
         pairs: Titles of cells: the first is compared with the second.
-        score: What is compared.
+        score: The score that is compared.
     """
     made = []
     for setup in dict.fromkeys(one.cell.setup for one in found):
@@ -153,11 +182,19 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
     if not made:
         return []
     percent, number = f"{CONFIDENCE:.0%}", len(made)
+    stated = [one for one in made if one.in_paper in ("better", "worse")]
+    agree = sum(one.verdict == one.in_paper for one in stated)
+    open_ = sum(one.verdict == SIMILAR for one in stated)
+    ordering = (
+        f" The paper orders {len(stated)} of these pairs: {agree} are shown here in that order, "
+        f"{len(stated) - agree - open_} in the other, and {open_} in neither."
+    )
     return [
         *(one.sentence for one in made),
         f"Differences are of test accuracy after the last epoch, paired by seed, with {percent} "
         f"intervals (Student's t). {number} comparisons were made; if nothing differed, about "
-        f"{number * (1 - CONFIDENCE):.1f} of them would exclude zero by chance.",
+        f"{number * (1 - CONFIDENCE):.1f} of them would exclude zero by chance."
+        + (ordering if stated else ""),
     ]
 
 
@@ -211,6 +248,7 @@ def numbers(
                 "second": one.second.cell.title,
                 "difference": _moments(one.difference),
                 "verdict": one.verdict,
+                "in_paper": one.in_paper,
             }
             for one in made
         ],

@@ -65,7 +65,7 @@ class Disagreement:
 
     @property
     def is_shown(self) -> bool:
-        """Whether `f_p` prefers the sharper one."""
+        """True if `f_p` prefers the sharper minimum."""
         return (
             self.sharp_perturbed_loss <= self.flat_perturbed_loss
             and self.sharp.sharpness > self.flat.sharpness
@@ -126,7 +126,7 @@ def lemma_3_2(
 
 @dataclass(frozen=True)
 class Estimate:
-    """Lemma 3.3 at one radius: the eigenvalue that the gap tells of.
+    """Lemma 3.3 at one radius: the eigenvalue that the gap estimates.
 
     Attributes:
         rho: The radius.
@@ -159,7 +159,7 @@ class Run:
         lr_0: `eta_0` of `eta_t = eta_0 / sqrt(t)`.
         rho_0: Of `rho_t = rho_0 / sqrt(t)`.
         alpha: The weight of the ascent.
-        noise: The norm of the noise in every gradient, drawn anew each step from a sphere.
+        noise: The norm of the noise in every gradient, drawn from a sphere at each step.
         num_steps: `T`.
         num_seeds: How many runs to average.
     """
@@ -306,7 +306,7 @@ class Decrease:
 
     @property
     def is_between(self) -> bool:
-        """Whether both bounds hold."""
+        """True if both bounds hold."""
         return self.lower <= self.total <= self.upper
 
 

@@ -20,9 +20,7 @@ from surrogap.training.batches import batches
 from surrogap.training.parts import parts_of
 from surrogap.training.processes import World, device_of
 
-NUM_ROUNDS = 7
-NUM_STEPS = 40  # a multiple of the 5 steps in which one is sharpness-aware
-_NUM_WARM_UPS = 10
+_NUM_WARM_UPS = 5
 
 
 def timing(
@@ -30,27 +28,24 @@ def timing(
     methods: Sequence[str],
     environment: Environment,
     *,
-    num_rounds: int = NUM_ROUNDS,
-    num_steps: int = NUM_STEPS,
-    tell: Callable[[str], object] = lambda text: None,
+    before_build: Callable[[str], object] = lambda method: None,
 ) -> Line:
     """Measures the seconds of a step of some methods, and returns the ledger's line.
 
     Args:
         setup: The set-up's letter.
-        methods: Which; plain training is always among them.
+        methods: The methods; plain training is always among them.
         environment: The study and its images.
-        num_rounds: The number of times that each is measured.
-        num_steps: The number of steps in each measurement.
-        tell: Called with the name of the method that is built.
+        before_build: Called with the name of each method before its step is built.
     """
     scale = environment.scale
+    num_rounds, num_steps = scale.timing  # steps in fives, of which one may be sharpness-aware
     device = device_of(str(scale.setups[setup].changes.get("device", "auto")))
     steps = {}
     for method in dict.fromkeys(("vanilla", *methods)):
         if METHODS[method].changes == METHODS["vanilla"].changes and method != "vanilla":
             continue  # the same step, taken more often
-        tell(method)
+        before_build(method)
         steps[method] = _step(_always(environment, setup, method), environment, device)
     found = _best_times(steps, device, num_rounds, num_steps)
     line: dict[str, Any] = {
@@ -60,7 +55,7 @@ def timing(
         "seconds_per_step": found,
         "num_rounds": num_rounds,
         "num_steps": num_steps,
-        **provenance(device),
+        **provenance(device, environment),
     }
     text = f"{line['date']} {line['hardware']} {found}"
     return {"key": hashlib.sha256(text.encode()).hexdigest()[:16], **line}

@@ -58,7 +58,7 @@ class GapToy:
 
     @property
     def minima(self) -> Tensor:
-        """Where the minima are."""
+        """The positions of the minima."""
         return torch.tensor([valley.center for valley in self.valleys], dtype=torch.float64)
 
     def loss(self, w: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class GapToy:
         return self.perturbed_loss(w) - self.loss(w)
 
     def _ridges(self) -> list[Tensor]:
-        """Where neighbouring parabolas cross, between their minima."""
+        """The points where neighbouring parabolas cross, between their minima."""
         ridges = []
         for left, right in zip(self.valleys, self.valleys[1:], strict=False):
             low, high = left.center, right.center
@@ -152,7 +152,7 @@ class Hills:
         return loss
 
     def place(self, points: Tensor) -> Tensor:
-        """Where points are: the number of a well, -1 for the flat region, -2 for anywhere else."""
+        """Return the region of each point: a well's number, -1 if flat, -2 elsewhere."""
         places = torch.full(points.shape[:-1], -2)
         for index, well in enumerate(self.wells):
             center = torch.tensor([well.x, well.y], dtype=points.dtype)
@@ -175,7 +175,7 @@ METHODS = ("SGD", "SAM", "GSAM")
 
 @dataclass(frozen=True)
 class Descent:
-    """How the methods go down; all with full gradients and no momentum."""
+    """The settings of the descents, all with full gradients and without momentum."""
 
     lr: float = 0.05
     rho: float = 0.3
@@ -185,7 +185,7 @@ class Descent:
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Where the methods go from one start, and where they end from many.
+    """The paths of the methods from one start, and their ends from many.
 
     Attributes:
         hills: The surface.
@@ -202,7 +202,7 @@ class Trajectories:
     num_starts: int
 
     def ends(self) -> dict[str, tuple[str, float]]:
-        """Where each path ends, in words, and the sharpness there."""
+        """Return the end of each path, in words, and the sharpness there."""
         result = {}
         for method, path in self.paths.items():
             place = int(self.hills.place(path[-1]))
@@ -258,7 +258,7 @@ def path(method: str, hills: Hills, descent: Descent, start: Sequence[float]) ->
 
 
 def ends_from(method: str, hills: Hills, descent: Descent, starts: Tensor) -> Tensor:
-    """Where descents from many starts end: the same arithmetic as `path`, all at once."""
+    """Return the ends of descents from many starts: the arithmetic of `path`, all at once."""
 
     def gradient(points: Tensor) -> Tensor:
         points = points.detach().requires_grad_()

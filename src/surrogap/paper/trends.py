@@ -1,4 +1,4 @@
-"""Which of the paper's trends along rho and alpha a grid of runs shows, in words."""
+"""The paper's trends along rho and alpha, as far as a grid of runs shows them, in words."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ PAPER = {
 @final
 @dataclass(frozen=True)
 class Trend:
-    """How something goes from one end of the grid to the other, seed by seed.
+    """The change of a quantity from one end of the grid to the other, seed by seed.
 
     Attributes:
         name: What it is: an attribute of a result.
@@ -92,7 +92,7 @@ def _trend(name: str, first: Sequence[Result], last: Sequence[Result]) -> Trend:
 
 
 def words(results: Sequence[Result]) -> list[str]:
-    """What the table is, and which of the paper's trends there are in it."""
+    """Yield what the table is, and which of the paper's trends it shows."""
     return [_legend(results), *_told(results, "alpha"), *_told(results, "rho")]
 
 
@@ -119,8 +119,8 @@ def _told(results: Sequence[Result], along: str) -> Iterator[str]:
         return
     low, high = (end(getattr(run, along) for run in results) for end in (min, max))
     for value, row in found.items():
-        told = "; ".join(map(str, row.values()))
-        yield f"From {along} {low:g} to {high:g}, at {fixed} {value:g}: {told}."
+        changes = "; ".join(map(str, row.values()))
+        yield f"From {along} {low:g} to {high:g}, at {fixed} {value:g}: {changes}."
     counts = [
         f"{SHOWN[name][0].removesuffix(' %')} {way} at {_count(found, {name: way})}"
         for name, way in PAPER[along].items()

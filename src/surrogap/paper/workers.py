@@ -26,7 +26,7 @@ from surrogap.paper.study import StudyRun
 START_UP = 20.0
 
 # Called with a line that was just written, and with the runs that are left.
-Tell = Callable[[Line, Sequence[Todo]], object]
+AfterRun = Callable[[Line, Sequence[Todo]], object]
 
 
 class WorkerError(Exception):
@@ -46,7 +46,7 @@ class Clock:
     _start: float = field(default_factory=lambda: time.monotonic())
 
     def fits(self, seconds: float) -> bool:
-        """Whether something that takes so long ends in time."""
+        """True if something that takes so long ends in time."""
         return self.limit is None or time.monotonic() - self._start + seconds <= self.limit
 
 
@@ -56,7 +56,7 @@ def train_all(
     environment: Environment,
     *,
     clock: Clock,
-    tell: Tell = lambda line, left: None,
+    after_run: AfterRun = lambda line, left: None,
 ) -> list[Todo]:
     """Trains what some stages need and the ledger lacks, and returns the runs that are left.
 
@@ -82,13 +82,13 @@ def train_all(
                 return left()
             for line in pool.lines():
                 ledger.append(line)
-                tell(line, left())
+                after_run(line, left())
     finally:
         pool.close()
 
 
 class Pool(ABC):
-    """Where runs are trained."""
+    """Processes that train runs."""
 
     running: set[str]
     """The keys of the runs that were started and are not finished."""
@@ -96,7 +96,7 @@ class Pool(ABC):
     @property
     @abstractmethod
     def is_free(self) -> bool:
-        """Whether another run can be started."""
+        """True if another run can be started."""
 
     @property
     @abstractmethod

@@ -1,16 +1,17 @@
-"""The arithmetic of a two-pass step as kernels, each over all tensors of one dtype at once.
+"""The Triton kernels of a step's arithmetic, each over all tensors of one dtype at once.
 
-A kernel finds its tensors in a table of addresses (0 where there is none), and its work in a plan:
-a column for each block of elements, whose rows are the block's tensor, its start there, the number
-of elements from there on, its start in a flat copy of all tensors, and the kind of its tensor. The
-scalars between kernels stay on the device: each kernel adds up the partial sums of the one before
-by itself. Blocks are dealt out to a fixed number of programs, so sums come out the same every time.
-A kernel that reads what the one before has read begins at the end, which a cache may still hold.
+A kernel finds its tensors in a table of addresses (0 for None), and its work in a plan with a
+column for each block of elements. Its rows are the block's tensor, its start in that tensor, the
+number of elements from there on, its start in a flat copy of all tensors, and the kind of its
+tensor. Scalars between kernels stay on the device: each kernel adds up the partial sums of the one
+before. Blocks are assigned to a fixed number of programs, so sums are the same every time. A kernel
+that reads what the one before has read starts at the end, which a cache may still hold.
 
 The rows of `sums` are `<g, g>`, `<g, g_p>`, `<g_p, g_p>` and `||T v||^2`.
 
-Where `is_low`, `g` is not copied. What climbs has its `w + delta` and a copy of `w`, and so `g`,
-but for rounding. What does not climb needs no copy of `w`, and its `g` takes the place.
+With `is_low`, `g` is not copied. For a tensor that climbs, `g` follows from `w + delta` and the
+copy of `w`, up to rounding. A tensor that does not climb needs no copy of `w`, so its `g` is stored
+there.
 """
 
 import triton
@@ -19,7 +20,7 @@ import triton.language as tl
 
 @triton.jit
 def _in_tensors(table, plan, block, num_blocks, dtype: tl.constexpr):
-    """Where a block begins in its tensor, and how many elements there are from there on."""
+    """The start of a block in its tensor, and the number of elements from there on."""
     address = tl.load(table + tl.load(plan + block))
     left = tl.where(address == 0, 0, tl.load(plan + 2 * num_blocks + block))
     return address.to(tl.pointer_type(dtype)) + tl.load(plan + num_blocks + block), left
@@ -27,14 +28,14 @@ def _in_tensors(table, plan, block, num_blocks, dtype: tl.constexpr):
 
 @triton.jit
 def _in_copy(copy, plan, block, num_blocks):
-    """Where a block begins in a flat copy of all tensors, and as `_in_tensors`."""
+    """The start of a block in a flat copy of all tensors, and as `_in_tensors`."""
     start = copy + tl.load(plan + 3 * num_blocks + block)
     return start, tl.load(plan + 2 * num_blocks + block)
 
 
 @triton.jit
 def _is_whole(start, left, size: tl.constexpr):
-    """Whether a block can be moved without a mask, and 16 bytes at a time."""
+    """True if a block can be moved without a mask, 16 bytes at a time."""
     return (left >= size) & (start.to(tl.int64) % 16 == 0)
 
 
@@ -70,9 +71,9 @@ def _scaling(kind, w, eta):
 
 
 @triton.jit
-def _number(number, is_there: tl.constexpr):
+def _number(number, on_device: tl.constexpr):
     """A kernel's argument that is a number, or the address of one on the device."""
-    if is_there:
+    if on_device:
         number = tl.load(number).to(tl.float32)
     return number
 
@@ -91,11 +92,11 @@ def _share(factor, numerator, squared_norm):
 
 
 @triton.jit
-def _step(sums, num_sums, rho, eps, scale, padded: tl.constexpr, is_there: tl.constexpr):
+def _step(sums, num_sums, rho, eps, scale, padded: tl.constexpr, on_device: tl.constexpr):
     """`rho / (||T v|| + eps)`, or 0 if there is no direction to climb in."""
     norm = tl.sqrt_rn(_total(sums, 3, num_sums, padded))
     climbs = (norm > 0.0) & (norm < float("inf"))
-    step = tl.div_rn(_number(rho, is_there), norm + eps * tl.load(scale))
+    step = tl.div_rn(_number(rho, on_device), norm + eps * tl.load(scale))
     return tl.where(climbs, step, 0.0)
 
 
@@ -129,18 +130,18 @@ def copy_kernel(
         v *= _scaling(kind, w.to(tl.float32), eta)
         # Zero times an infinite gradient, on a tensor that does not climb, would be NaN.
         tt += tl.where(kind == 0, 0.0, v * v)
-    place = first + tl.program_id(0)
-    tl.store(sums + place, tl.sum(gg))
-    tl.store(sums + 3 * num_sums + place, tl.sum(tt))
+    index = first + tl.program_id(0)
+    tl.store(sums + index, tl.sum(gg))
+    tl.store(sums + 3 * num_sums + index, tl.sum(tt))
 
 
 @triton.jit
 def climb_kernel(
     v_table, w_table, plan, num_blocks, sums, num_sums, rho, eps, scale, eta,
-    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_there: tl.constexpr,
+    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, on_device: tl.constexpr,
 ):  # fmt: skip
     """`w <- w + rho * T^2 v / (||T v|| + eps)`."""
-    step = _step(sums, num_sums, rho, eps, scale, padded, is_there)
+    step = _step(sums, num_sums, rho, eps, scale, padded, on_device)
     for index in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         block = num_blocks - 1 - index
         start, left = _in_tensors(v_table, plan, block, num_blocks, dtype)
@@ -163,7 +164,7 @@ def _restore(
     w = _load(start, left, size)
     start, left = _in_tensors(w_table, plan, block, num_blocks, dtype)
     if is_low:
-        # What does not climb has not moved, and its place holds something else.
+        # A tensor that does not climb has not moved, and its copy holds `g`.
         left = tl.where(_kind(plan, block, num_blocks) == 0, 0, left)
     _store(start, w, left, size)
 
@@ -183,9 +184,9 @@ def _gradients(
     w_table, p_table, plan, block, num_blocks, g_copy, w_copy, step, eta,
     dtype: tl.constexpr, size: tl.constexpr, is_low: tl.constexpr,
 ):  # fmt: skip
-    """`g`, from its copy or from the climb; `g_p`; and where to put the direction."""
-    place, p_left = _in_tensors(p_table, plan, block, num_blocks, dtype)
-    p = _load(place, p_left, size).to(tl.float32)
+    """`g`, from its copy or from the climb; `g_p`; and the address for the direction."""
+    address, p_left = _in_tensors(p_table, plan, block, num_blocks, dtype)
+    p = _load(address, p_left, size).to(tl.float32)
     if is_low:
         kind = _kind(plan, block, num_blocks)
         start, left = _in_copy(w_copy, plan, block, num_blocks)
@@ -200,18 +201,18 @@ def _gradients(
     else:
         start, left = _in_copy(g_copy, plan, block, num_blocks)
         g = _load(start, left, size).to(tl.float32)
-    return g, p, place, p_left
+    return g, p, address, p_left
 
 
 @triton.jit
 def products_kernel(
     w_table, p_table, plan, num_blocks, g_copy, w_copy, sums, num_sums, first,
     rho, eps, scale, eta,
-    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_there: tl.constexpr,
+    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, on_device: tl.constexpr,
     is_low: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of `<g, g_p>` and `||g_p||^2`."""
-    step = _step(sums, num_sums, rho, eps, scale, padded, is_there)
+    step = _step(sums, num_sums, rho, eps, scale, padded, on_device)
     gp = tl.zeros((size,), tl.float32)
     pp = tl.zeros((size,), tl.float32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
@@ -221,24 +222,24 @@ def products_kernel(
         )  # fmt: skip
         gp += g * p
         pp += p * p
-    place = first + tl.program_id(0)
-    tl.store(sums + num_sums + place, tl.sum(gp))
-    tl.store(sums + 2 * num_sums + place, tl.sum(pp))
+    index = first + tl.program_id(0)
+    tl.store(sums + num_sums + index, tl.sum(gp))
+    tl.store(sums + 2 * num_sums + index, tl.sum(pp))
 
 
 @triton.jit
 def combine_kernel(
     w_table, p_table, plan, num_blocks, g_copy, w_copy, sums, num_sums,
     rho, eps, scale, eta, a_0, b_0, a_1, b_1,
-    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, is_there: tl.constexpr,
+    dtype: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, on_device: tl.constexpr,
     is_low: tl.constexpr,
 ):  # fmt: skip
     """`g_p <- a * g + b * g_p`, rounded once, and `w <- w_copy`."""
-    step = _step(sums, num_sums, rho, eps, scale, padded, is_there)
+    step = _step(sums, num_sums, rho, eps, scale, padded, on_device)
     gp = _total(sums, 1, num_sums, padded)
     gg, pp = _total(sums, 0, num_sums, padded), _total(sums, 2, num_sums, padded)
-    a = _number(a_0, is_there) + _share(_number(a_1, is_there), gp, gg)
-    b = _number(b_0, is_there) + _share(_number(b_1, is_there), gp, pp)
+    a = _number(a_0, on_device) + _share(_number(a_1, on_device), gp, gg)
+    b = _number(b_0, on_device) + _share(_number(b_1, on_device), gp, pp)
     for index in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         block = num_blocks - 1 - index
         g, p, start, left = _gradients(

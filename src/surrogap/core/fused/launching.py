@@ -1,4 +1,4 @@
-"""How kernels are launched: built once, on the right device, and only where they can be."""
+"""Launching kernels: built once, on the right device, if they can be built there."""
 
 import warnings
 from collections.abc import Callable
@@ -19,11 +19,10 @@ _PROGRAMS_PER_PROCESSOR = 4
 
 
 class Kernel:
-    """A kernel, built in its first call, and launched as built in all others.
+    """A kernel that is built in its first call, and launched as built in all others.
 
-    So every call must have arguments of the same types, the same whole numbers among them, on the
-    same device. Triton finds out for itself which build serves a call, but takes longer over it
-    than over the launch.
+    So every call must have arguments of the same types, with the same integers, on the same device.
+    Triton's own lookup of the right build takes longer than the launch.
     """
 
     def __init__(self, kernel: Any, device: torch.device) -> None:
@@ -32,28 +31,28 @@ class Kernel:
         self._launch: Callable[..., object] | None = None
 
     def __call__(self, *arguments: object) -> None:
-        """Launches it on the current device."""
+        """Launch it on the current device."""
         if self._launch is not None:
-            # Addresses are taken as they are; about a tensor's, the driver would be asked.
+            # As addresses: of a tensor, Triton would ask the driver for them.
             self._launch(*[a.data_ptr() if isinstance(a, Tensor) else a for a in arguments])
             return
         built = self._kernel[(self._num_programs,)](
             *arguments, num_warps=_WARPS, enable_fp_fusion=True
         )
-        if built is not None:  # Triton's interpreter builds none
+        if built is not None:  # Triton's interpreter builds nothing
             self._launch = built[(self._num_programs, 1, 1)]
 
 
 @lru_cache
 def num_programs(device: torch.device) -> int:
-    """Among how many programs a kernel's work is dealt out."""
+    """Return the number of programs that share a kernel's work."""
     if device.type != "cuda":
         return 3
     return _PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the model's."""
+    """Context for launches: Triton uses the current device, which need not be the model's."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
@@ -61,7 +60,7 @@ def on(device: torch.device) -> AbstractContextManager[object]:
 
 @lru_cache
 def can_launch(device: torch.device) -> bool:
-    """Whether Triton can build kernels here: it needs a C compiler, and a GPU that it supports."""
+    """Return whether Triton can build kernels here, with a C compiler and a supported GPU."""
     try:
         one = torch.ones(1, device=device)
         with on(device):
@@ -72,8 +71,8 @@ def can_launch(device: torch.device) -> bool:
     except Exception as error:
         warnings.warn(
             f"Triton must be able to build kernels for {device}, got {type(error).__name__}: "
-            f"{error}. Training goes on without them, and small models are slower for it; "
-            "install a C compiler such as gcc if it is missing.",
+            f"{error}. Training continues without them, and small models are slower; install a C "
+            "compiler such as gcc if it is missing.",
             stacklevel=2,
         )
         return False

@@ -1,4 +1,4 @@
-"""What kernels read to find their tensors and their work: tables of addresses, and plans."""
+"""Tables of addresses and plans of work, which kernels read."""
 
 from array import array
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surrogap.core.geometry import Kind
 
-# Sixteen elements for each of a program's threads; with 64 they spill from its registers.
+# Sixteen elements for each of a program's threads; with 64, registers spill.
 BLOCK = 4096
 _NUM_ROWS = 5
 # Elements: of any dtype at least the 16 bytes that a thread moves at once.
@@ -22,47 +22,47 @@ class Plan(NamedTuple):
     """The work on some tensors.
 
     Attributes:
-        blocks: As `kernels` describes it.
-        room: How many elements a flat copy of the tensors has.
+        blocks: The plan that `kernels` describes.
+        size: The number of elements of a flat copy of the tensors.
     """
 
     blocks: Tensor
-    room: int
+    size: int
 
 
 @lru_cache(maxsize=16)
 def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Plan:
-    """The work on tensors of these sizes and kinds; in a flat copy, each begins aligned."""
-    *firsts, room = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
+    """Return the work on tensors of these sizes and kinds; in a flat copy, each is aligned."""
+    *firsts, total = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
     blocks = [
         (index, start, size - start, first + start, int(kind))
         for index, (size, kind, first) in enumerate(zip(sizes, kinds, firsts, strict=True))
         for start in range(0, size, BLOCK)
     ]
     if not blocks:
-        return Plan(torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device), room)
+        return Plan(torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device), total)
     rows = _on_device(chain(*zip(*blocks, strict=True)), device)
-    return Plan(rows.view(_NUM_ROWS, len(blocks)), room)
+    return Plan(rows.view(_NUM_ROWS, len(blocks)), total)
 
 
 # The allocator mostly hands out the same addresses step after step.
 @lru_cache(maxsize=64)
 def table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """A table of these addresses."""
+    """Return a table of these addresses."""
     return _on_device(addresses, device)
 
 
 def _on_device(numbers: Iterable[int], device: torch.device) -> Tensor:
-    # From ordinary memory: for so few bytes the driver takes its copy at once, so nothing waits.
+    # From pageable memory: of so few bytes the driver makes a copy at once, so nothing waits.
     return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, non_blocking=True)
 
 
 class Tables:
     """The tables of a CUDA graph.
 
-    Addresses are known while it is recorded, but nothing is copied then. So the tables are filled
-    afterwards, and have a place from before: in memory that the graph allocates, something else of
-    its own might lie at an earlier time of every replay.
+    Addresses become known during the capture, when nothing can be copied. So the tables are filled
+    afterwards, and allocated before: memory that the graph allocates may hold other tensors of its
+    own at an earlier time of a replay.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -70,12 +70,12 @@ class Tables:
         self._content: list[int] = []
 
     def add(self, addresses: tuple[int, ...]) -> Tensor:
-        """Room for a table, which will hold these when it is filled."""
+        """Return the table that will hold these addresses."""
         start = len(self._content)
         # An even number: kernels rely on the alignment to 16 bytes that all tables have.
         self._content += (*addresses, *[0] * (len(addresses) % 2))
         return self._memory[start : start + len(addresses)]
 
     def fill(self) -> None:
-        """After the recording."""
+        """Write all tables, after the capture."""
         self._memory[: len(self._content)].copy_(torch.tensor(self._content))

@@ -28,7 +28,7 @@ def page() -> str:
 
 
 def _section(module: ModuleType) -> str:
-    """What the module's docstring says, and a table of its recipes."""
+    """Return the module's docstring, and a table of its recipes."""
     first, _, rest = (module.__doc__ or "").partition("\n\n")
     table = Table(_COLUMNS, [_row(recipe) for recipe in module.recipes()]).markdown()
     return f"## {first.partition(':')[0].rstrip('.')}\n\n{first}\n\n{rest.strip()}\n\n{table}\n"

@@ -1,4 +1,4 @@
-"""What a recipe is. Nothing here needs torch."""
+"""The recipe: a configuration with a name and what to expect of it, without torch."""
 
 from dataclasses import dataclass
 from typing import final
@@ -39,7 +39,7 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        """What to type."""
+        """The command that trains it."""
         if self.num_processes == 1:
             return f"surrogap train --recipe {self.name}"
         many = f"torchrun --nproc-per-node {self.num_processes} -m surrogap.cli"

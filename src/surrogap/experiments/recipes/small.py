@@ -2,7 +2,7 @@
 
 The paper trains on larger images; this is its comparison on what is quick. A single GPU finishes
 each recipe in minutes. Those named `fashion-mnist-OBJECTIVE`, without a network's name, are for a
-laptop's processor, and are what `surrogap compare` trains unless told otherwise.
+laptop's processor, and are what `surrogap compare` trains by default.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaCo
 
 
 class Settings(NamedTuple):
-    """What depends on the network."""
+    """The settings that depend on the network."""
 
     model: str
     optimizer: OptimizerConfig
@@ -75,7 +75,7 @@ LAPTOP = {
     "sam": "Test accuracy 85.92 ± 0.24 %, test loss 0.4365, calibration error 3.65 %; 3 seeds.",
     "gsam": "Test accuracy 85.77 ± 0.18 %, test loss 0.4455, calibration error 3.97 %; 3 seeds.",
 }
-# From results/recipes_h200.txt and recipes_h200_mixer.txt, likewise.
+# From results/recipes_h200.txt and recipes_h200_mixer.txt too.
 GPU = {
     "fashion-mnist-resnet18-vanilla": "Test accuracy 90.65 %, test loss 0.2792, calibration error "
     "2.00 %; one seed, 0.1 minutes on an H200.",

@@ -1,0 +1,49 @@
+"""Wrappers that an objective cannot train, refused by name."""
+
+from torch import nn
+
+_DIRECT = "Use DistributedDataParallel of torch.nn.parallel, or torch.distributed.fsdp.fully_shard."
+
+# The beginning of a class's module and of its name, and why an objective cannot train it.
+_REFUSED = (
+    (
+        "torch.distributed.fsdp.",
+        "FullyShardedDataParallel",
+        "model must not be wrapped in FullyShardedDataParallel (FSDP1), got one. It moves weights "
+        "and gradients to flattened copies during a pass. Call torch.distributed.fsdp.fully_shard "
+        "(FSDP2) instead.",
+    ),
+    (
+        "deepspeed.runtime.",
+        "",
+        "model must not be run by DeepSpeed, got {name}. Its ZeRO optimizer takes the gradients "
+        f"inside backward, before an objective sees them. {_DIRECT}",
+    ),
+    (
+        "megatron.core.distributed.",
+        "",
+        "model must not be wrapped by Megatron, got {name}. It reduces gradients into buffers of "
+        f"its own inside backward, before an objective sees them. {_DIRECT}",
+    ),
+)
+
+
+def check_engine(module_class: type[nn.Module]) -> None:
+    """Check the class of a module.
+
+    Raises:
+        TypeError: It is a wrapper that an objective cannot train.
+    """
+    for each in module_class.__mro__:
+        check_owner(each.__module__, each.__name__)
+
+
+def check_owner(module: str, name: str) -> None:
+    """Check a class or a function, by the module that defines it and its name.
+
+    Raises:
+        TypeError: It is of a wrapper that an objective cannot train.
+    """
+    for prefix, start, message in _REFUSED:
+        if module.startswith(prefix) and name.startswith(start):
+            raise TypeError(message.format(name=name))

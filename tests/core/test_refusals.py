@@ -1,0 +1,196 @@
+"""Set-ups whose steps would be wrong without a word are refused by name."""
+
+from functools import partial
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surrogap import GSAM, SAM, EntropySGD
+from tests import zoo
+from tests.table import OBJECTIVES, every_objective
+
+
+def stepping(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """As timm's NativeScaler does."""
+    loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@every_objective
+def test_a_backward_that_steps_the_optimizer(name: str, options: dict, make: type) -> None:
+    model = zoo.mlp()
+    optimizer, before = make(model.parameters(), lr=0.1, **options), zoo.bits(model)
+    with pytest.raises(RuntimeError, match="backward must leave the weights alone, got one that"):
+        OBJECTIVES[name].make(model).backward(
+            zoo.closure_of(model, zoo.batch()), backward=partial(stepping, optimizer)
+        )
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert zoo.same_bits(before, zoo.bits(model))
+    optimizer.step()  # it is allowed again
+
+
+def test_a_backward_that_moves_the_weights_itself() -> None:
+    model = zoo.mlp()
+
+    def descend(loss: Tensor) -> None:
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+
+    with pytest.raises(RuntimeError, match="backward must leave the weights alone"):
+        SAM(model).backward(zoo.closure_of(model, zoo.batch()), backward=descend)
+
+
+def test_a_backward_that_steps_another_optimizer() -> None:
+    model, other = zoo.mlp(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    expected = zoo.direction(SAM, model, zoo.batch())
+    closure = zoo.closure_of(model, zoo.batch())
+    SAM(model).backward(closure, backward=partial(stepping, optimizer))
+    assert torch.equal(zoo.flat_grad(model), expected)
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits * self.temperature, labels)
+
+
+@every_objective
+@pytest.mark.parametrize("way", ["backward", "loss"])
+def test_a_parameter_outside_of_the_model(name: str, way: str) -> None:
+    model, criterion = zoo.mlp(), Scaled()
+    x, y = zoo.batch()
+    objective = OBJECTIVES[name].make(model)
+    with pytest.raises(
+        RuntimeError, match=r"outside of the objective's model, got one of shape \("
+    ):
+        getattr(objective, way)(lambda: criterion(model(x.float()), y))
+    assert criterion.temperature.grad is None
+
+
+def test_what_may_be_in_the_graph_beside_the_model() -> None:
+    """Inputs that require gradients, frozen parameters, and modules in one list."""
+    model, criterion = zoo.mlp(), Scaled()
+    x, y = zoo.batch()
+    x = x.float().requires_grad_()
+    SAM(nn.ModuleList([model, criterion])).backward(lambda: criterion(model(x), y))
+    assert criterion.temperature.grad is not None
+    assert x.grad is not None
+    criterion.requires_grad_(False)
+    SAM(model).backward(lambda: criterion(model(x), y))
+
+
+def test_the_graph_is_looked_at_once_for_a_model() -> None:
+    model, other = zoo.mlp(), zoo.mlp()
+    x, y = zoo.batch()
+    x = x.float()
+    objective = SAM(model)
+    objective.backward(lambda: nn.functional.cross_entropy(model(x), y))
+    objective.backward(lambda: nn.functional.cross_entropy(model(x) + other(x), y))
+    model.append(nn.Identity())  # another model, so it looks again
+    with pytest.raises(RuntimeError, match="outside of the objective's model"):
+        objective.backward(lambda: nn.functional.cross_entropy(model(x) + other(x), y))
+
+
+def bound_late(model: nn.Module, batches: list[zoo.Batch]) -> list[object]:
+    closures = []
+    for x, y in batches:
+        closures.append(lambda: zoo.cross_entropy(model, (x, y)))  # noqa: B023
+    return closures
+
+
+def test_closures_that_all_see_the_last_micro_batch() -> None:
+    model = zoo.mlp()
+    batches = [zoo.batch(seed=seed) for seed in range(2)]
+    message = "closure must be a list of functions with a batch each, got several that read the sa"
+    with pytest.raises(ValueError, match=message):
+        GSAM(model).backward(bound_late(model, batches))
+    closure = zoo.closure_of(model, batches[0])
+    with pytest.raises(ValueError, match="climb must be a list of functions with a batch each"):
+        GSAM(model).backward(closure, climb=bound_late(model, batches))
+
+
+class Batch:
+    def __init__(self, model: nn.Module, data: zoo.Batch) -> None:
+        self.closure = zoo.closure_of(model, data)
+
+    def loss(self) -> Tensor:
+        return self.closure()
+
+
+def test_closures_that_are_bound() -> None:
+    model = zoo.mlp().double()
+    batches = [zoo.batch(seed=seed) for seed in range(2)]
+    lists = [
+        [zoo.closure_of(model, data) for data in batches],
+        [lambda data=data: zoo.cross_entropy(model, data) for data in batches],
+        [lambda *, data=data: zoo.cross_entropy(model, data) for data in batches],
+        [partial(zoo.cross_entropy, model, data) for data in batches],
+        [Batch(model, data).loss for data in batches],
+    ]
+    gradients = []
+    for closures in lists:
+        GSAM(model).backward(closures)
+        gradients.append(zoo.flat_grad(model))
+        model.zero_grad()
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+    closure = zoo.closure_of(model, batches[0])
+    EntropySGD(model).backward([closure] * 2)  # one function twice is meant
+
+
+@pytest.fixture
+def engines() -> dict[str, type[nn.Module]]:
+    """Classes as the engines define them, which need not be installed."""
+
+    class DeepSpeedEngine(nn.Sequential):
+        __module__ = "deepspeed.runtime.engine"
+
+    class PipelineEngine(DeepSpeedEngine):
+        __module__ = "deepspeed.runtime.pipe.engine"
+
+    class DistributedDataParallel(nn.Sequential):
+        __module__ = "megatron.core.distributed.distributed_data_parallel"
+
+    class FullyShardedDataParallel(nn.Sequential):
+        __module__ = "torch.distributed.fsdp.fully_sharded_data_parallel"
+
+    classes = (DeepSpeedEngine, PipelineEngine, DistributedDataParallel, FullyShardedDataParallel)
+    return {each.__name__: each for each in classes}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("DeepSpeedEngine", "model must not be run by DeepSpeed, got DeepSpeedEngine"),
+        ("PipelineEngine", "model must not be run by DeepSpeed, got PipelineEngine"),
+        ("DistributedDataParallel", "model must not be wrapped by Megatron, got Distributed"),
+        ("FullyShardedDataParallel", r"FullyShardedDataParallel \(FSDP1\).*fully_shard \(FSDP2\)"),
+    ],
+)
+def test_engines(name: str, message: str, engines: dict[str, type[nn.Module]]) -> None:
+    with pytest.raises(TypeError, match=message):
+        SAM(engines[name](zoo.mlp()))
+    with pytest.raises(TypeError, match=message):
+        SAM(nn.ModuleList([engines[name](zoo.mlp())]))
+
+
+def test_hooks_of_deepspeed() -> None:
+    """ZeRO's are on the parameters of the model that it was given."""
+    model, module = zoo.mlp(), ModuleType("deepspeed.runtime.zero.stage_1_and_2")
+    exec("def reduce(parameter): ...", module.__dict__)
+    objective = SAM(model)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(module.reduce)
+    with pytest.raises(TypeError, match=r"model must not be run by DeepSpeed, got ZeRO\."):
+        objective.loss(zoo.closure_of(model, zoo.batch()))

@@ -1,0 +1,126 @@
+"""Wrappers that would let replicas drift apart, or change gradients, are refused by name."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from surrogap import GSAM, SAM, Intermittent
+from tests import zoo
+from tests.distributed.processes import Processes
+from tests.distributed.test_ddp import mean_direction, model_of, shard
+from tests.table import OBJECTIVES
+
+
+class Outer(nn.Module):
+    """A wrapper around the wrapper, as Fabric has."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = DistributedDataParallel(model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def made_before_wrapping(way: str, wrapper: str, name: str) -> str:
+    model = model_of("mlp")
+    objective = OBJECTIVES[name].make(nn.ModuleList([model]) if wrapper == "list" else model)
+    wrapped = Outer(model) if wrapper == "outer" else DistributedDataParallel(model)
+    before = zoo.bits(model)
+    with pytest.raises(ValueError, match="model must be the wrapped one") as error:
+        getattr(objective, way)(zoo.closure_of(wrapped, shard(dist.get_rank())))
+    assert zoo.same_bits(before, zoo.bits(model))
+    wrapped(shard(0)[0]).sum().backward()  # nothing is left behind
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("way", "wrapper", "name"),
+    [
+        ("loss", "ddp", "GSAM"),
+        ("backward", "ddp", "Vanilla"),
+        ("loss", "outer", "Intermittent"),
+        ("backward", "list", "EntropySGD"),
+    ],
+)
+def test_an_objective_made_before_the_wrapper(
+    way: str, wrapper: str, name: str, two: Processes
+) -> None:
+    for message in two.run(made_before_wrapping, way, wrapper, name):
+        assert message == (
+            "model must be the wrapped one, got the model inside DistributedDataParallel. Build "
+            "the objective after wrapping, from what DistributedDataParallel, accelerator.prepare "
+            "or fabric.setup returned; else replicas drift apart."
+        )
+
+
+def trained_alone() -> Tensor:
+    """Each process trains a model of its own, beside another one in DDP."""
+    model, objective = model_of("mlp"), None
+    objective = Intermittent(GSAM(model, rho=0.1, alpha=0.4))
+    teacher = DistributedDataParallel(model_of("mlp")).requires_grad_(False)
+    x, y = shard(dist.get_rank())
+    objective.loss(
+        lambda: nn.functional.cross_entropy(model(x), y) + 0.0 * teacher(x).sum()
+    ).backward()
+    return zoo.flat_grad(model)
+
+
+def test_independent_training_is_allowed(two: Processes) -> None:
+    for rank, gradient in enumerate(two.run(trained_alone)):
+        expected = mean_direction("GSAM", "mlp", [shard(rank)])
+        assert zoo.relative_error(gradient, expected) < 1e-12
+
+
+def first_generation(when: str) -> str:
+    model = zoo.mlp()
+    objective = SAM(model) if when == "after" else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # FSDP1 is deprecated
+        wrapped = FullyShardedDataParallel(
+            model, use_orig_params=True, device_id=torch.device("cpu")
+        )
+    x, y = shard(dist.get_rank())
+    with pytest.raises(TypeError) as error:
+        (objective or SAM(wrapped)).loss(lambda: nn.functional.cross_entropy(wrapped(x.float()), y))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_fsdp1(when: str, two: Processes) -> None:
+    for message in two.run(first_generation, when):
+        assert message.startswith("model must not be wrapped in FullyShardedDataParallel (FSDP1)")
+        assert "torch.distributed.fsdp.fully_shard" in message
+
+
+def static() -> str:
+    with pytest.raises(ValueError, match="static_graph") as error:
+        SAM(DistributedDataParallel(zoo.mlp(), static_graph=True))
+    model = DistributedDataParallel(zoo.mlp(), find_unused_parameters=True)
+    SAM(model).loss(zoo.closure_of(model, shard(dist.get_rank()))).backward()
+    return str(error.value)
+
+
+def test_a_static_graph(two: Processes) -> None:
+    for message in two.run(static):
+        assert message.startswith("model must be wrapped without static_graph=True, got it. DDP ")
+
+
+def sharded_with_another() -> None:
+    """Under FSDP2 the graph's leaves are gathered parameters, which are the model's."""
+    from tests.distributed import test_fsdp as fsdp
+
+    model, scale = fsdp.sharded(fsdp.network()), nn.Parameter(torch.ones(()).double())
+    closure = zoo.closure_of(model, fsdp.mine())
+    GSAM(model).loss(closure).backward()
+    with pytest.raises(RuntimeError, match="outside of the objective's model, got one of shape"):
+        GSAM(model).loss(lambda: closure() * scale)
+
+
+def test_a_parameter_outside_of_a_sharded_model(two: Processes) -> None:
+    two.run(sharded_with_another)

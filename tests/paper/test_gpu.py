@@ -1,0 +1,36 @@
+"""The study on a GPU: every method captured, in bf16."""
+
+from pathlib import Path
+
+import pytest
+
+from surrogap.paper.running import Environment, finished
+from surrogap.paper.study import METHODS, Scale, trials
+from surrogap.paper.timing import timing
+from tests.paper import made_up_study
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def scale(tmp_path_factory: pytest.TempPathFactory) -> Scale:
+    return made_up_study.tiny(
+        tmp_path_factory.mktemp("study"),
+        model="small_resnet18_narrow",
+        device="cuda",
+        precision="bf16",
+        capture=True,
+        channels_last=True,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_captured(method: str, scale: Scale, tmp_path: Path) -> None:
+    line = finished(trials(scale, "A", method)[0], Environment(scale, weights=str(tmp_path)))
+    assert line["kind"] == "run"
+    assert line["val"]["loss"] is not None
+
+
+def test_all_steps_are_timed(scale: Scale) -> None:
+    times = timing("A", tuple(METHODS), Environment(scale))["seconds_per_step"]
+    assert set(times) == set(METHODS) - {"vanilla-2x"}
