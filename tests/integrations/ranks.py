@@ -5,18 +5,21 @@ torchrun --nproc-per-node 2 -m tests.integrations.ranks FOLDER
 
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from timm.task import ClassificationTask
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from surrogap import GSAM
 from surrogap.integrations.lightning import SharpnessAware
+from surrogap.integrations.timm import SharpnessAwareTasks
 from tests.integrations import test_accelerate, test_huggingface
 from tests.integrations.test_accelerate import data, sgd
 
@@ -98,6 +101,26 @@ def accelerate() -> nn.Module:
     return model
 
 
+def timm() -> nn.Module:
+    """The loop of timm's script, which itself has no DDP on CPUs."""
+    model = still_network()
+    optimizer = sgd(model)
+    task = ClassificationTask(model, nn.CrossEntropyLoss(), verbose=False).prepare_distributed()
+    batches = list(DataLoader(data(), 2))[dist.get_rank() :: 2]
+    with SharpnessAwareTasks("gsam", rho=RHO, alpha=ALPHA).installed():
+        for index, (x, y) in enumerate(batches):
+            is_last = index % 2 == 1 or index == len(batches) - 1
+            with nullcontext() if is_last else task.no_sync():
+                loss = task(x, y)["loss"]
+                loss /= 2
+                loss.backward()
+            if is_last:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+                optimizer.step()
+                optimizer.zero_grad()
+    return model
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -105,6 +128,7 @@ def main(folder: Path) -> None:
         "huggingface step": huggingface(folder, "step"),
         "huggingface micro_batch": huggingface(folder, "micro_batch"),
         "accelerate": accelerate(),
+        "timm": timm(),
         "lightning": lightning(folder),
     }
     path = folder / f"{dist.get_rank()}.pt"

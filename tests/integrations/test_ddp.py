@@ -37,7 +37,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str,
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
-TRAINERS = ["huggingface step", "huggingface micro_batch", "accelerate", "lightning"]
+TRAINERS = ["huggingface step", "huggingface micro_batch", "accelerate", "lightning", "timm"]
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -71,15 +71,15 @@ def test_huggingface_is_the_loop_by_hand(
         torch.testing.assert_close(value, model.state_dict()[key], rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("trainer", ["accelerate", "lightning"])
+@pytest.mark.parametrize("trainer", ["accelerate", "lightning", "timm"])
 def test_accumulation_is_the_loop_by_hand(
     trainer: str, states: list[dict[str, dict[str, Tensor]]]
 ) -> None:
     model = ranks.still_network()
     optimizer = sgd(model)
     x, y = data().tensors
-    # Accelerate deals batches out to the processes in turn, DistributedSampler samples.
-    if trainer == "accelerate":
+    # DistributedSampler deals samples out to the processes in turn, the others batches.
+    if trainer != "lightning":
         pairs = [[slice(i, i + 2), slice(i + 2, i + 4)] for i in range(0, 20, 4)]
     else:
         pairs = [[slice(i, i + 4, 2), slice(i + 1, i + 4, 2)] for i in range(0, 20, 4)]
