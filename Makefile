@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all the set-up on a fresh machine.
 PYTHON := .venv/bin/python
 
-.PHONY: demo test test-gpu format
+.PHONY: demo test test-gpu test-integrations format
 
 # A second thread gains little on images this small, and beside other work it loses much.
 demo: .venv/installed
@@ -16,6 +16,11 @@ test: .venv/installed
 # On a machine with a GPU and torch in its own Python; the last run is in results/gpu_tests.txt.
 test-gpu:
 	PYTHONPATH="src:$$PYTHONPATH" python3 -m pytest tests -m gpu
+
+# TRL, compiled models and two processes; the last run is in results/integrations.txt.
+test-integrations: .venv/installed
+	$(PYTHON) -m pip install --quiet --editable '.[dev,integrations]'
+	$(PYTHON) -m pytest tests/integrations -m integrations
 
 format: .venv/installed
 	$(PYTHON) -m ruff format .

@@ -36,6 +36,21 @@ def test_quickstart_compares_three_objectives() -> None:
         assert word in result.stdout
 
 
+def test_huggingface_lora_logs_the_gap() -> None:
+    # transformers and peft warn by themselves.
+    result = run("-W", "default", "examples/huggingface_lora.py", "--epochs", 1)
+    assert result.returncode == 0, result.stderr
+    for word in ("gap", "perturbed_loss", "rho", "eval_loss"):
+        assert f"'{word}'" in result.stdout
+
+
+def test_lightning_cifar_logs_the_gap() -> None:
+    # Lightning warns by itself.
+    result = run("-W", "default", "examples/lightning_cifar.py")
+    assert result.returncode == 0, result.stderr
+    assert {"accuracy", "gap", "perturbed_loss", "rho"} <= set(result.stdout.split())
+
+
 def test_step_cost_prints_a_table_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,308 @@
+"""Sharpness-aware training in the Trainer of Hugging Face Transformers, and in its subclasses.
+
+The trainer's `compute_loss` becomes the closure of `objective.loss`. Everything after it stays the
+trainer's: dividing by the number of micro-batches, loss scaling, clipping and stepping.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import Trainer, TrainerCallback
+
+from surrogap.core.objective import Objective
+from surrogap.core.report import Report
+from surrogap.integrations.once import acting_once
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Trainer
+else:  # The mixin goes before any trainer, so it has no base of its own.
+    _Trainer = object
+
+PerturbEach = Literal["step", "micro_batch"]
+
+_LOGGED = ("gap", "perturbed_loss", "rho")
+
+
+class SharpnessAwareMixin(_Trainer):
+    """Sharpness-aware training for any subclass of `transformers.Trainer`.
+
+    Put it before the trainer: `class MyTrainer(SharpnessAwareMixin, SFTTrainer): pass`. Losses
+    weighted by tokens, label smoothing, `compute_loss_func`, mixed precision, PEFT, gradient
+    checkpointing and compilation work as they do without it. The log has three more entries,
+    averaged over steps like the loss: `gap`, `perturbed_loss` and `rho`.
+
+    Args:
+        objective: Builds the objective from the wrapped model and the optimizer, when training
+            starts.
+        perturb_each: With gradient accumulation, "step" climbs once for all micro-batches of an
+            optimizer step, so the result does not depend on how a batch is split; "micro_batch"
+            climbs once for each.
+        args: The arguments of the trainer.
+        kwargs: The keyword arguments of the trainer.
+
+    Attributes:
+        objective: The objective of the current or last call of `train`; None before the first.
+
+    Raises:
+        TypeError: `objective` is not a function, or did not return an objective.
+        ValueError: `perturb_each` is unknown, or the training arguments ask for DeepSpeed,
+            Megatron-LM, FSDP1, DataParallel or an optimizer that steps during backward.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        objective: Callable[[nn.Module, Optimizer], Objective],
+        perturb_each: PerturbEach = "step",
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(objective, Objective) or not callable(objective):
+            raise TypeError(
+                "objective must be a function of the model and the optimizer, got "
+                f"{type(objective).__name__}. Pass one such as lambda model, optimizer: SAM(model)."
+            )
+        if perturb_each not in get_args(PerturbEach):
+            raise ValueError(
+                f'perturb_each must be "step" or "micro_batch", got {perturb_each!r}. '
+                'Leave it out for "step".'
+            )
+        self.objective: Objective | None = None
+        self.perturb_each = perturb_each
+        self._build = objective
+        self._saved_state: dict[str, Any] | None = None
+        self._is_in_training_step = False
+        # The micro-batches of this step so far, and what the trainer multiplies their losses by.
+        self._micro_batches: list[Callable[[], Tensor]] = []
+        self._factor = torch.ones(())
+        self._measured = _Measured()
+        super().__init__(*args, **kwargs)
+        _check(self)
+        self.add_callback(_AtTrainBegin(self))
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run one micro-batch. See `Trainer.training_step`."""
+        self._is_in_training_step = True
+        try:
+            loss: Tensor = super().training_step(*args, **kwargs)
+        finally:
+            self._is_in_training_step = False
+        return loss
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of a micro-batch; in training, one with the objective's direction.
+
+        With `perturb_each="step"` it is 0 for all micro-batches but the last, whose loss is the sum
+        of all. See `Trainer.compute_loss`.
+        """
+        compute_loss = super().compute_loss
+        if not self._is_in_training_step:
+            return compute_loss(model, inputs, *args, **kwargs)
+
+        def closure() -> Tensor:
+            # A copy, since trainers remove labels from their inputs, and add to them.
+            loss: Tensor = compute_loss(model, copy.copy(inputs), *args, **kwargs)
+            return loss
+
+        self._micro_batches.append(acting_once(closure, partial(_records_kept, self)))
+        is_last = bool(self.accelerator.sync_gradients)
+        if self.perturb_each == "step" and not is_last:
+            return self._postponed(model)
+        closures, self._micro_batches = self._micro_batches, []
+        if len(closures) == 1:
+            return self._loss(closures[0], is_last=is_last)
+        return self._loss_of_step(closures)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Add the measurements since the last call to the training loss. See `Trainer.log`."""
+        if "loss" in logs:
+            logs |= self._measured.means(self.accelerator.gather)
+        super().log(logs, *args, **kwargs)
+
+    def _loss(self, closure: Callable[[], Tensor], *, is_last: bool) -> Tensor:
+        """Return the loss of one micro-batch, with a perturbation of its own."""
+        assert self.objective is not None
+        loss = self.objective.loss(closure, scaler=self.accelerator.scaler, sync=is_last)
+        report = self.objective.report
+        assert report is not None
+        scale = self._scale(loss)
+
+        def measure(factor: Tensor) -> None:
+            self._measured.add(report, factor / scale, is_last=is_last)
+
+        # The trainer divides losses, and says by how much only in the gradient of this one.
+        loss.register_hook(measure)  # type: ignore[no-untyped-call]
+        return loss
+
+    def _postponed(self, model: nn.Module) -> Tensor:
+        """Return 0 for a micro-batch whose passes run together with those of the last one."""
+        dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+        zero = torch.zeros((), dtype=dtype, device=self.args.device, requires_grad=True)
+
+        def note(factor: Tensor) -> None:
+            self._factor = factor
+
+        zero.register_hook(note)  # type: ignore[no-untyped-call]
+        return zero
+
+    def _loss_of_step(self, closures: Sequence[Callable[[], Tensor]]) -> Tensor:
+        """Add the direction of several micro-batches, and return the sum of their losses."""
+        assert self.objective is not None
+        # Known from the micro-batches before, so that the passes compute what the trainer would.
+        factor = self._factor / self._scale(self._factor)
+        report = self.objective.backward(
+            [partial(_times, closure, factor) for closure in closures],
+            scaler=self.accelerator.scaler,
+        )
+        self._measured.add(report, torch.ones_like(factor), is_last=True)
+        return (report.value / factor).requires_grad_()
+
+    def _scale(self, like: Tensor) -> Tensor:
+        """Return the factor of loss scaling, 1 without."""
+        one = torch.ones_like(like, requires_grad=False)
+        scaler = self.accelerator.scaler
+        return one if scaler is None else scaler.scale(one)
+
+    def _start(self) -> None:
+        """Build the objective, and continue from a checkpoint's state if there is one."""
+        # Accelerate wraps the optimizer; objectives read the momentum of the one inside.
+        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
+        objective = self._build(self.model_wrapped, optimizer)
+        if not isinstance(objective, Objective):
+            raise TypeError(
+                f"objective must return an objective, got {type(objective).__name__}. "
+                "Return one such as SAM(model)."
+            )
+        state, self._saved_state = self._saved_state, None
+        if state is not None:
+            objective.load_state_dict(state)
+        self.objective = objective
+        self._micro_batches = []
+        self._measured = _Measured()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.objective is not None and (state := self.objective.state_dict()):
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            torch.save(state, _state_path(output_dir, self.args.process_index))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        paths = [_state_path(checkpoint, index) for index in (self.args.process_index, 0)]
+        path = next(filter(Path.exists, paths), None)
+        self._saved_state = None if path is None else torch.load(path, map_location="cpu")
+
+
+class SharpnessAwareTrainer(SharpnessAwareMixin, Trainer):
+    """`transformers.Trainer` with a sharpness-aware objective. See `SharpnessAwareMixin`."""
+
+
+class _AtTrainBegin(TrainerCallback):
+    """Builds the objective at the start of training, when the model is wrapped."""
+
+    def __init__(self, trainer: SharpnessAwareMixin) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._trainer._start()
+
+
+def _times(closure: Callable[[], Tensor], factor: Tensor) -> Tensor:
+    return closure() * factor
+
+
+class _Measured:
+    """The measurements of steps, on the device, until they are logged."""
+
+    def __init__(self) -> None:
+        self._micro_batches: list[Tensor] = []
+        self._steps: list[Tensor] = []
+
+    def add(self, report: Report, factor: Tensor, *, is_last: bool) -> None:
+        """Add one report, whose loss the trainer multiplied by `factor`."""
+        row = [factor * report.gap, factor * report.perturbed_loss, report.rho]
+        self._micro_batches.append(torch.stack([value.detach().float() for value in row]))
+        if is_last:
+            rows = torch.stack(self._micro_batches)
+            self._micro_batches = []
+            # The losses of micro-batches add up to that of the step.
+            self._steps.append(torch.cat([rows[:, :2].sum(0), rows[:1, 2]]))
+
+    def means(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """Return the means over steps and processes, and forget the steps.
+
+        A quantity that no step has measured is left out.
+        """
+        if not self._steps:
+            return {}
+        steps, self._steps = torch.stack(self._steps), []
+        means = gather(steps.nanmean(0, keepdim=True)).nanmean(0).tolist()
+        return {name: mean for name, mean in zip(_LOGGED, means, strict=True) if mean == mean}
+
+
+@contextmanager
+def _records_kept(trainer: object) -> Iterator[None]:
+    """Undo what the body adds to a trainer's counters and metrics.
+
+    TRL's trainers count tokens and collect metrics in `compute_loss`.
+    """
+    attributes = vars(trainer)
+    before = {name: value for name, value in attributes.items() if isinstance(value, int | float)}
+    before |= {
+        name: _copied(value)
+        for name, value in attributes.items()
+        if name.endswith("metrics") and isinstance(value, dict)
+    }
+    try:
+        yield
+    finally:
+        attributes.update(before)
+
+
+def _copied(metrics: Any) -> Any:
+    """Return a copy of nested dictionaries and of the lists in them, but not of their items."""
+    result = copy.copy(metrics)
+    if isinstance(result, dict):
+        result.update({key: _copied(value) for key, value in result.items()})
+    return result
+
+
+def _state_path(folder: str, process_index: int) -> Path:
+    return Path(folder) / f"objective_{process_index}.pt"
+
+
+def _check(trainer: Any) -> None:
+    """Refuse what would run, and train another objective or none.
+
+    Raises:
+        ValueError: The training arguments ask for such a thing.
+    """
+    kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
+    if kind in ("DEEPSPEED", "MEGATRON_LM"):
+        raise ValueError(
+            f"args must not ask for {kind}, got it. Its engine steps by itself, and hides the "
+            "weights: use DDP, or FSDP2 with fsdp_config={'version': 2}."
+        )
+    if kind == "FSDP" and not trainer.accelerator.is_fsdp2:
+        raise ValueError(
+            "args must ask for FSDP2, got FSDP1. It keeps flattened weights: set "
+            "fsdp_config={'version': 2}."
+        )
+    if trainer.args.n_gpu > 1:
+        raise ValueError(
+            f"args must use one GPU per process, got {trainer.args.n_gpu} under DataParallel. "
+            "Start the script with torchrun, or set CUDA_VISIBLE_DEVICES to one GPU."
+        )
+    if "lomo" in str(trainer.args.optim).lower():
+        raise ValueError(
+            f"optim must step after backward, got {trainer.args.optim}. It steps during each pass: "
+            "choose another, such as adamw_torch."
+        )

@@ -1,0 +1,167 @@
+"""Run timm's unedited `train.py` with a sharpness-aware objective.
+
+    python -m surrogap.integrations.timm train.py --sharpness gsam --rho 0.05 (timm's arguments)
+
+The script computes its loss through `timm.task`, whose result becomes that of `objective.loss`.
+Everything after it stays the script's: accumulation, loss scaling, clipping, stepping and EMA.
+"""
+
+import argparse
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from surrogap.core.catalog import OBJECTIVES, create
+from surrogap.core.objective import Objective
+
+_logger = logging.getLogger(__name__)
+
+# It counts steps, and the script would not save the count.
+_LEFT_OUT = {"scoping"}
+
+
+@final
+class SharpnessAwareTasks:
+    """Has timm's `ClassificationTask` return the loss of an objective.
+
+    Args:
+        name: The objective's name in `surrogap.core.catalog`.
+        arguments: The objective's keyword arguments.
+
+    Attributes:
+        objective: The objective of the last training batch; None before the first.
+    """
+
+    def __init__(self, name: str, **arguments: Any) -> None:
+        self._name = name
+        self._arguments = arguments
+        self._optimizer: Optimizer | None = None
+        self._scaler: GradScaler | None = None
+        self.objective: Objective | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Context in which tasks use the objective, and optimizers and scalers are noted."""
+        import timm.optim
+        from timm.task import TrainingTask
+        from timm.utils import NativeScaler
+
+        create_optimizer, prepare = timm.optim.create_optimizer_v2, NativeScaler.__init__
+
+        def create_and_note(*args: Any, **kwargs: Any) -> Optimizer:
+            self._optimizer = optimizer = create_optimizer(*args, **kwargs)
+            assert isinstance(optimizer, Optimizer)
+            return optimizer
+
+        def prepare_and_note(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            prepare(scaler, *args, **kwargs)
+            self._scaler = scaler._scaler
+
+        def call(task: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._call(task, *args, **kwargs)
+
+        timm.optim.create_optimizer_v2 = create_and_note
+        NativeScaler.__init__ = prepare_and_note
+        TrainingTask.__call__ = call
+        try:
+            yield
+        finally:
+            timm.optim.create_optimizer_v2 = create_optimizer
+            NativeScaler.__init__ = prepare
+            del TrainingTask.__call__
+
+    def _call(self, task: Any, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+        from timm.task import ClassificationTask
+
+        if not isinstance(task, ClassificationTask):
+            raise TypeError(
+                f"task must be a ClassificationTask, got {type(task).__name__}. Leave out the "
+                "arguments of distillation."
+            )
+        model = task.get_trainable_module()
+        if self.objective is None or self.objective.model is not model:
+            self.objective = self._create(model)
+            _logger.info("Training with %r", self.objective)
+
+        def closure() -> tuple[Tensor, Mapping[str, Any]]:
+            result = nn.Module.__call__(task, *args, **kwargs)
+            return result["loss"], {k: v for k, v in result.items() if k != "loss"}
+
+        loss = self.objective.loss(closure, scaler=self._scaler)
+        assert self.objective.report is not None
+        return {"loss": loss, **self.objective.report.aux}
+
+    def _create(self, model: nn.Module) -> Objective:
+        if OBJECTIVES[self._name].takes_optimizer and self._optimizer is None:
+            raise RuntimeError(
+                f"{self._name} needs the script's optimizer, and it was not created by "
+                "timm.optim.create_optimizer_v2. Choose another objective."
+            )
+        # Only objectives that read its momentum use the optimizer.
+        optimizer: Any = self._optimizer
+        return create(self._name, model, optimizer, **self._arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a script of timm.
+
+    Args:
+        arguments: The command line after the program's name.
+    """
+    script, name, settings, rest = _parsed(arguments)
+    # As Python does for a script, and before timm is imported: a checkout has its own.
+    sys.path.insert(0, str(script.resolve().parent))
+    sys.argv = [str(script), *rest]
+    with SharpnessAwareTasks(name, **settings).installed():
+        runpy.run_path(os.fspath(script), run_name="__main__")
+
+
+def _parsed(arguments: Sequence[str] | None) -> tuple[Path, str, dict[str, Any], list[str]]:
+    """Return the script, the objective's name and arguments, and the script's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m surrogap.integrations.timm",
+        description="Run timm's train.py with a sharpness-aware objective.",
+        epilog="All other arguments go to the script.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("script", type=Path, help="path to timm's train.py")
+    parser.add_argument(
+        "--sharpness", choices=sorted(OBJECTIVES), default="gsam", help="objective (default: gsam)"
+    )
+    for option, (kind, names) in sorted(_options().items()):
+        parser.add_argument(f"--{option.replace('_', '-')}", type=kind, help=", ".join(names))
+    known, rest = parser.parse_known_args(arguments)
+    settings = vars(known)
+    script, name = settings.pop("script"), settings.pop("sharpness")
+    if not script.is_file():
+        parser.error(f"script must be a file, got {script}. Pass the path to timm's train.py.")
+    unused = set(settings) - set(OBJECTIVES[name].arguments)
+    if unused:
+        listed = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(unused))
+        parser.error(f"{name} must be given arguments of its own, got {listed}. Leave it out.")
+    return script, name, settings, rest
+
+
+def _options() -> dict[str, tuple[type, list[str]]]:
+    """Return the type of each argument of an objective, and the objectives that have it."""
+    options: dict[str, tuple[type, list[str]]] = {}
+    for name, entry in OBJECTIVES.items():
+        for argument, default in entry.arguments.items():
+            if argument not in _LEFT_OUT:
+                kind = str if default is None else type(default)
+                options.setdefault(argument, (kind, []))[1].append(name)
+    return options
+
+
+if __name__ == "__main__":
+    main()

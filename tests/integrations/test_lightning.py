@@ -1,0 +1,277 @@
+"""The Trainer of Lightning, run for real, against loops written by hand."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from surrogap import GSAM, SAM, Intermittent, Objective
+from surrogap.rho import InverseSqrt
+from tests.integrations.by_hand import gsam_backward
+
+pytest.importorskip("lightning")
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassPrecision,
+)
+
+from surrogap.integrations.lightning import SharpnessAware, _check_strategy
+
+pytestmark = [
+    # Lightning uses deprecated parts of torch.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*number of training batches"),
+]
+
+LR, RHO, ALPHA, CLIP = 0.1, 0.05, 0.4, 0.3
+NUM_BATCHES, BATCH_SIZE = 5, 4
+
+
+def gsam(model: nn.Module, optimizer: torch.optim.Optimizer) -> Objective:
+    return GSAM(model, rho=RHO, alpha=ALPHA)
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> Objective:
+    """A radius of 0: two passes, and the plain gradient."""
+    return SAM(model, rho=0.0)
+
+
+def counted(model: nn.Module, optimizer: torch.optim.Optimizer) -> Objective:
+    return Intermittent(GSAM(model, rho=InverseSqrt(RHO), alpha=ALPHA), every=2)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)]
+    return nn.Sequential(*layers)
+
+
+class Classifier(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network().double()
+        self.accuracy = MulticlassAccuracy(3)
+        self.loss_mean = MeanMetric()
+        self.areas = MulticlassAUROC(3)  # whose states are lists
+        self.collection = MetricCollection([MulticlassAccuracy(3), MulticlassPrecision(3)])
+        self.num_logged = 0
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        self.num_logged += 1
+        super().log(*args, **kwargs)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        x, y = batch
+        logits = self.net(x.to(self.net[0].weight.dtype))
+        loss = cross_entropy(logits, y)
+        self.accuracy(logits, y)
+        self.loss_mean.update(loss.detach())
+        self.areas.update(logits.detach().softmax(1), y)
+        self.collection(logits, y)
+        self.log("train_accuracy", self.accuracy, on_step=True, on_epoch=True)
+        self.log("train_loss", loss)
+        return {"loss": loss, "logits": logits.detach()}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(self.current_epoch * NUM_BATCHES + batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=LR, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+
+def batches() -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(NUM_BATCHES * BATCH_SIZE, 6, generator=generator, dtype=torch.float64)
+    y = torch.arange(len(x)) % 3
+    return [[x[i : i + BATCH_SIZE], y[i : i + BATCH_SIZE]] for i in range(0, len(x), BATCH_SIZE)]
+
+
+def loader() -> DataLoader[Any]:
+    xs, ys = zip(*batches(), strict=True)
+    return DataLoader(TensorDataset(torch.cat(xs), torch.cat(ys)), BATCH_SIZE)
+
+
+def trainer(folder: Path, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer:
+    settings: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 2,
+        "accumulate_grad_batches": 2,
+        "gradient_clip_val": CLIP,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        "logger": False,
+        "log_every_n_steps": 1,
+        "default_root_dir": folder,
+    }
+    return pl.Trainer(callbacks=list(callbacks), **(settings | changes))
+
+
+def train_by_hand(net: nn.Module) -> list[dict[str, float]]:
+    """Lightning's loop: a perturbation per batch, two batches a step, the last of an epoch one."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    net.train()
+    reports = []
+    for epoch in range(2):
+        for index, (x, y) in enumerate(batches()):
+            torch.manual_seed(epoch * NUM_BATCHES + index)
+            # Lightning divides by 2 also where one batch is left.
+            closure = lambda x=x, y=y: cross_entropy(net(x), y) / 2  # noqa: E731
+            reports.append(gsam_backward(net, closure, rho=RHO, alpha=ALPHA))
+            if index % 2 == 1 or index == NUM_BATCHES - 1:
+                nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+                optimizer.step()
+                optimizer.zero_grad()
+        scheduler.step()
+    return reports
+
+
+def assert_same_state(some: nn.Module, others: nn.Module, *, exactly: bool = False) -> None:
+    for name, value in some.state_dict().items():
+        torch.testing.assert_close(
+            value, others.state_dict()[name], rtol=0.0, atol=0.0 if exactly else 1e-9
+        )
+
+
+def test_gsam_with_accumulation_and_clipping_is_the_loop_by_hand(tmp_path: Path) -> None:
+    module, by_hand = Classifier(), network().double()
+    logger = CSVLogger(tmp_path)
+    trainer(tmp_path, SharpnessAware(gsam), logger=logger).fit(module, loader())
+    expected = train_by_hand(by_hand)
+    assert_same_state(module.net, by_hand)
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["gap"]]
+    # Lightning writes one row per optimizer step, that of its last batch.
+    ends = [2 * expected[i]["perturbed_loss"] for i in (1, 3, 4, 6, 8, 9)]
+    assert [float(row["perturbed_loss"]) for row in rows] == pytest.approx(ends, rel=1e-6)
+    assert [float(row["rho"]) for row in rows] == pytest.approx([RHO] * 6)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "32-true", "bf16-mixed", "bf16-true"])
+def test_a_radius_of_zero_is_the_unmodified_trainer(tmp_path: Path, precision: str) -> None:
+    module, unmodified = Classifier().float(), Classifier().float()
+    trainer(tmp_path, SharpnessAware(plain), precision=precision).fit(module, loader())
+    trainer(tmp_path, precision=precision).fit(unmodified, loader())
+    assert_same_state(module, unmodified, exactly=True)
+
+
+def test_the_second_pass_neither_logs_nor_updates_metrics(tmp_path: Path) -> None:
+    module, unmodified = Classifier(), Classifier()
+    ours = trainer(tmp_path, SharpnessAware(plain, log=False), max_epochs=1)
+    theirs = trainer(tmp_path, max_epochs=1)
+    ours.fit(module, loader())
+    theirs.fit(unmodified, loader())
+    assert module.num_logged == unmodified.num_logged == 2 * NUM_BATCHES
+    assert ours.logged_metrics.keys() == theirs.logged_metrics.keys()
+    for name, value in ours.logged_metrics.items():
+        torch.testing.assert_close(value, theirs.logged_metrics[name], rtol=0, atol=0)
+    # Lightning resets what it logs, so the others still hold the whole epoch.
+    for name in ("loss_mean", "areas"):
+        metric, other = getattr(module, name), getattr(unmodified, name)
+        assert isinstance(metric, Metric)
+        assert metric.update_count == other.update_count == NUM_BATCHES
+        torch.testing.assert_close(metric.compute(), other.compute(), rtol=0, atol=0)
+    found, wanted = module.collection.compute(), unmodified.collection.compute()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    whole, half, resumed = Classifier(), Classifier(), Classifier()
+    first, second = SharpnessAware(counted), SharpnessAware(counted)
+    trainer(tmp_path, first).fit(whole, loader())
+    saving = ModelCheckpoint(dirpath=tmp_path / "saved", save_last=True)
+    trainer(tmp_path, SharpnessAware(counted), saving, max_epochs=1).fit(half, loader())
+    path = saving.last_model_path
+    trainer(tmp_path, second, ModelCheckpoint(tmp_path / "saved")).fit(
+        resumed, loader(), ckpt_path=path
+    )
+    assert_same_state(whole, resumed, exactly=True)
+    assert first.state_dict() == second.state_dict()
+    assert second.objective is not None
+    assert second.objective.num_steps == 6
+
+
+def test_the_strategy_gets_its_training_step_back(tmp_path: Path) -> None:
+    class Failing(Classifier):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+            raise RuntimeError("of the module")
+
+    callback = SharpnessAware(gsam)
+    used = trainer(tmp_path, callback)
+    used.fit(Classifier(), loader())
+    assert "training_step" not in vars(used.strategy)
+    used = trainer(tmp_path, callback)
+    with pytest.raises(RuntimeError, match="of the module"):
+        used.fit(Failing(), loader())
+    assert "training_step" not in vars(used.strategy)
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_skipped_batch_stays_skipped(tmp_path: Path) -> None:
+    class Skipping(Classifier):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+            output = super().training_step(batch, batch_idx)
+            return None if batch_idx % 2 else output["loss"]
+
+    module, unmodified = Skipping(), Skipping()
+    # Without BatchNorm, whose statistics an objective leaves alone if the batch is skipped.
+    for skipping in (module, unmodified):
+        skipping.net[1] = nn.Identity()
+    changes = {"accumulate_grad_batches": 1}
+    trainer(tmp_path, SharpnessAware(plain), **changes).fit(module, loader())
+    trainer(tmp_path, **changes).fit(unmodified, loader())
+    assert_same_state(module, unmodified, exactly=True)
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"objective must be a function of the model .* got float"):
+        SharpnessAware(0.05)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"objective must be a function of the model .* got SAM"):
+        SharpnessAware(SAM(nn.Linear(1, 1)))  # type: ignore[arg-type]
+    callback = SharpnessAware(lambda model, optimizer: model)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="objective must return an objective, got Classifier"):
+        trainer(tmp_path, callback).fit(Classifier(), loader())
+
+
+def test_manual_optimization_and_several_optimizers_are_refused(tmp_path: Path) -> None:
+    module = Classifier()
+    module.automatic_optimization = False
+    changes: dict[str, Any] = {"gradient_clip_val": None, "accumulate_grad_batches": 1}
+    with pytest.raises(ValueError, match="automatic_optimization must be True, got False"):
+        trainer(tmp_path, SharpnessAware(gsam), **changes).fit(module, loader())
+
+    class Double(Classifier):
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(layer.parameters(), lr=LR) for layer in self.net[::4]]
+
+    with pytest.raises(RuntimeError, match="multiple optimizers is only supported with manual"):
+        trainer(tmp_path, SharpnessAware(gsam)).fit(Double(), loader())
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (DeepSpeedStrategy, "strategy must not be DeepSpeed's"),
+        (FSDPStrategy, "strategy must not be FSDPStrategy"),
+    ],
+)
+def test_strategies_that_hide_the_weights_are_refused(kind: type, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _check_strategy(object.__new__(kind))
