@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from surrogap.data import load
+from surrogap.data.archives import read_archive
 from tests.data.made_up import arrays, pixels
 
 
@@ -115,4 +116,4 @@ def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"path must be a NumPy archive, got .*set.npy, which cannot"
     ):
-        load(tmp_path / "set.npy")
+        read_archive(tmp_path / "set.npy")

@@ -240,7 +240,7 @@ def test_lines_tell_of_epochs(capsys: pytest.CaptureFixture[str]) -> None:
     lines.stop()
     first, epoch, skip = capsys.readouterr().out.splitlines()
     assert first == "net gsam: 4 steps"
-    assert epoch.startswith("step 2/4  epoch 1  loss 0.5000  test accuracy 0.7500  0:00 left")
+    assert epoch.startswith("2/4  epoch 1  loss 0.5000  test 75.00%  0:00 left")
     assert "skipped a step: its loss is not finite (2 in a row)" in skip
 
 
@@ -257,7 +257,7 @@ def test_lines_tell_of_long_epochs(
     lines.record({"kind": "step", "step": 21, "loss": 1.0})
     assert capsys.readouterr().out.splitlines() == [
         "net: 7210 steps, from step 10",
-        "step 20/7210  loss 1.0000  7:59:20 left",
+        "20/7210  loss 1.0000  7:59:20 left",
     ]
 
 
@@ -274,7 +274,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         bar.step(record["step"])
         bar.record(record)
     bar.stop()
-    assert "epoch 1  loss 0.5000  test accuracy 0.7500" in screen.getvalue()
+    assert "epoch 1  loss 0.5000  test 75.00%" in screen.getvalue()
     assert "3/4" in screen.getvalue()
 
 
@@ -292,7 +292,8 @@ def test_a_narrow_terminal_has_room_for_bar_and_time(
     with screen.capture() as capture:
         screen.print(bar._bar.get_renderable())
     (line,) = capture.get().splitlines()
-    assert line.startswith(f"small_resnet18 gsam {9 * '━'}")
+    assert line.startswith(f"small_resnet18 gsam {4 * '━'}")
+    assert "loss 1.0000  gap 0.1000" in line or width < 80
     assert "5000/10000 -:--:-- loss" in line
     assert "epoch" not in line
 
@@ -303,3 +304,15 @@ def test_every_line_is_json(tmp_path: Path) -> None:
     records.close()
     line = (tmp_path / "records.jsonl").read_text()
     assert json.loads(line) == {"kind": "step", "step": 1, "loss": None, "in_a_row": None}
+
+
+def test_lines_of_long_runs_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    measures = dict.fromkeys(("loss", "gap", "accuracy", "test_loss", "images_per_second"), 0.1)
+    lines = progress.Lines()
+    lines.start("small_resnet18_narrow gsam", 0, 900_000)
+    lines._began -= 90_000
+    epoch = {"kind": "epoch", "step": 100_000, "epoch": 100, "test_accuracy": 0.8123}
+    lines.record(measures | epoch)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.endswith("test 81.23%  200:00:00 left")
+    assert len(line) <= 80

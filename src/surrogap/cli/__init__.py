@@ -31,6 +31,7 @@ COMMANDS = {
     "reproduce": "Reproduce the paper's tables and figures, and check its theory.",
     "export": "Write a run's weights for timm.",
     "recipes": "List the recipes, or show one.",
+    "models": "List the models.",
 }
 
 _OF_PATHS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
