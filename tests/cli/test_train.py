@@ -301,6 +301,26 @@ def test_settings_that_an_objective_refuses(capsys: pytest.CaptureFixture[str]) 
     assert 'perturb="norms" must find a trainable parameter of a normalisation layer' in text
 
 
+def test_an_interrupt_while_it_starts_is_no_traceback() -> None:
+    """Nothing of weight is imported before `main` catches interrupts."""
+    code = "import sys; from surrogap.cli import main; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert not {"tyro", "rich", "torch", "dataclasses"} & {*loaded}
+    # An interrupt that comes at the first import of `main`.
+    code = (
+        "import builtins, sys; from surrogap import cli\n"
+        "def interrupt(*_, **__): raise KeyboardInterrupt\n"
+        "builtins.__import__ = interrupt; sys.exit(cli.main(['train']))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (
+        128 + signal.SIGINT,
+        "surrogap: SIGINT stopped it before its end.\n",
+    )
+
+
 def long_run(config: Config, **settings: Any) -> subprocess.Popen[str]:
     """Start a run of 400,000 steps, and wait for its first record."""
     arguments = [word if word != "3" else "100000" for word in flags(config)]

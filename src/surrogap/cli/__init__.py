@@ -17,7 +17,6 @@ from importlib import import_module
 
 from surrogap import __version__
 from surrogap.errors import UserError
-from surrogap.training.arguments import one_of
 from surrogap.training.failure import RunFailedError
 
 COMMANDS = {
@@ -84,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
+    # Imported here, where an interrupt is caught: it takes a tenth of a second.
+    from surrogap.training.arguments import one_of
+
     one_of("command", name, COMMANDS, remedy="Run surrogap --help.")
     module = import_module(f"surrogap.cli.{name.replace('-', '_')}")
     status: int = module.main(arguments)
