@@ -57,13 +57,24 @@ def test_the_error_is_that_of_the_estimates() -> None:
     assert float(values.std()) == pytest.approx(float(errors.square().mean().sqrt()), rel=0.35)
 
 
+def test_neighbouring_seeds_are_independent() -> None:
+    """Vectors of seed and seed + 1 that were shared had the estimates correlate by 0.88."""
+    operator = Matrix(torch.linspace(0.5, 2.0, 60, dtype=torch.float64).tolist())
+    estimates = torch.tensor([trace(operator, seed=seed).value for seed in range(300)])
+    neighbours = torch.stack([estimates[:-1], estimates[1:]])
+    # Three standard errors of the correlation of 300 independent pairs.
+    assert abs(float(torch.corrcoef(neighbours)[0, 1])) < 3 / 300**0.5
+    first, second = (density(operator, num_vectors=2, num_steps=3, seed=seed) for seed in (0, 1))
+    assert not set(first.places.flatten().tolist()) & set(second.places.flatten().tolist())
+
+
 def test_quadrature_has_the_moments_of_its_vectors() -> None:
     """`sum(weight * place^k) = v^T H^k v` for k below twice the number of steps."""
     surface = Surface(network("convnet"), batches())
     matrix, num_steps = dense("convnet"), 4
     result = density(Hessian(surface), num_vectors=2, num_steps=num_steps, seed=3)
     assert result.num_products == 2 * num_steps
-    vectors = [surface.space.random(3 + i) for i in range(2)]
+    vectors = [surface.space.random(3, "density", i) for i in range(2)]
     for k in range(2 * num_steps):
         powers = [v @ torch.linalg.matrix_power(matrix, k) @ v / (v @ v) for v in vectors]
         assert result.moment(k) == pytest.approx(float(sum(powers) / 2), rel=1e-8)

@@ -19,6 +19,7 @@ import torch
 from surrogap import cli
 from surrogap.experiments.methods import with_lr_of_gradient
 from surrogap.experiments.recipes import RECIPES
+from surrogap.models import names
 from surrogap.training.config import Config
 from surrogap.training.objective_configs import CONFIGS
 from surrogap.training.records import read_records
@@ -126,7 +127,7 @@ def test_a_run_and_its_messages(tmp_path: Path, capsys: pytest.CaptureFixture[st
     config = made_up.config(tmp_path)
     assert cli.main(flags(config)) == 0
     output = capsys.readouterr().out
-    assert "step 12/12  epoch 3" in output
+    assert "12/12  epoch 3" in output
     assert f"{config.folder}: finished, step 12 of 12" in output
     assert "got" in mistake(capsys, *flags(config))
     assert cli.main(["train", "--resume", "--out", str(config.folder)]) == 0
@@ -179,7 +180,7 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ("train --model resnet5 --out {tmp}/a", "name must be a known model, got 'resnet5'"),
         (
             "train --data {tmp}/no.npz --out {tmp}/a",
-            "name_or_path must be one of .*, or exist, got",
+            "name_or_path must be one of .*, or a set of images, got",
         ),
         ("train --data cifar10 --data-root {tmp} --out {tmp}/a", "must"),
         ("train --model small_mlp --out {tmp}/file/a", "out must be a folder that can be written"),
@@ -208,6 +209,32 @@ def test_mistakes_are_told_in_one_sentence(
     text = mistake(capsys, *arguments.format(tmp=tmp_path).split())
     assert re.search(message, text), text
     assert not (tmp_path / "a").exists()
+
+
+def test_a_table_is_sent_to_the_python_api(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "table.csv").write_text("1,2\n")
+    text = mistake(capsys, "train", "--data", str(tmp_path / "table.csv"))
+    assert "For other data, such as tables, use an objective in a training loop of your own" in text
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_help_does_not_show_none_as_a_value(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert "None" not in capsys.readouterr().out
+
+
+def test_models_lists_ours_and_searches_those_of_timm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models"]) == 0
+    assert capsys.readouterr().out.splitlines()[:-1] == names()
+    assert cli.main(["models", "resnet50"]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert {"resnet50", "wide_resnet50_2"} <= {*found}
+    assert all("resnet50" in name for name in found)
 
 
 @pytest.mark.parametrize("colour", [False, True])
@@ -272,6 +299,26 @@ def test_a_path_that_cannot_be_used(
 def test_settings_that_an_objective_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     text = mistake(capsys, "train", "--model", "small_mlp", "--perturb", "norms")
     assert 'perturb="norms" must find a trainable parameter of a normalisation layer' in text
+
+
+def test_an_interrupt_while_it_starts_is_no_traceback() -> None:
+    """Nothing of weight is imported before `main` catches interrupts."""
+    code = "import sys; from surrogap.cli import main; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert not {"tyro", "rich", "torch", "dataclasses"} & {*loaded}
+    # An interrupt that comes at the first import of `main`.
+    code = (
+        "import builtins, sys; from surrogap import cli\n"
+        "def interrupt(*_, **__): raise KeyboardInterrupt\n"
+        "builtins.__import__ = interrupt; sys.exit(cli.main(['train']))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (
+        128 + signal.SIGINT,
+        "surrogap: SIGINT stopped it before its end.\n",
+    )
 
 
 def long_run(config: Config, **settings: Any) -> subprocess.Popen[str]:

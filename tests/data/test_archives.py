@@ -1,13 +1,16 @@
 """Sets in NumPy archives."""
 
+import io
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
 import torch
 
 from surrogap.data import load
+from surrogap.data.archives import read_archive
 from tests.data.made_up import arrays, pixels
 
 
@@ -65,7 +68,7 @@ def test_an_archive_may_hold_val_and_what_we_do_not_know(tmp_path: Path) -> None
         ({"classes": np.array([["a"]])}, r"classes must be a list of strings, got <U1 of \(1, 1\)"),
         (
             {"classes": np.array(["a", "b", "c"], dtype=object)},
-            "path must be a NumPy archive, got .*, which cannot be read .*allow_pickle",
+            r"classes must be a list of strings, got object of \(3,\)",
         ),
         (
             {"test_images": pixels(0, 8, 8, 3), "test_labels": np.arange(0)},
@@ -115,4 +118,28 @@ def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"path must be a NumPy archive, got .*set.npy, which cannot"
     ):
-        load(tmp_path / "set.npy")
+        read_archive(tmp_path / "set.npy")
+
+
+def test_large_arrays_are_judged_before_they_are_read(tmp_path: Path) -> None:
+    """A header promises 8 TB, of which there is nothing: reading it would fail otherwise."""
+    path, content = tmp_path / "set.npz", arrays()
+    np.savez(path, **{name: array for name, array in content.items() if name != "train_images"})
+    header = io.BytesIO()
+    shape = {"descr": "<f8", "fortran_order": False, "shape": (10**6, 1000, 1000, 1)}
+    np.lib.format.write_array_header_1_0(header, shape)
+    with ZipFile(path, "a") as archive:
+        archive.writestr("train_images.npy", header.getvalue())
+    with pytest.raises(
+        ValueError, match=r"train_images must be uint8 .*, got float64 of \(1000000,"
+    ):
+        load(path)
+
+
+def test_names_with_control_characters_are_refused(tmp_path: Path) -> None:
+    path, content = tmp_path / "set.npz", arrays()
+    content["classes"] = content["classes"].astype("U20")
+    content["classes"][0] = "\x1b[2Jant"
+    np.savez(path, **content)
+    with pytest.raises(ValueError, match=r"printable names, got '\\x1b\[2Jant'. Rename the class"):
+        load(path)

@@ -19,8 +19,11 @@ from tests.data.made_up import folder
             "imagenet, got 'cifar_10'. The closest is 'cifar10'. The path of an .npz archive",
         ),
         ("xyzzy", "got 'xyzzy'. Pass one of them. The path of"),
-        ("sets/mine.npz", "name_or_path must be one of .*, or exist, got sets/mine.npz. The path"),
-        ("mine.npz", "name_or_path must be one of .*, or exist, got mine.npz. The path"),
+        (
+            "sets/mine.npz",
+            "name_or_path must be one of .*, or a set of images, got sets/mine.npz. The path",
+        ),
+        ("mine.npz", "name_or_path must be one of .*, or a set of images, got mine.npz. The path"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

@@ -137,6 +137,14 @@ def test_calibration_error_within_and_between_bins(logits: Tensor, error: float)
     assert got.calibration_error == pytest.approx(error, rel=1e-12)
 
 
+def test_a_confidence_on_an_edge_belongs_to_the_bin_below() -> None:
+    # Confidences 3/15 and 1/4: in (2/15, 3/15] and (3/15, 4/15], so their gaps add up.
+    logits = torch.zeros(2, 5, dtype=torch.float64)
+    logits[1, 0] = math.log(4 / 3)
+    got = evaluate(IDENTITY, [(logits, torch.tensor([0, 1]))])
+    assert got.calibration_error == pytest.approx((1 - 3 / 15 + 1 / 4) / 2, rel=1e-12)
+
+
 def test_fewer_classes_than_five() -> None:
     got = evaluate(IDENTITY, [(torch.randn(20, 3), torch.randint(3, (20,)))])
     assert got.top5 == 1.0

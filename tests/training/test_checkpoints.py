@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from surrogap.training.checkpoints import Checkpoints, read
 from surrogap.training.failure import RunFailedError
+from surrogap.training.networks import load_weights
+from surrogap.training.run import train
+from tests.training import made_up
 
 STATE = {"weights": torch.arange(5.0), "step": 3, "lists": [{"a": None, "b": (1, 2.5)}, "text"]}
 
@@ -81,12 +85,14 @@ def test_where_all_are_damaged(tmp_path: Path) -> None:
     for path in checkpoints.paths():
         path.write_bytes(b"")
     with (
-        pytest.warns(UserWarning, match="is damaged"),
+        pytest.warns(UserWarning, match="is damaged") as warned,
         pytest.raises(
             ValueError, match="checkpoints must include one that is whole, got 2 damaged"
         ),
     ):
         checkpoints.newest()
+    is_used = ["The one before is used" in str(warning.message) for warning in warned]
+    assert is_used == [True, False]
 
 
 class Malicious:
@@ -118,8 +124,11 @@ def test_reading_executes_no_code(form: str, tmp_path: Path) -> None:
     torch.load(buffer, weights_only=False) if form == "torch.save" else pickle.load(buffer)
     (tmp_path / "pwned").rmdir()
     path = disguised(content, tmp_path)
-    with pytest.raises(ValueError, match="checkpoint must hold tensors and numbers alone, got"):
+    with pytest.raises(
+        ValueError, match="checkpoint must hold tensors and numbers alone, got"
+    ) as raised:
         read(path)
+    assert "weights_only" not in str(raised.value)  # torch's advice, to unpickle it anyway
     assert not (tmp_path / "pwned").exists()
     with pytest.warns(UserWarning, match="tensors and numbers alone"), pytest.raises(ValueError):  # noqa: PT011
         Checkpoints(tmp_path).newest()
@@ -131,6 +140,9 @@ import resource, signal, sys, torch
 from pathlib import Path
 from surrogap.training.checkpoints import Checkpoints
 from surrogap.training.failure import RunFailedError
+from surrogap.training.networks import load_weights
+from surrogap.training.run import train
+from tests.training import made_up
 folder = Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
@@ -146,16 +158,16 @@ def test_a_full_disk_leaves_the_last_one_intact(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 1)
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert output.startswith("checkpoint must fit on the disk, got File too large for")
-    assert "step-000000001-" in output
-    assert "is intact. Make room, then pass --resume." in output
+    assert output.startswith(f"Cannot write a checkpoint to {tmp_path}: File too large; step-0000")
+    assert "is intact. Free some disk space, then pass --resume." in output
     assert [path.name for path in tmp_path.iterdir()] == [checkpoints.paths()[0].name]
     assert checkpoints.newest() is not None
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFailedError, match=r"Not a directory for .*; there is no earlier"):
+    message = r"Not a directory; there is no earlier one. Make the folder writable, then"
+    with pytest.raises(RunFailedError, match=message):
         Checkpoints(tmp_path / "file" / "checkpoints").save(STATE, 1)
 
 
@@ -168,3 +180,22 @@ def test_an_error_of_torchs_own_stays_what_it_is(
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         Checkpoints(tmp_path).save(STATE, 1)
+
+
+@pytest.mark.filterwarnings("ignore:checkpoint must hold")
+@pytest.mark.parametrize("state", [[1, 2], {"step": 7}, {"model": {}, "optimizer": [1]}])
+def test_a_state_of_something_else(state: Any, tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, steps=1)
+    train(config)
+    folder = config.folder / "checkpoints"
+    for path in folder.iterdir():
+        path.unlink()
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    disguised(buffer.getvalue(), folder)
+    message = "checkpoint must hold the state of a run|checkpoints must include one that is whole"
+    with pytest.raises(ValueError, match=message):
+        train(config, resume=True)
+    message = "checkpoint must hold the weights|checkpoints must include one|weights must be"
+    with pytest.raises(ValueError, match=message):
+        load_weights(nn.Linear(2, 2), config.folder, num_classes=2)

@@ -96,12 +96,22 @@ def test_a_mistake_leaves_no_folder(tmp_path: Path) -> None:
     assert not config.folder.exists()
 
 
-@pytest.mark.parametrize("text", [None, b"{half a", b"\xff\xfe{}"])
+@pytest.mark.parametrize("text", [None, b"{half a", b"\xff\xfe{}", b"[" * 100_000])
 def test_a_folder_without_a_run(text: bytes | None, tmp_path: Path) -> None:
+    remedy = "Pass a run's folder"
     if text is not None:
         (tmp_path / "config.json").write_bytes(text)
-    with pytest.raises(ValueError, match=r"run must be a folder with a readable config.json"):
+        remedy = "Restore config.json from a copy"
+    message = f"run must be a folder with a readable config.json, got .*. {remedy}"
+    with pytest.raises(ValueError, match=message):
         read_config(tmp_path)
+
+
+def test_a_run_without_its_configuration(tmp_path: Path) -> None:
+    config = made_up.config(tmp_path, steps=1)
+    train(config)
+    (config.folder / "config.json").unlink()
+    refused(config, "readable config.json, got .*run. Restore config.json from a copy")
 
 
 def test_versions_of_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

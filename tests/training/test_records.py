@@ -110,26 +110,42 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_half_a_line_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "records.jsonl").write_text('{"step": 1}\n{"step": 2')
-    assert read_records(tmp_path) == [{"step": 1}]
+    (tmp_path / "records.jsonl").write_text('{"kind": "step", "step": 1}\n{"kind": "st')
+    assert read_records(tmp_path) == [{"kind": "step", "step": 1}]
     assert read_records(tmp_path / "nothing") == []
 
 
-@pytest.mark.parametrize("line", [b"nonsense", b"\0\0", b"\xff"])
-def test_other_lines_are_refused_by_number(line: bytes, tmp_path: Path) -> None:
-    (tmp_path / "records.jsonl").write_bytes(b'{"step": 1}\n' + line + b"\n")
-    with pytest.raises(ValueError, match="must be lines of JSON, got something else in line 2 of"):
+@pytest.mark.parametrize("left", [b"", b'{"kind": "step", "step": 1}\n{"ste'])
+def test_records_that_were_lost_stay_lost(left: bytes, tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_bytes(left)
+    with pytest.warns(UserWarning, match=f"got {len(left)} of 80 bytes"):
+        records = Records(tmp_path, position=80)
+    records.write({"kind": "step", "step": 4})
+    records.close()
+    assert [record["step"] for record in read_records(tmp_path)] == [1, 4][not left :]
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"\0\0", b"\xff", b"[1, 2]", b"{}", b"[" * 100_000])
+def test_damaged_records_are_found_before_a_run_goes_on(line: bytes, tmp_path: Path) -> None:
+    content = b'{"kind": "step", "step": 1}\n' + line + b"\n"
+    (tmp_path / "records.jsonl").write_bytes(content)
+    message = "records must be JSON objects with kind and step, got something else in line 2 of"
+    with pytest.raises(ValueError, match=message):
+        Records(tmp_path, position=len(content))
+    with pytest.raises(ValueError, match=message):
         read_records(tmp_path)
 
 
-@pytest.mark.parametrize("left", [b"", b'{"step": 1}\n{"ste'])
-def test_records_that_were_lost_stay_lost(left: bytes, tmp_path: Path) -> None:
-    (tmp_path / "records.jsonl").write_bytes(left)
-    with pytest.warns(UserWarning, match=f"got {len(left)} of 36 bytes"):
-        records = Records(tmp_path, position=36)
-    records.write({"step": 4})
+def test_a_folder_that_became_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    records = Records(tmp_path)
+    monkeypatch.setattr(os, "fsync", fail)
+    message = "Read-only file system. Make the folder writable, then pass --resume."
+    with pytest.raises(RunFailedError, match=message):
+        records.position()
     records.close()
-    assert read_records(tmp_path) == [{"step": 1}, {"step": 4}][not left :]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -137,7 +153,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
     records = Records(tmp_path)
     records._file.close()
     records._file = open("/dev/full", "r+b")  # noqa: SIM115
-    with pytest.raises(RunFailedError, match="records must fit on the disk, got No space left"):
+    with pytest.raises(
+        RunFailedError, match=r"No space left on device. Free some disk space, then pass"
+    ):
         records.write({"kind": "step", "step": 1})
     records.close()
 
@@ -149,7 +167,9 @@ def test_a_disk_that_is_full_for_tensorboard(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("surrogap.training.records._summary_writer", lambda: full)
-    with pytest.raises(RunFailedError, match="records must fit on the disk, got No space left"):
+    with pytest.raises(
+        RunFailedError, match=r"No space left on device. Free some disk space, then pass"
+    ):
         Records(tmp_path, tensorboard=True)
 
 
@@ -240,7 +260,7 @@ def test_lines_tell_of_epochs(capsys: pytest.CaptureFixture[str]) -> None:
     lines.stop()
     first, epoch, skip = capsys.readouterr().out.splitlines()
     assert first == "net gsam: 4 steps"
-    assert epoch.startswith("step 2/4  epoch 1  loss 0.5000  test accuracy 0.7500  0:00 left")
+    assert epoch.startswith("2/4  epoch 1  loss 0.5000  test 75.00%  0:00 left")
     assert "skipped a step: its loss is not finite (2 in a row)" in skip
 
 
@@ -257,7 +277,7 @@ def test_lines_tell_of_long_epochs(
     lines.record({"kind": "step", "step": 21, "loss": 1.0})
     assert capsys.readouterr().out.splitlines() == [
         "net: 7210 steps, from step 10",
-        "step 20/7210  loss 1.0000  7:59:20 left",
+        "20/7210  loss 1.0000  7:59:20 left",
     ]
 
 
@@ -274,7 +294,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         bar.step(record["step"])
         bar.record(record)
     bar.stop()
-    assert "epoch 1  loss 0.5000  test accuracy 0.7500" in screen.getvalue()
+    assert "epoch 1  loss 0.5000  test 75.00%" in screen.getvalue()
     assert "3/4" in screen.getvalue()
 
 
@@ -292,7 +312,8 @@ def test_a_narrow_terminal_has_room_for_bar_and_time(
     with screen.capture() as capture:
         screen.print(bar._bar.get_renderable())
     (line,) = capture.get().splitlines()
-    assert line.startswith(f"small_resnet18 gsam {9 * '━'}")
+    assert line.startswith(f"small_resnet18 gsam {4 * '━'}")
+    assert "loss 1.0000  gap 0.1000" in line or width < 80
     assert "5000/10000 -:--:-- loss" in line
     assert "epoch" not in line
 
@@ -303,3 +324,15 @@ def test_every_line_is_json(tmp_path: Path) -> None:
     records.close()
     line = (tmp_path / "records.jsonl").read_text()
     assert json.loads(line) == {"kind": "step", "step": 1, "loss": None, "in_a_row": None}
+
+
+def test_lines_of_long_runs_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    measures = dict.fromkeys(("loss", "gap", "accuracy", "test_loss", "images_per_second"), 0.1)
+    lines = progress.Lines()
+    lines.start("small_resnet18_narrow gsam", 0, 900_000)
+    lines._began -= 90_000
+    epoch = {"kind": "epoch", "step": 100_000, "epoch": 100, "test_accuracy": 0.8123}
+    lines.record(measures | epoch)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.endswith("test 81.23%  200:00:00 left")
+    assert len(line) <= 80

@@ -126,7 +126,8 @@ class Lanczos:
         if rest <= 100 * torch.finfo(w.dtype).eps * size:
             self._off_diagonal.append(torch.zeros_like(rest))
             if not self.is_complete:
-                w = self.basis.project_out_(self._space.random(self._seed + self.basis.size))
+                new = self._space.random(self._seed, "lanczos", self.basis.size)
+                w = self.basis.project_out_(new)
                 self._next = w / self._space.norm(w)
         else:
             self._off_diagonal.append(rest)

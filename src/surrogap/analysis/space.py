@@ -5,6 +5,7 @@ the weights (FSDP2), its tensor is this process's part of it, and inner products
 processes.
 """
 
+import hashlib
 from collections.abc import Iterable
 
 import torch
@@ -83,8 +84,17 @@ class Space:
             piece.copy_(piece_of(tensor.detach(), tensor))
         return vector
 
-    def random(self, seed: int) -> Tensor:
-        """Standard normal numbers, the same on every device and however the weights are spread."""
+    def random(self, seed: int, *stream: str | int) -> Tensor:
+        """Standard normal numbers, the same on every device and however the weights are spread.
+
+        Args:
+            seed: The seed.
+            stream: Names one of several vectors of a seed. Those of neighbouring seeds are
+                independent, as those of `seed + index` would not be.
+        """
+        if stream:
+            digest = hashlib.blake2b(repr((seed, *stream)).encode(), digest_size=7).digest()
+            seed = int.from_bytes(digest, "big")
         generator = torch.Generator().manual_seed(seed)
         return self.vector(
             _spread_like(torch.randn(parameter.shape, generator=generator), parameter)

@@ -71,7 +71,7 @@ def trace(
 
     basis, exact = Basis(space), 0.0
     for index in range(third):
-        sketch = product(space.random(seed + index))
+        sketch = product(space.random(seed, "trace", index))
         length = space.norm(sketch)
         basis.project_out_(sketch)
         rest = space.norm(sketch)
@@ -82,7 +82,7 @@ def trace(
             basis.append(q)
     samples = []
     for index in range(third, 2 * third):
-        g = basis.project_out_(space.random(seed + index))
+        g = basis.project_out_(space.random(seed, "trace", index))
         samples.append(float(space.dot(g, product(g))) if basis.size < space.size else 0.0)
     values = torch.tensor(samples, dtype=torch.float64)
     error = float(values.std()) / math.sqrt(third)
@@ -152,7 +152,7 @@ def density(
     num_steps = min(num_steps, operator.space.size)
     places, weights = [], []
     for index in range(num_vectors):
-        lanczos = Lanczos(operator, operator.space.random(seed + index))
+        lanczos = Lanczos(operator, operator.space.random(seed, "density", index))
         for step in range(num_steps):
             lanczos.advance()
             if progress is not None:

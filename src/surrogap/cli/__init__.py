@@ -17,7 +17,6 @@ from importlib import import_module
 
 from surrogap import __version__
 from surrogap.errors import UserError
-from surrogap.training.arguments import one_of
 from surrogap.training.failure import RunFailedError
 
 COMMANDS = {
@@ -31,6 +30,7 @@ COMMANDS = {
     "reproduce": "Reproduce the paper's tables and figures, and check its theory.",
     "export": "Write a run's weights for timm.",
     "recipes": "List the recipes, or show one.",
+    "models": "List the models.",
 }
 
 _OF_PATHS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -83,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
+    # Imported here, where an interrupt is caught: it takes a tenth of a second.
+    from surrogap.training.arguments import one_of
+
     one_of("command", name, COMMANDS, remedy="Run surrogap --help.")
     module = import_module(f"surrogap.cli.{name.replace('-', '_')}")
     status: int = module.main(arguments)

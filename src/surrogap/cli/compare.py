@@ -20,7 +20,7 @@ from surrogap.cli.results import Results
 from surrogap.core.arguments import number
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.methods import Planned, planned
-from surrogap.training.arguments import at_least
+from surrogap.training.arguments import OptionalFloat, at_least
 from surrogap.training.config import Config
 from surrogap.training.objective_configs import (
     ASAMConfig,
@@ -68,7 +68,7 @@ class Compare:
     seeds: int = 3
     """The number of runs of each, with seeds that count from --seed."""
 
-    gap_rho: float | None = None
+    gap_rho: OptionalFloat = None
     """The radius at which the gap is measured at the end, for all columns. By default the recipe's
     own."""
 

@@ -15,7 +15,7 @@ from tyro.conf import Positional
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, bar
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import at_least
+from surrogap.training.arguments import OptionalInt, OptionalPath, OptionalStr, at_least
 
 if TYPE_CHECKING:
     from surrogap.evaluation import Scores
@@ -45,10 +45,10 @@ class Evaluate:
     run: Positional[Path]
     """The run's folder."""
 
-    out: Path | None = None
+    out: OptionalPath = None
     """The folder to write to. By default the run's."""
 
-    data_root: str | None = None
+    data_root: OptionalStr = None
     """The folder that holds the named sets. By default the run's own."""
 
     download: bool = False
@@ -57,20 +57,20 @@ class Evaluate:
     corruptions: bool = True
     """Whether to score corrupted images too, where the images are in memory."""
 
-    votes: Path | None = None
+    votes: OptionalPath = None
     """People's votes on the test images, as CIFAR-10H has them: an .npy file, or an .npz archive.
     By default cifar10h-counts.npy among the named sets, or those in the run's own archive."""
 
-    real: Path | None = None
+    real: OptionalPath = None
     """ReaL's labels for ImageNet, real.json. By default where it is among the named sets."""
 
-    v2: Path | None = None
+    v2: OptionalPath = None
     """ImageNet-V2's folder. By default imagenetv2-matched-frequency-format-val, likewise."""
 
-    r: Path | None = None
+    r: OptionalPath = None
     """ImageNet-R's folder. By default imagenet-r, likewise."""
 
-    c: Path | None = None
+    c: OptionalPath = None
     """ImageNet-C's folder. By default imagenet-c, likewise."""
 
     device: str = "auto"
@@ -82,7 +82,7 @@ class Evaluate:
     batch_size: int = 500
     """How many images are scored at once."""
 
-    num_workers: int | None = None
+    num_workers: OptionalInt = None
     """How many worker processes read files. By default the processors that there are, 8 at most."""
 
 

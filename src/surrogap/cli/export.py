@@ -14,6 +14,7 @@ from tyro.conf import Positional
 
 from surrogap.cli.options import options
 from surrogap.errors import InvalidValueError
+from surrogap.training.arguments import OptionalPath
 from surrogap.training.replacing import replacing
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Export:
     run: Positional[Path]
     """The run's folder."""
 
-    out: Path | None = None
+    out: OptionalPath = None
     """The folder to write, which must not be there yet. By default export, in the run's."""
 
 

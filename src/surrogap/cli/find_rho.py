@@ -19,7 +19,7 @@ from surrogap.cli.subject import RunArgument
 from surrogap.core.arguments import number
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import at_least
+from surrogap.training.arguments import OptionalStr, at_least
 from surrogap.training.config import Config
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class FindRho:
     run: RunArgument = None
     """The run's folder, before all options. By default a recipe or a configuration is measured."""
 
-    recipe: str | None = None
+    recipe: OptionalStr = None
     """The recipe that gives the defaults of all that follows; surrogap recipes lists them."""
 
     rhos: tuple[float, ...] = ()

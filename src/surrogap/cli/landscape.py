@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, Tell, Writer, bar, tell_cost
 from surrogap.cli.subject import Loaded, RunArgument, Subject
 from surrogap.core.arguments import number
 from surrogap.errors import InvalidValueError
-from surrogap.training.arguments import at_least
+from surrogap.training.arguments import OptionalFloat, OptionalPath, at_least, optional
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,7 +43,7 @@ class Landscape:
     run: RunArgument = None
     """The run's folder. In place of one, pass --model and --data."""
 
-    other: Annotated[Positional[Path | None], arg(metavar="RUN2")] = None
+    other: Annotated[Positional[Path | None], optional("RUN2")] = None
     """Another run of the same network, to draw the line between the two: 0 is RUN, 1 is RUN2."""
 
     directions: tuple[Direction, ...] = ()
@@ -53,11 +53,11 @@ class Landscape:
     points: int = 21
     """At how many places of each direction, or from RUN to RUN2."""
 
-    radius: float | None = None
+    radius: OptionalFloat = None
     """How far to go to both sides: in filters for random, by default 1; as a distance for the
     others, by default 0.5. With RUN2: how far beyond both, as a part of the line; by default 0."""
 
-    out: Path | None = None
+    out: OptionalPath = None
     """The folder to write to. By default the run's."""
 
     subject: Subject = field(default_factory=Subject)

@@ -7,6 +7,7 @@ surrogap recipes vit-b32-gsam
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from tyro.conf import Positional
 
@@ -14,14 +15,14 @@ from surrogap.cli.options import options
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.recipes.page import page
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import one_of
+from surrogap.training.arguments import one_of, optional
 
 
 @dataclass(frozen=True)
 class Recipes:
     """List the recipes, or show one."""
 
-    name: Positional[str | None] = None
+    name: Annotated[Positional[str | None], optional("NAME")] = None
     """The recipe to show in full. By default all are listed, a line each."""
 
     markdown: bool = False

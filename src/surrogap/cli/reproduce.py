@@ -11,7 +11,7 @@ surrogap reproduce theory
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
@@ -21,7 +21,15 @@ from surrogap.cli.studies import TITLES, StudyOptions, reproduce_study, show
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.tables import Table
 from surrogap.paper.reproductions import REPRODUCTIONS, Settings
-from surrogap.training.arguments import at_least, one_of
+from surrogap.training.arguments import (
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalStr,
+    at_least,
+    one_of,
+    optional,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Reproduce:
     networks by default, in 15 minutes of a CPU core.
     """
 
-    name: Positional[str | None] = None
+    name: Annotated[Positional[str | None], optional("NAME")] = None
     """The name of a table or figure, or all for the whole study. By default names are listed."""
 
     scale: Literal["laptop", "gpu", "paper"] = "laptop"
@@ -44,14 +52,14 @@ class Reproduce:
     data_root: str = "data"
     """The folder that holds the named sets, such as cifar10.npz."""
 
-    ledger: Path | None = None
+    ledger: OptionalPath = None
     """The file with the study's finished runs. By default results/study.jsonl, for the laptop's
     scale runs/study-laptop/study.jsonl."""
 
     jobs: int = 1
     """The number of runs to train at once, each in a process of its own."""
 
-    time_limit: float | None = None
+    time_limit: OptionalFloat = None
     """Start no run that is not expected to end within so many seconds."""
 
     dry_run: bool = False
@@ -63,22 +71,22 @@ class Reproduce:
     draw: bool = True
     """Draw the table or figure once the runs are finished or time is up."""
 
-    page: Path | None = None
+    page: OptionalPath = None
     """Write a page with all tables and figures of the study here, in Markdown."""
 
-    compile: bool | None = None
+    compile: Annotated[bool | None, optional("{True,False}")] = None
     """Compile the models with torch.compile. By default as the set-up has it."""
 
     weights: Path = Path("runs") / "study-weights"
     """The folder for the weights that table-transfer fine-tunes."""
 
-    commit: str | None = None
+    commit: OptionalStr = None
     """The commit of this code, for the ledger. By default git is asked."""
 
-    out: Path | None = None
+    out: OptionalPath = None
     """The folder to write to. By default runs/reproduce-NAME."""
 
-    steps: int | None = None
+    steps: OptionalInt = None
     """The length of the runs of theory, by default 2000, of fig-trajectory, by default 600, and of
     fig-rho-alpha, by default the recipe's."""
 

@@ -8,7 +8,6 @@ surrogap sharpness --model resnet50 --weights model.safetensors --data data/fold
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surrogap.cli.options import options
@@ -16,7 +15,7 @@ from surrogap.cli.results import Results, Writer, bar, tell_cost
 from surrogap.cli.subject import RunArgument, Subject
 from surrogap.core.arguments import number
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import at_least
+from surrogap.training.arguments import OptionalPath, at_least
 
 if TYPE_CHECKING:
     from surrogap.analysis import Density, Eigenpairs, Plan, Surface
@@ -63,7 +62,7 @@ class Sharpness:
     """After how many products the search at an end of the spectrum stops in any case. As many
     vectors as large as the network are held in memory."""
 
-    out: Path | None = None
+    out: OptionalPath = None
     """The folder to write to. By default the run's."""
 
     subject: Subject = field(default_factory=Subject)

@@ -19,6 +19,7 @@ from surrogap.cli.options import options
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.charts import CHART_WIDTH, Point, chart, side_by_side
 from surrogap.experiments.tables import Table
+from surrogap.training.arguments import OptionalPath
 from surrogap.training.config import Config
 from surrogap.training.replacing import replacing
 
@@ -48,7 +49,7 @@ class Show:
     run: Positional[Path]
     """The run's folder, or that of a comparison."""
 
-    png: Path | None = None
+    png: OptionalPath = None
     """Where to draw the curves. By default curves.png, in the run's folder."""
 
 

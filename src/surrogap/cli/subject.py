@@ -4,10 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, final
 
-from tyro.conf import Positional, Suppress, arg
+from tyro.conf import Positional, Suppress
 
 from surrogap.errors import InvalidValueError
-from surrogap.training.arguments import at_least, check_seed
+from surrogap.training.arguments import (
+    OptionalInt,
+    OptionalPath,
+    OptionalStr,
+    at_least,
+    check_seed,
+    optional,
+)
 from surrogap.training.config import Config
 
 if TYPE_CHECKING:
@@ -17,7 +24,7 @@ if TYPE_CHECKING:
     from surrogap.data import Splits
     from surrogap.training.processes import World
 
-RunArgument = Annotated[Positional[Path | None], arg(metavar="RUN")]
+RunArgument = Annotated[Positional[Path | None], optional("RUN")]
 
 
 @final
@@ -28,19 +35,19 @@ class Subject:
     run: Suppress[Path | None] = None
     """The run's folder, which commands take as an argument of their own: it comes first."""
 
-    model: str | None = None
+    model: OptionalStr = None
     """Any network that surrogap train or timm has a name for, in place of a run."""
 
-    data: str | None = None
+    data: OptionalStr = None
     """With --model: its images, a set's name or path as for surrogap train."""
 
-    weights: Path | None = None
+    weights: OptionalPath = None
     """With --model: its weights, a .safetensors file or a run's folder. By default random ones."""
 
-    image_size: int | None = None
+    image_size: OptionalInt = None
     """With --model: the side in pixels that images are resized to. By default 224 for files."""
 
-    data_root: str | None = None
+    data_root: OptionalStr = None
     """The folder that holds the named sets. By default the run's own, or data."""
 
     images: int = 1000
@@ -50,7 +57,7 @@ class Subject:
     batch_size: int = 250
     """How many images are computed at once."""
 
-    num_workers: int | None = None
+    num_workers: OptionalInt = None
     """How many worker processes read files. By default the processors that there are, 8 at most."""
 
     seed: int = 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from surrogap.cli.configured import base_config, given_fields
 from surrogap.cli.options import options, peek
 from surrogap.experiments.methods import with_lr_of_gradient
+from surrogap.training.arguments import OptionalStr
 from surrogap.training.config import Config
 
 
@@ -24,7 +25,7 @@ class Train:
     and the checkpoints.
     """
 
-    recipe: str | None = None
+    recipe: OptionalStr = None
     """The recipe that gives the defaults of all that follows; surrogap recipes lists them. Flags
     are those of one objective: add --objective NAME to --help for another's."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -43,7 +44,12 @@ def read_archive(path: str | Path) -> Splits:
         # Without pickle: an archive is data, and must not run code.
         with open(path, "rb") as file:
             archive = np.load(file, allow_pickle=False)
-            arrays = {name: archive[name] for name in archive.files if _is_ours(name)}
+            names = [name for name in archive.files if _is_ours(name)]
+            # Shapes and dtypes first: an array of zeros may be 1,000 times its compressed size.
+            _check(str(path), {name: _header(archive.zip, name) for name in names})
+            arrays = {name: archive[name] for name in names}
+    except InvalidValueError:
+        raise
     except Exception as error:  # what is damaged decides which kind
         raise InvalidValueError(
             f"path must be a NumPy archive, got {path}, which cannot be read ({error}). {_REMEDY}"
@@ -67,6 +73,25 @@ def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
     >>> splits_of_arrays("two", part)
     Splits('two', 2 classes, train: 2, test: 2)
     """
+    names = _check(name, arrays)
+    try:
+        parts: dict[str, Any] = {part: _tensors(part, arrays) for part in names}
+        return Splits(name, tuple(map(str, arrays["classes"])), **parts)
+    except ValueError as error:
+        raise InvalidValueError(f"{error} (In {name}.)") from error
+
+
+def _header(archive: ZipFile, name: str) -> np.ndarray[Any, Any]:
+    """Return an array with the shape and the dtype of a stored one, and no memory of its own."""
+    with archive.open(f"{name}.npy") as file:
+        version = np.lib.format.read_magic(file)
+        read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+        shape, _, dtype = read[version[0]](file)
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def _check(name: str, arrays: _Arrays) -> list[str]:
+    """Check shapes and dtypes, and return the names of the splits."""
     names = ["train", "test"] + ["val"] * any(key.startswith("val_") for key in arrays)
     needed = [f"{part}_{kind}" for part in names for kind in ("images", "labels")] + ["classes"]
     missing = [key for key in needed if key not in arrays]
@@ -81,11 +106,9 @@ def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
             f"classes must be a list of strings, got {classes.dtype} of {classes.shape} in {name}. "
             f"{_REMEDY}"
         )
-    try:
-        parts: dict[str, Any] = {part: _tensors(part, arrays) for part in names}
-        return Splits(name, tuple(map(str, classes)), **parts)
-    except ValueError as error:
-        raise InvalidValueError(f"{error} (In {name}.)") from error
+    for part in names:
+        _check_part(name, part, arrays)
+    return names
 
 
 def _is_ours(name: str) -> bool:
@@ -95,22 +118,28 @@ def _is_ours(name: str) -> bool:
     )
 
 
-def _tensors(part: str, arrays: _Arrays) -> TensorSet:
-    images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+def _check_part(name: str, part: str, arrays: _Arrays) -> None:
+    images = arrays[f"{part}_images"]
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise InvalidValueError(
             f"{part}_images must be uint8 of shape (number, height, width, 1 or 3), got "
-            f"{images.dtype} of {images.shape}. {_REMEDY}"
+            f"{images.dtype} of {images.shape}. {_REMEDY} (In {name}.)"
         )
-    all_labels = [(f"{part}_labels", labels)]
-    if part == "train" and _NOISY in arrays:
-        all_labels.append((_NOISY, arrays[_NOISY]))
-    for name, found in all_labels:
+    for key in _labels(part, arrays):
+        found = arrays[key]
         if found.dtype.kind not in "iu" or found.shape != images.shape[:1]:
             raise InvalidValueError(
-                f"{name} must be int64 of shape ({len(images)},), got {found.dtype} of "
-                f"{found.shape}. {_REMEDY}"
+                f"{key} must be int64 of shape ({len(images)},), got {found.dtype} of "
+                f"{found.shape}. {_REMEDY} (In {name}.)"
             )
+
+
+def _labels(part: str, arrays: _Arrays) -> list[str]:
+    return [f"{part}_labels"] + [_NOISY] * (part == "train" and _NOISY in arrays)
+
+
+def _tensors(part: str, arrays: _Arrays) -> TensorSet:
+    images = arrays[f"{part}_images"]
     channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    numbers = [torch.from_numpy(found.astype(np.int64)) for _, found in all_labels]
+    numbers = [torch.from_numpy(arrays[key].astype(np.int64)) for key in _labels(part, arrays)]
     return TensorSet(torch.from_numpy(channels_first), *numbers)

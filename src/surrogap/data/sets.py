@@ -58,15 +58,19 @@ def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool 
     (TensorSet(5000 images of 1x28x28), ('T-shirt/top', 'Trouser', 'Pullover'))
     """
     path = Path(name_or_path).expanduser()
-    remedy = "The path of an .npz archive, or of a folder with train and val in it, will do too."
+    remedy = (
+        "The path of an .npz archive, or of a folder with train and val in it, will do too. For "
+        "other data, such as tables, use an objective in a training loop of your own: README.md."
+    )
     if name_or_path not in SETS:
         if path.is_dir():
             return read_folder(path)
-        if path.is_file():
+        if path.is_file() and path.suffix == ".npz":
             return read_archive(path)
         if len(path.parts) > 1 or path.suffix:
             raise InvalidValueError(
-                f"name_or_path must be one of {', '.join(SETS)}, or exist, got {name_or_path}. "
+                f"name_or_path must be one of {', '.join(SETS)}, or a set of images, got "
+                f"{name_or_path}. "
                 f"{remedy}"
             )
     name = one_of("name_or_path", str(name_or_path), SETS, remedy=remedy)

@@ -2,10 +2,31 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from tyro.conf import arg
 
 from surrogap.errors import InvalidTypeError, InvalidValueError
+
+
+def optional(metavar: str) -> Any:
+    """The help of a flag that may be left out, in place of {None}|INT and (default: None).
+
+    The flag's text says what happens without it.
+    """
+    return arg(metavar=metavar, help_behavior_hint=_default)
+
+
+def _default(value: str) -> str:
+    return "" if value == "None" else f"(default: {value})"
+
+
+OptionalInt = Annotated[int | None, optional("INT")]
+OptionalFloat = Annotated[float | None, optional("FLOAT")]
+OptionalStr = Annotated[str | None, optional("STR")]
+OptionalPath = Annotated[Path | None, optional("PATH")]
 
 # Names in a sentence.
 _READABLE = 20

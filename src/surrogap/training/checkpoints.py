@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, cast, final
 import torch
 
 from surrogap.errors import InvalidValueError
-from surrogap.training.failure import RunFailedError
+from surrogap.training.failure import RunFailedError, disk_remedy
 
 _NAME = re.compile(r"step-(\d{9})-([0-9a-f]{32})\.pt")
 _TEMPORARY = "unfinished"
@@ -83,15 +83,16 @@ class Checkpoints:
             ValueError: There are some, and none is whole.
         """
         paths = self.paths()
-        for path in reversed(paths):
+        for index, path in reversed(list(enumerate(paths))):
             try:
                 return read(path)
             except ValueError as error:
-                warnings.warn(f"{error} The one before is used.", stacklevel=2)
+                ending = " The one before is used." if index else ""
+                warnings.warn(f"{error}{ending}", stacklevel=2)
         if paths:
             raise InvalidValueError(
                 f"checkpoints must include one that is whole, got {len(paths)} damaged in "
-                f"{self.folder}. Delete the run's folder to start anew."
+                f"{self.folder}. Delete the run's folder to start from the first step."
             )
         return None
 
@@ -99,8 +100,8 @@ class Checkpoints:
         paths = self.paths()
         last = f"{paths[-1].name} is intact" if paths else "there is no earlier one"
         return (
-            f"checkpoint must fit on the disk, got {error.strerror} for {self.folder}; {last}. "
-            "Make room, then pass --resume."
+            f"Cannot write a checkpoint to {self.folder}: {error.strerror}; {last}. "
+            f"{disk_remedy(error)}, then pass --resume."
         )
 
 
@@ -127,8 +128,12 @@ def read(path: Path) -> State:
                 )
             file.seek(0)
             state: State = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
+            if not isinstance(state, dict):
+                raise RuntimeError(f"a {type(state).__name__}")
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        # torch's own words would advise to unpickle it without checks.
+        is_other = isinstance(error, pickle.UnpicklingError)
+        reason = "other objects" if is_other else str(error).partition("\n")[0]
         raise InvalidValueError(
             f"checkpoint must hold tensors and numbers alone, got {path} ({reason}). Delete it."
         ) from error

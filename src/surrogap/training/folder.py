@@ -31,11 +31,15 @@ def read_config(folder: Path) -> Config:
     """
     try:
         return Config.from_dict(json.loads((folder / CONFIG).read_text()))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        remedy = f"Restore {CONFIG} from a copy" if _is_run(folder) else "Pass a run's folder"
         raise InvalidValueError(
-            f"run must be a folder with a readable {CONFIG}, got {folder}. "
-            "Pass the folder that surrogap train wrote."
+            f"run must be a folder with a readable {CONFIG}, got {folder}. {remedy}."
         ) from error
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (CONFIG, RECORDS, CHECKPOINTS))
 
 
 def check_folder(config: Config, *, resume: bool) -> None:
@@ -45,7 +49,7 @@ def check_folder(config: Config, *, resume: bool) -> None:
         ValueError: It holds another run, or this one and `resume` is False, or something else.
     """
     folder = config.folder
-    if (folder / CONFIG).exists():
+    if _is_run(folder):
         _check_run(config, resume)
     elif folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise InvalidValueError(

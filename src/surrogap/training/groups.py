@@ -11,7 +11,14 @@ from tyro.conf import arg
 
 from surrogap.core.arguments import number
 from surrogap.errors import InvalidValueError
-from surrogap.training.arguments import at_least, check_seed, check_type
+from surrogap.training.arguments import (
+    OptionalFloat,
+    OptionalInt,
+    OptionalStr,
+    at_least,
+    check_seed,
+    check_type,
+)
 
 
 class Group:
@@ -39,19 +46,19 @@ class ModelConfig(Group):
     """The network."""
 
     name: Annotated[str, arg(name="model")] = "small_resnet18_narrow"
-    """The network: one of surrogap.models.names(), such as vit_s32, or any of timm's."""
+    """The model: one of those that surrogap models lists, such as vit_s32, or any of timm's."""
 
-    image_size: int | None = None
+    image_size: OptionalInt = None
     """The side in pixels that images are resized to. By default their own; 224 for files."""
 
     drop: float = 0.0
     """The probability of dropout, in all of the network's dropout layers but attention's."""
 
-    head_bias: float | None = None
+    head_bias: OptionalFloat = None
     """What the biases of a new head start from; by default what the network starts them from. With
     --loss sigmoid, -10 has all classes start improbable, as the authors do."""
 
-    weights: str | None = None
+    weights: OptionalStr = None
     """Whose weights to start from, for transfer: a run's folder, or a .safetensors file. A head
     for another number of classes stays new."""
 
@@ -77,10 +84,10 @@ class DataConfig(Group):
     download: bool = False
     """Whether to fetch a named set that is not there."""
 
-    train_per_class: int | None = None
+    train_per_class: OptionalInt = None
     """Train on the first so many images of each class, in the order of the set. By default all."""
 
-    val_per_class: int | None = None
+    val_per_class: OptionalInt = None
     """Hold out the next so many training images of each class for validation. By default none."""
 
     train_labels: Literal["clean", "noisy"] = "clean"
@@ -93,10 +100,10 @@ class DataConfig(Group):
     batch_size: int = 128
     """How many images a step takes, on all processes together."""
 
-    eval_batch_size: int | None = None
+    eval_batch_size: OptionalInt = None
     """How many images each process evaluates at once. By default four times its training batch."""
 
-    num_workers: int | None = None
+    num_workers: OptionalInt = None
     """How many worker processes read files. By default the processors that there are, 8 at most."""
 
     def _check(self) -> None:
@@ -137,7 +144,7 @@ class OptimizerConfig(Group):
     decay_on: Literal["all", "matrices"] = "all"
     """What decays: all weights, or those of two or more dimensions, and no bias or norm."""
 
-    clip_norm: float | None = None
+    clip_norm: OptionalFloat = None
     """The largest global norm of the direction; longer ones are shortened. By default any."""
 
     def _check(self) -> None:
@@ -157,7 +164,7 @@ class ScheduleConfig(Group):
     epochs: int = 20
     """How often to go through the images."""
 
-    steps: int | None = None
+    steps: OptionalInt = None
     """How many steps to take in all, in place of epochs."""
 
     warmup_steps: int = 0
@@ -237,7 +244,7 @@ class ExecutionConfig(Group):
 class OutputConfig(Group):
     """What the run leaves behind, and how often."""
 
-    out: str | None = None
+    out: OptionalStr = None
     """The run's folder. By default runs/DATA-MODEL-OBJECTIVE-SEED."""
 
     record_every: int = 50
@@ -249,14 +256,14 @@ class OutputConfig(Group):
     eval_on: Literal["test", "val", "both"] = "test"
     """The images it is evaluated on: the test split, the validation split, or both."""
 
-    checkpoint_every: int | None = None
+    checkpoint_every: OptionalInt = None
     """Save a checkpoint every so many steps and after the last. By default at the ends of epochs,
     at most once a minute. 0 saves none."""
 
     tensorboard: bool = True
     """Whether to write the records for TensorBoard too."""
 
-    sharpness_every: int | None = None
+    sharpness_every: OptionalInt = None
     """Every how many steps the dominant eigenvalue of the Hessian and the surrogate gap are
     measured and recorded. By default never."""
 

@@ -140,7 +140,11 @@ def read_weights(source: Path) -> dict[str, Tensor]:
     """
     state = Checkpoints(source / "checkpoints").newest()
     if state is not None:
-        weights: dict[str, Tensor] = state["model"]
+        weights = state.get("model")
+        if not isinstance(weights, dict):
+            raise InvalidValueError(
+                f"checkpoint must hold the weights of a model, got others in {source}. Delete it."
+            )
         return weights
     if source.suffix == ".safetensors" and source.is_file():
         from safetensors import SafetensorError

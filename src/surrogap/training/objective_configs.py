@@ -12,7 +12,7 @@ from tyro.conf import arg
 
 from surrogap.core.catalog import OBJECTIVES
 from surrogap.errors import InvalidValueError
-from surrogap.training.arguments import at_least, one_of
+from surrogap.training.arguments import OptionalFloat, at_least, one_of, optional
 from surrogap.training.groups import Group
 
 # SAM's default radius, at which a gap is measured where the objective has no radius of its own.
@@ -79,13 +79,13 @@ class PerturbedConfig(ObjectiveConfig):
     rho: float
     """The radius; where it follows the learning rate, the radius at lr."""
 
-    rho_min: float | None = None
+    rho_min: OptionalFloat = None
     """The radius at lr_min: with it, the radius follows the learning rate. By default constant."""
 
     rho_inverse_sqrt: bool = False
     """Use the radius rho / sqrt(t) at step t, as in the paper's theorem 5.1."""
 
-    perturb: Literal["norms"] | None = _default("sam", "perturb")
+    perturb: Annotated[Literal["norms"] | None, optional("{norms}")] = _default("sam", "perturb")
     """The parameters that are perturbed: norms for the affine parameters of normalisation layers.
     By default all of them."""
 
@@ -122,7 +122,9 @@ class AscentConfig(PerturbedConfig):
     climb_fraction: float = 1.0
     """The share of the batch that the first pass uses, from its start."""
 
-    scope: Literal["replica", "global"] | None = _default("sam", "scope")
+    scope: Annotated[Literal["replica", "global"] | None, optional("{replica,global}")] = _default(
+        "sam", "scope"
+    )
     """Under torchrun: climb along each process's own gradient (replica) or along the mean (global).
     By default replica for ddp, and global for fsdp2."""
 

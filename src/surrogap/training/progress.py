@@ -71,7 +71,7 @@ class Lines(Progress):
         self._spoke = now
         step = record["step"]
         left = (now - self._began) / max(step - self._first, 1) * (self._num_steps - step)
-        place = f"step {step}/{self._num_steps}"
+        place = f"{step}/{self._num_steps}"
         print("  ".join([place, *essentials(record), f"{_clock(left)} left"]), flush=True)
 
 
@@ -84,7 +84,7 @@ def rich_bar(*columns: ProgressColumn) -> RichProgress:
     now = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     return RichProgress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=10),
         *columns,
         TimeRemainingColumn(),
         TextColumn("{task.fields[now]}", table_column=now),
@@ -135,7 +135,7 @@ def progress_for_stdout() -> Progress:
 
 
 def essentials(record: Mapping[str, Any]) -> list[str]:
-    """Return the few numbers of a record that are shown while a run trains.
+    """Return the few numbers of a record that are shown while a run trains, to fit 80 columns.
 
     >>> essentials({"kind": "step", "step": 50, "loss": 0.51234, "gap": 0.0123, "rho": None})
     ['loss 0.5123', 'gap 0.0123']
@@ -147,11 +147,8 @@ def essentials(record: Mapping[str, Any]) -> list[str]:
         "loss": "loss {:.4f}",
         "gap": "gap {:.4f}",
         "eigenvalue": "eigenvalue {:.4g}",
-        "accuracy": "accuracy {:.4f}",
-        "val_accuracy": "validation accuracy {:.4f}",
-        "test_loss": "test loss {:.4f}",
-        "test_accuracy": "test accuracy {:.4f}",
-        "images_per_second": "{:,.0f} images/s",
+        "val_accuracy": "val {:.2%}",
+        "test_accuracy": "test {:.2%}",
     }
     present = {name: record.get(name) for name in names} | {"loss": training_loss(record)}
     return [

@@ -33,7 +33,7 @@ from typing import Any, final
 import torch
 
 from surrogap.errors import InvalidValueError, MissingPackageError
-from surrogap.training.failure import RunFailedError
+from surrogap.training.failure import RunFailedError, disk_remedy
 from surrogap.training.folder import RECORDS, TENSORBOARD
 from surrogap.training.processes import World
 from surrogap.training.step import MEASURES
@@ -91,6 +91,11 @@ class Records:
                 stacklevel=4,
             )
             position = lines.rfind(b"\n") + 1
+        try:
+            _records_of(lines[:position], self.path)  # now, not when the run has ended
+        except ValueError:
+            self._file.close()
+            raise
         self._file.truncate(position)
         self._file.seek(position)
 
@@ -148,8 +153,8 @@ class Records:
             yield
         except OSError as error:
             raise RunFailedError(
-                f"records must fit on the disk, got {error.strerror} for {self.path}. The last "
-                "checkpoint is intact: make room, then pass --resume."
+                f"Cannot write {self.path}: {error.strerror}. {disk_remedy(error)}, then pass "
+                "--resume."
             ) from error
 
 
@@ -164,20 +169,24 @@ def read_records(folder: Path) -> list[Record]:
     path = folder / RECORDS
     if not path.is_file():
         return []
-    lines = path.read_bytes().split(b"\n")[
-        :-1
-    ]  # behind the last newline is nothing, or half a line
+    return _records_of(path.read_bytes(), path)
+
+
+def _records_of(content: bytes, path: Path) -> list[Record]:
+    lines = content.split(b"\n")[:-1]  # after the last newline is nothing, or half a line
     return [_record_of(line, f"line {number} of {path}") for number, line in enumerate(lines, 1)]
 
 
 def _record_of(line: bytes, place: str) -> Record:
     try:
-        record: Record = json.loads(line)
-    except ValueError as error:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
         raise InvalidValueError(
-            f"records must be lines of JSON, got something else in {place}. Remove the line, or "
-            "bring the file back from a copy."
-        ) from error
+            f"records must be JSON objects with kind and step, got something else in {place}. "
+            "Remove the line, or restore the file from a copy."
+        )
     return record
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from surrogap.core.rho import radius
-from surrogap.errors import InvalidValueError
+from surrogap.errors import InvalidValueError, UserError
 from surrogap.evaluation import evaluate
 from surrogap.training.batches import batches
 from surrogap.training.checkpoints import Checkpoints, State
@@ -301,11 +301,11 @@ class _Run:
                 large.update({name: state.pop(name) for name in large})
             return state
 
-        rest = self.world.from_first(read)
-        if rest is None:
-            return 0
         try:
-            load_weights_and_moments(self.parts.model, self.parts.optimizer, large, self.world)
+            rest = self.world.from_first(read)
+            return 0 if rest is None else self._load(large, rest)
+        except UserError:
+            raise
         except RuntimeError as error:
             if "loading state_dict" not in str(error):
                 raise
@@ -314,6 +314,14 @@ class _Run:
                 f"{self.config.folder}, whose checkpoint differs "
                 f"({str(error).splitlines()[-1].strip()}) Have the images changed?"
             ) from error
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InvalidValueError(
+                f"checkpoint must hold the state of a run, got another in "
+                f"{self.checkpoints.folder} ({type(error).__name__}: {error}). Delete it."
+            ) from error
+
+    def _load(self, large: State, rest: State) -> int:
+        load_weights_and_moments(self.parts.model, self.parts.optimizer, large, self.world)
         step = self.parts.step
         if isinstance(step, EagerStep) and rest["scaler"]:
             step.scaler.load_state_dict(rest["scaler"])

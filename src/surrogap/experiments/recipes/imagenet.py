@@ -4,6 +4,9 @@ The table is the appendix's "Hyper-parameters to reproduce experimental results"
 those of its Table 1. What the paper leaves open is as in the one configuration that the authors
 published, `big_vision/configs/proj/gsam/vit_i1k_gsam_no_aug.py`: batches of 4,096, the sigmoid
 loss with a head whose bias starts at -10, and gradients clipped at norm 1.
+
+One difference remains: the authors' trainer runs rho one step ahead of lr. Here, rho follows the
+learning rate of the same step.
 """
 
 from collections.abc import Iterator
