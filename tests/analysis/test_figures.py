@@ -96,3 +96,32 @@ def test_without_matplotlib_they_say_what_to_install(monkeypatch: pytest.MonkeyP
 
 def test_measuring_does_not_load_matplotlib() -> None:
     assert "matplotlib" not in loaded_after("import surrogap.analysis")
+
+
+def test_the_labels_of_a_surface_are_inside_the_figure() -> None:
+    figure = figures.relief(PLANE, title="a title", loss="cross-entropy, 1,000 images")
+    shown(figure)
+    axes: Any = figure.axes[0]
+    assert axes.get_zlabel() == "cross-entropy, 1,000 images"
+    whole = figure.bbox
+    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+        box = axis.label.get_window_extent()
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+        assert whole.y0 <= box.y0 < box.y1 <= whole.y1
+
+
+def test_measured_radii_are_labelled() -> None:
+    figure = figures.gap_curves({"a": GAPS}, title="a title")
+    assert figure.get_suptitle() == "a title"
+    for axes in figure.axes:
+        labels = [label.get_text() for label in axes.get_xticklabels()]
+        assert labels == [f"{gap.rho:g}" for gap in GAPS.gaps]
+
+
+def test_the_sweep_explains_its_band_and_lines() -> None:
+    radii = tuple(Radius(rho, 1.0, 1.0 + rho, 1.0 - rho) for rho in (0.01, 0.1, 0.2))
+    figure = figures.sweep_curves(Sweep(radii, 1, 0.02, 0.15), rho=0.05, title="a title")
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words == ["cosine 0.995 and 0.85", "suggested", "rho = 0.05"]

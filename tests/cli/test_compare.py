@@ -15,6 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from surrogap.cli import main
 from surrogap.cli import runs as rows
+from surrogap.experiments import comparison
+from surrogap.experiments.figures import new_figure
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.runs import Run
@@ -63,6 +65,21 @@ def test_numbers_are_those_of_the_records(compared: Path) -> None:
     assert summary["mean"] == pytest.approx(sum(losses) / 2)
     assert summary["deviation"] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
     assert (compared / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_names_its_band_and_the_number_of_seeds(
+    compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles = []
+
+    def watched(rows: int, columns: int, title: str) -> Any:
+        titles.append(title)
+        return new_figure(rows, columns, title)
+
+    monkeypatch.setattr(comparison, "new_figure", watched)
+    results, _ = comparison.read_comparison(compared / "comparison.json")
+    comparison.draw(results, tmp_path / "drawn.png", "small_mlp on Fashion-MNIST")
+    assert titles == ["small_mlp on Fashion-MNIST (2 seeds: mean, and band from lowest to highest)"]
 
 
 def test_every_objective_has_its_own_radius(compared: Path) -> None:

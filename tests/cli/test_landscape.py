@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from surrogap.analysis import Hessian, eigenvalues, random_direction
+from surrogap.analysis import Hessian, eigenvalues, figures, random_direction
 from surrogap.cli import main
 from surrogap.experiments.runs import Run
 from surrogap.training.run import train
@@ -160,3 +160,21 @@ def test_batchnorms_statistics_stay_in_place(tmp_path: Path) -> None:
     assert any(isinstance(module, nn.BatchNorm2d) for module in surface.model.modules())
     middle = result_of(run, "random")["losses"][1]
     assert middle == pytest.approx(float(surface.loss()), rel=1e-5)
+
+
+def test_the_line_between_two_runs_is_labelled(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    curves = figures.curves
+
+    def watched(*lines: Any, **words: Any) -> Any:
+        made.append(curves(*lines, **words))
+        return made[-1]
+
+    monkeypatch.setattr(figures, "curves", watched)
+    assert drawn(*runs, "--points", "3", "--images", "20", "--out", tmp_path) == 0
+    axes = made[0].axes[0]
+    assert axes.get_xlabel() == "fraction of the way from 0 to 1"
+    assert axes.get_ylabel() == "cross-entropy, 20 images"
+    assert axes.get_title() == "from one run to another"

@@ -43,8 +43,20 @@ def _new(num_columns: int = 1, **settings: Any) -> "tuple[Figure, list[Axes]]":
     return figure, list(axes[0])
 
 
-def curves(lines: Sequence[Line], *, title: str = "") -> "Figure":
+def curves(
+    lines: Sequence[Line],
+    *,
+    title: str = "",
+    loss: str = "loss",
+    xlabel: str = "step along the direction",
+) -> "Figure":
     """The loss along one direction each.
+
+    Args:
+        lines: The lines.
+        title: What it is.
+        loss: Which loss, over how many images.
+        xlabel: What a step is.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -52,13 +64,13 @@ def curves(lines: Sequence[Line], *, title: str = "") -> "Figure":
     figure, (axes,) = _new()
     for line in lines:
         axes.plot(line.steps, line.losses, marker=".", label=brief(line.label))
-    axes.set(title=brief(title), xlabel="step along the direction", ylabel="loss")
+    axes.set(title=brief(title), xlabel=xlabel, ylabel=loss)
     if any(line.label for line in lines):
         axes.legend(frameon=False)
     return figure
 
 
-def contour(plane: Plane, *, title: str = "") -> "Figure":
+def contour(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
     """The loss over two directions, as lines of equal height; the cross is the model.
 
     Raises:
@@ -69,11 +81,11 @@ def contour(plane: Plane, *, title: str = "") -> "Figure":
     axes.contour(shown, colors="white", linewidths=0.3)
     axes.plot(0.0, 0.0, "r+", markersize=10)
     axes.set(title=brief(title), xlabel=plane.labels[0], ylabel=plane.labels[1])
-    figure.colorbar(shown, ax=axes, label="loss")
+    figure.colorbar(shown, ax=axes, label=loss)
     return figure
 
 
-def relief(plane: Plane, *, title: str = "") -> "Figure":
+def relief(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
     """The loss over two directions, as a surface.
 
     Raises:
@@ -83,7 +95,8 @@ def relief(plane: Plane, *, title: str = "") -> "Figure":
     x, y = torch.meshgrid(torch.tensor(plane.x_steps), torch.tensor(plane.y_steps), indexing="xy")
     solid: Any = axes[0]  # of three dimensions
     solid.plot_surface(x.numpy(), y.numpy(), torch.tensor(plane.losses).numpy(), cmap="viridis")
-    solid.set(title=brief(title), xlabel=plane.labels[0], ylabel=plane.labels[1], zlabel="loss")
+    solid.set(title=brief(title), xlabel=plane.labels[0], ylabel=plane.labels[1], zlabel=loss)
+    solid.set_box_aspect(None, zoom=0.8)  # the layout does not see the labels of a surface
     return figure
 
 
@@ -131,8 +144,14 @@ def gap_curves(
             right.loglog(rhos, [gap.worst_sharpness for gap in result.gaps], **style)
         if eigenvalues and name in eigenvalues:
             right.axhline(eigenvalues[name], color=f"C{index}", linestyle=":")
-    left.set(title=brief(title), xlabel="rho", ylabel="gap h")
-    right.set(xlabel="rho", ylabel="2 h / rho^2 (dotted: dominant eigenvalue)")
+    figure.suptitle(brief(title))
+    left.set(ylabel="gap h")
+    right.set(ylabel="2 h / rho^2 (dotted: dominant eigenvalue)")
+    radii = sorted({gap.rho for result in runs.values() for gap in result.gaps})
+    for axes in (left, right):
+        axes.set_xlabel("rho")
+        axes.set_xticks(radii, [f"{rho:g}" for rho in radii])
+        axes.minorticks_off()
     left.legend(frameon=False)
     return figure
 
@@ -152,17 +171,22 @@ def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> 
     rhos = [radius.rho for radius in sweep.radii]
     left.plot(rhos, [radius.cosine for radius in sweep.radii], marker=".")
     for level in (COSINE_FROM, COSINE_TO):
-        left.axhline(level, color="grey", linestyle=":", linewidth=1)
+        label = f"cosine {COSINE_FROM:g} and {COSINE_TO:g}" if level == COSINE_FROM else None
+        left.axhline(level, color="grey", linestyle=":", linewidth=1, label=label)
     right.plot(rhos, [radius.perturbed_loss for radius in sweep.radii], marker=".", label="f_p")
     right.plot(rhos, [radius.loss for radius in sweep.radii], linestyle="--", label="f")
     right.set_yscale("log")
     for axes in (left, right):
         axes.set(xscale="log", xlabel="rho")
         if sweep.low is not None and sweep.low < sweep.high:
-            axes.axvspan(sweep.low, min(sweep.high, rhos[-1]), color="C2", alpha=0.15)
+            axes.axvspan(
+                sweep.low, min(sweep.high, rhos[-1]), color="C2", alpha=0.15, label="suggested"
+            )
         if rho is not None:
-            axes.axvline(rho, color="C3", linewidth=1)
-    left.set(title=brief(title), ylabel="cosine of g and g_p")
+            axes.axvline(rho, color="C3", linewidth=1, label=f"rho = {rho:g}")
+        # Below the lines of the cosine, and beside the loss, which rises.
+        axes.legend(frameon=False, fontsize="small", loc="lower left" if axes is left else "best")
+    figure.suptitle(brief(title))
+    left.set(ylabel="cosine of g and g_p")
     right.set(ylabel="loss")
-    right.legend(frameon=False)
     return figure

@@ -128,7 +128,8 @@ def _show(results: "list[Result]", runs: Sequence[Planned], written: Results, rh
     from surrogap.experiments.comparison import differences, draw, legend, numbers, table
 
     config = runs[0].config
-    title = f"{config.model.name} on {config.data.name}"
+    data = "Fashion-MNIST" if config.data.name == "embedded" else Path(config.data.name).stem
+    title = f"{config.model.name} on {data}"
     table(results, title).print()
     print(textwrap.fill(legend(results, rho), width=100))
     print(*differences(results), sep="\n")

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         _around(chosen, directions, loaded) if other is None else _between(chosen, loaded, other)
     )
     numbers = {"subject": subject.title, **loaded.described(), "other": chosen.other}
-    writers = dict(zip(names, _figures(found, subject.title), strict=True))
+    writers = dict(zip(names, _figures(found, chosen, subject.title, loaded), strict=True))
     results.write(numbers | asdict(found), writers)
     print(results.told)
     return 0
@@ -183,10 +183,15 @@ def _vectors(
     return vectors, labels
 
 
-def _figures(found: "Line | Plane", title: str) -> "list[Writer]":
+def _figures(
+    found: "Line | Plane", chosen: Landscape, title: str, loaded: Loaded
+) -> "list[Writer]":
     from surrogap.analysis import Line
     from surrogap.analysis.figures import contour, curves, relief
 
+    loss = f"{loaded.config.objective.loss}, {loaded.num_images:,} images"
     if isinstance(found, Line):
-        return [curves([found], title=title).savefig]
-    return [draw(found, title=title).savefig for draw in (contour, relief)]
+        words = {} if chosen.other is None else {"xlabel": "fraction of the way from 0 to 1"}
+        title = title if chosen.other is None else "from one run to another"
+        return [curves([found], title=title, loss=loss, **words).savefig]
+    return [draw(found, title=title, loss=loss).savefig for draw in (contour, relief)]

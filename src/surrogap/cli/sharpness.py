@@ -201,7 +201,7 @@ def _pairs(pairs: "Eigenpairs") -> dict[str, Any]:
 def _figures(found: "Found", density: "Density | None", title: str) -> dict[str, Writer]:
     from surrogap.analysis.figures import gap_curves, spectrum
 
-    gaps = gap_curves({title: found.gaps}, eigenvalues={title: found.dominant})
+    gaps = gap_curves({title: found.gaps}, eigenvalues={title: found.dominant}, title=title)
     figures: dict[str, Writer] = {GAPS: gaps.savefig}
     if density is not None:
         figures[SPECTRUM] = spectrum(density, title=title).savefig

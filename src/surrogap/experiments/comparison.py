@@ -206,8 +206,12 @@ def draw(results: Sequence[Result], path: Path, title: str) -> None:
     The horizontal axis counts passes through the images, so that methods end together if they cost
     as much: an epoch of SAM's is two.
     """
-    figure, axes = new_figure(2, 2, title)
     methods = by_method(results)
+    num_seeds = len(next(iter(methods.values())))
+    band = (
+        f"{num_seeds} seeds: mean, and band from lowest to highest" if num_seeds > 1 else "1 seed"
+    )
+    figure, axes = new_figure(2, 2, f"{title} ({band})")
     for axis, (name, label) in zip(axes, _PANELS.items(), strict=False):
         for method, runs in methods.items():
             curves_with_bands(axis, method, [_curve(run, name) for run in runs])

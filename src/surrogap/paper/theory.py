@@ -363,5 +363,7 @@ def convergence_figure(result: Convergence) -> "Figure":
     rates = [first * (1 + math.log(step)) / math.sqrt(step) for step in result.steps]
     axes.loglog(result.steps, rates, color="grey", linestyle=":", label="(1 + log T) / sqrt(T)")
     axes.set(xlabel="T", ylabel="average over the first T steps")
+    axes.set_xticks(result.steps, [f"{step:g}" for step in result.steps], fontsize="small")
+    axes.minorticks_off()
     axes.legend(frameon=False, fontsize="small")
     return figure

@@ -101,12 +101,11 @@ def gap_figure(toy: GapToy | None = None) -> "Figure":
     axes.plot(w, toy.gap(w), linestyle=":", label="h = f_p - f")
     for index, (center, gap) in enumerate(zip(toy.minima, toy.gap(toy.minima), strict=True)):
         top = float(toy.perturbed_loss(center))
-        axes.plot([float(center)], [top], "k.", markersize=5)
-        label = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
         words = f"w_{index + 1}: f_p = {top:.3g}, h = {gap:.3g}"
-        axes.annotate(words, (float(center), top + 0.4), ha="center", bbox=label, fontsize="small")
+        axes.plot([float(center)], [top], f"k{'os^'[index]}", markersize=5, label=words)
     axes.set(xlabel="w (made up: three parabolas)", ylabel="loss", ylim=(0, 8))
-    axes.legend(frameon=False)
+    # Below the curves, which it would cover otherwise.
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     return figure
 
 
