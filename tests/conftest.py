@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,14 @@ import torch
 # Before anything loads the kernels: without a GPU, Triton interprets them.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Started under nohup or in the background, signals are ignored that some tests send.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # The networks here are so small that a second thread only waits for the first.
 torch.set_num_threads(1)
