@@ -116,6 +116,8 @@ def test_nothing_changes_when_the_backward_pass_raises(name: str) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+# An interrupt in a callback of the garbage collector is dropped by Python, with a warning.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["SAM", "ASAM", "EntropySGD"])
 def test_an_interrupt_at_any_moment(name: str) -> None:
     """A real signal, which may also strike while the weights are on their way there or back."""
