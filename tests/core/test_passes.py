@@ -68,6 +68,7 @@ def test_aux_is_that_of_the_first_pass() -> None:
 
     report = SAM(model, rho=1.0).backward(closure)
     assert torch.equal(report.aux, model(x))
+    assert report.aux.grad_fn is None
     assert SAM(model).backward(zoo.closure_of(model, (x, y))).aux is None
 
 

@@ -158,7 +158,7 @@ class _Graph:
                 "loss_fn must do all its work on the GPU without waiting for it, got "
                 f"{type(error).__name__}: {error}. Train with objective.backward instead."
             ) from error
-        self.aux = tree_map_only(Tensor, Tensor.detach, report.aux)
+        self.aux = report.aux
         self.lacks_loss = report._lacks_loss
 
     def replay(self) -> Report:

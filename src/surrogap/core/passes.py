@@ -12,6 +12,7 @@ from torch.amp import GradScaler
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_map_only
 
 from surrogap.core.first_call import check_leaves, outside_wrappers
 from surrogap.core.gradients import current
@@ -120,6 +121,9 @@ class Passes:
         # A copy, since a model compiled to CUDA graphs reuses the memory of what it returns; by a
         # kernel, since copies of memory were slow to launch in a profile.
         copy = loss.detach().to(wide(loss.dtype)) * 1
+        # The report outlives the step, and must not keep the graph: gradients that a graph of this
+        # stream has accumulated cannot be captured in another.
+        aux = tree_map_only(Tensor, Tensor.detach, aux)
         return copy if copy.ndim == 0 else copy.reshape(()), aux
 
     def _guarded(self, weights: Weights) -> AbstractContextManager[None]:

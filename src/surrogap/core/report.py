@@ -29,8 +29,8 @@ class Report:
     Attributes:
         loss: `f(w)`; for a list of closures, their sum.
         perturbed_loss: `f_p = f(w + delta)`.
-        aux: What the closure returned beside the loss in its first pass, or None; for a list of
-            closures, the list of theirs. Never that of `climb=`.
+        aux: The value that the closure returned beside the loss in its first pass, with tensors
+            detached, or None; for a list of closures, the list of theirs. Never that of `climb=`.
     """
 
     loss: Tensor
