@@ -12,6 +12,8 @@ from torch.nn.functional import cross_entropy
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 pytest.importorskip("lightning")
+from lightning.pytorch.plugins import MixedPrecision
+
 from surrogap.integrations.lightning import SharpnessAware
 from tests.integrations import test_huggingface, test_lightning
 from tests.integrations.test_huggingface import Batch, Theirs
@@ -65,8 +67,9 @@ def test_huggingface_in_fp16_is_the_loop_by_hand(
     monkeypatch.setattr(nn.utils, "clip_grad_norm_", unscale_and_clip)
     per_step = perturb_each == "step"
     test_huggingface.train_by_hand(by_hand, sentences(), scaled_loss, per_step=per_step)
+    # A tenth of a step of AdamW, which magnifies rounding. GSAM moves weights by 0.02 and more.
     for one, other in zip(model.parameters(), by_hand.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-4)
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-3)
 
 
 @pytest.mark.parametrize("perturb_each", ["step", "micro_batch"])
@@ -94,18 +97,20 @@ def test_a_radius_of_zero_is_unmodified_lightning(tmp_path: Path, precision: str
 
 def test_lightning_in_fp16_is_near_float32(tmp_path: Path) -> None:
     """The scaled passes compute the same direction, to the precision of float16."""
-    modules = {}
-    for precision in ("16-mixed", "32-true"):
-        modules[precision] = test_lightning.Classifier().float()
+    scaler = torch.amp.GradScaler("cuda", init_scale=128.0)  # at which no step overflows
+    half = {"plugins": [MixedPrecision("16-mixed", "cuda", scaler)]}
+    modules = []
+    for precision in (half, {"precision": "32-true"}):
+        module = test_lightning.Classifier().float()
+        module.net[3].p = 0.0  # its masks depend on the precision
         ours = SharpnessAware(test_lightning.gsam)
-        settings = {"accelerator": "gpu", "precision": precision}
-        trainer = test_lightning.trainer(tmp_path, ours, **settings)
-        trainer.fit(modules[precision], test_lightning.loader())
-    half, single = (dict(module.net.named_parameters()) for module in modules.values())
+        trainer = test_lightning.trainer(tmp_path, ours, accelerator="gpu", **precision)
+        trainer.fit(module, test_lightning.loader())
+        modules.append({name: p.detach().cpu() for name, p in module.net.named_parameters()})
     start = dict(test_lightning.network().named_parameters())
-    for name, value in single.items():
-        moved = (value.cpu() - start[name]).norm()
-        assert (half[name] - value).norm() < 0.05 * moved + 1e-4
+    for name, value in modules[1].items():
+        moved = (value - start[name]).norm()
+        assert (modules[0][name] - value).norm() < 0.01 * moved + 1e-4
 
 
 @pytest.mark.parametrize("perturb_each", ["step", "micro_batch"])
