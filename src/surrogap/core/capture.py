@@ -29,6 +29,7 @@ from surrogap.core.recording import (
 )
 from surrogap.core.report import Report
 from surrogap.core.weights import are_same, contents
+from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 LossFn = Callable[..., Tensor | tuple[Tensor, Any]]
 _RandomStates = Callable[[Iterable[torch.device]], Replayable]
@@ -83,17 +84,17 @@ def capture(
             `step`: something other than the settings has changed.
     """
     if not isinstance(objective, Objective):
-        raise TypeError(
+        raise InvalidTypeError(
             f"objective must be an objective, got {type(objective).__name__}. "
             "Pass one such as GSAM(model)."
         )
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(
+        raise InvalidTypeError(
             f"optimizer must be a torch optimizer, got {type(optimizer).__name__}. "
             "Pass the one that will step."
         )
     if not callable(loss_fn):
-        raise TypeError(
+        raise InvalidTypeError(
             f"loss_fn must be a function of a batch, got {type(loss_fn).__name__}. "
             "Pass one such as lambda x, y: criterion(model(x), y)."
         )
@@ -154,7 +155,7 @@ class _Graph:
                 torch.clear_autocast_cache()
         except Exception as error:
             self._random_state.reset()
-            raise RuntimeError(
+            raise UnsupportedError(
                 "loss_fn must do all its work on the GPU without waiting for it, got "
                 f"{type(error).__name__}: {error}. Train with objective.backward instead."
             ) from error
@@ -254,7 +255,7 @@ class CapturedStep:
                 self._run(objective, RandomState)
             are_in_place = are_same(contents(self._weights.buffers), buffers)
             if not are_in_place or list(map(Tensor.data_ptr, frozen)) != addresses:
-                raise RuntimeError(
+                raise UnsupportedError(
                     "model must write to its buffers and frozen parameters in place, got one that "
                     "assigns new ones in its forward pass. Train with objective.backward instead."
                 )
@@ -307,14 +308,14 @@ class CapturedStep:
     def _check(self, batch: Sequence[Tensor]) -> None:
         mine, theirs = list(map(_kind, self._batch)), list(map(_kind, batch))
         if mine != theirs:
-            raise ValueError(
+            raise InvalidValueError(
                 f"batch must be like the captured one, {mine}, got {theirs}. Drop the last batch "
                 "of an epoch if it is smaller, or take its step with objective.backward."
             )
         now = self._read_circumstances()
         for (name, before), (_, after) in zip(self._circumstances, now, strict=True):
             if before != after:
-                raise RuntimeError(
+                raise UnsupportedError(
                     f"{name} changed since the step was captured. Capture it again after such a "
                     "change."
                 )
@@ -352,14 +353,14 @@ def _kind(tensor: object) -> object:
 def _device(objective: Objective) -> torch.device:
     weights = objective._refresh()
     if weights.wrappers or weights.are_sharded:
-        raise ValueError(
+        raise InvalidValueError(
             "model must be trained by one process, got one that is spread over several. "
             "Train it with objective.backward."
         )
     devices = weights.devices
     if len(devices) > 1 or next(iter(devices)).type != "cuda":
         names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(
+        raise InvalidValueError(
             f"model must be on one CUDA device, got {names}. Train it with objective.backward."
         )
     return devices.pop()
@@ -369,13 +370,13 @@ def _check_optimizer(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     for group in optimizer.param_groups:
         if not group.get("fused"):
-            raise ValueError(
+            raise InvalidValueError(
                 f"optimizer must be fused, got {name} with fused={group.get('fused')}. Build SGD, "
                 "Adam or AdamW with fused=True; train others with objective.backward."
             )
         is_new = isinstance(optimizer, SGD) and not optimizer.state
         if is_new and group["momentum"] and group["dampening"]:
-            raise ValueError(
+            raise InvalidValueError(
                 f"optimizer must have taken a step if it has dampening, got a new {name}. Its "
                 "first step is unlike the others: take it with objective.backward."
             )
@@ -384,12 +385,12 @@ def _check_optimizer(optimizer: Optimizer) -> None:
 def _check_climb(objective: Objective, climb_fraction: float, micro_batches: int) -> None:
     number("climb_fraction", climb_fraction, above=0, remedy="Pass a fraction such as 0.25.")
     if climb_fraction > 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"climb_fraction must be at most 1, got {climb_fraction}. Pass a fraction such as 0.25."
         )
     objective._check_climb(climb_fraction < 1)
     if climb_fraction < 1 and micro_batches > 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"climb_fraction must be 1 with micro_batches, got {climb_fraction} and "
             f"micro_batches={micro_batches}. Pass one of the two."
         )
@@ -397,12 +398,12 @@ def _check_climb(objective: Objective, climb_fraction: float, micro_batches: int
 
 def _check_batch(batch: Sequence[Tensor], micro_batches: int) -> None:
     if not isinstance(batch, list | tuple) or not all(isinstance(t, Tensor) for t in batch):
-        raise TypeError(
+        raise InvalidTypeError(
             f"example_batch must be a tuple of tensors, got {type(batch).__name__}. "
             "Pass what the step will get, such as (x, y)."
         )
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
-        raise TypeError(
+        raise InvalidTypeError(
             f"micro_batches must be a whole number, got {type(micro_batches).__name__}. "
             "Leave it out for one."
         )
@@ -410,7 +411,7 @@ def _check_batch(batch: Sequence[Tensor], micro_batches: int) -> None:
         not t.ndim or len(t) % micro_batches for t in batch if micro_batches != 1
     ):
         sizes = [tuple(tensor.shape) for tensor in batch]
-        raise ValueError(
+        raise InvalidValueError(
             f"micro_batches must divide the batch, got {micro_batches} for shapes {sizes}. "
             "Pass a divisor of the batch size."
         )

@@ -16,6 +16,7 @@ from surrogap.core.rho import num_steps
 from surrogap.core.shards import has_copies
 from surrogap.core.vectors import Gradients, Layout, Vector, chunks, scalar_for, widened
 from surrogap.core.weights import Weights
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 
 @final
@@ -73,7 +74,7 @@ class EntropySGD(Objective):
         scoping: float = 0.0,
     ) -> None:
         if isinstance(inner_steps, bool) or not isinstance(inner_steps, int):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"inner_steps must be a whole number, got {type(inner_steps).__name__}. "
                 "Pass one such as 5."
             )
@@ -92,7 +93,7 @@ class EntropySGD(Objective):
         try:
             return _gamma(self.gamma) * (1.0 + self.scoping) ** self.num_steps
         except OverflowError:
-            raise ValueError(
+            raise InvalidValueError(
                 f"scoping must keep gamma finite, got scoping={self.scoping} after "
                 f"{self.num_steps} steps. Pass a smaller one, such as 1e-4."
             ) from None
@@ -129,7 +130,7 @@ class EntropySGD(Objective):
         self, weights: Weights, passes: Passes, numbers: Sequence[Number]
     ) -> tuple[Gradients, Report]:
         if self.noise and any(map(has_copies, weights.parameters)):
-            raise ValueError(
+            raise InvalidValueError(
                 f"noise must be 0 if processes hold copies of shards of the weights, got "
                 f"{self.noise}. Each would draw its own noise: pass noise=0, or shard over all."
             )

@@ -11,6 +11,7 @@ from torch import Tensor
 from surrogap.core.shards import added_up, piece_of, totals, whole_of
 from surrogap.core.vectors import Gradients, are_any, groups_of, present_of, squared_norm
 from surrogap.core.weights import Weights
+from surrogap.errors import UnsupportedError
 
 Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
 
@@ -49,7 +50,7 @@ def take(weights: Weights) -> Gradients:
     weights.reshard()
     gradients = pieces(weights, current(weights))
     if not are_any(gradients):
-        raise RuntimeError(
+        raise UnsupportedError(
             "loss must depend on the model's trainable parameters, got a gradient for none of "
             "them. Build the objective from the model that the closure runs."
         )
@@ -127,12 +128,12 @@ def _check(weights: Weights, gradients: Gradients) -> None:
 def _refuse(weights: Weights, gradients: Gradients) -> None:
     for name, parameter, gradient in zip(weights.names, weights.parameters, gradients, strict=True):
         if gradient is not None and gradient.layout is not torch.strided:
-            raise RuntimeError(
+            raise UnsupportedError(
                 f"{name} must have a dense gradient, got layout {gradient.layout}. "
                 "Build its layer with sparse=False."
             )
         if gradient is not None and gradient.dtype is not parameter.dtype:
-            raise RuntimeError(
+            raise UnsupportedError(
                 f"{name} must have a gradient of its own dtype, got {gradient.dtype}. "
                 "Leave its grad_dtype as it is."
             )

@@ -8,6 +8,7 @@ from torch import Tensor
 from surrogap.core.combine import Number
 from surrogap.core.objective import Objective, PartSetting
 from surrogap.core.rho import num_steps
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 
 @final
@@ -44,17 +45,19 @@ class Intermittent(Objective):
 
     def __init__(self, objective: Objective, *, every: int = 1, start: int = 0) -> None:
         if not isinstance(objective, Objective):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"objective must be an objective, got {type(objective).__name__}. "
                 "Pass one such as SAM(model)."
             )
         for name, value, least in (("every", every, 1), ("start", start, 0)):
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(
+                raise InvalidTypeError(
                     f"{name} must be an integer, got {type(value).__name__}. Pass {least}."
                 )
             if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}. Pass {least}.")
+                raise InvalidValueError(
+                    f"{name} must be at least {least}, got {value}. Pass {least}."
+                )
         self.objective = objective
         self.every = every
         self.start = start

@@ -39,6 +39,7 @@ from surrogap.core.rho import Schedule, radius
 from surrogap.core.selection import Perturb, check_perturb, kinds
 from surrogap.core.vectors import Gradients, wide
 from surrogap.core.weights import Weights
+from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 
 class Shared(TypedDict, total=False):
@@ -111,13 +112,13 @@ class Objective:
         eps: float = 1e-12,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"model must be a torch.nn.Module, got {type(model).__name__}. "
                 "Pass the model itself, not its parameters or its optimizer."
             )
         check_perturb(perturb)
         if memory not in get_args(Memory):
-            raise ValueError(
+            raise InvalidValueError(
                 f'memory must be "exact" or "low", got {memory!r}. Leave it out for "exact".'
             )
         if not isinstance(rho, Schedule):
@@ -252,7 +253,7 @@ class Objective:
         (True, False)
         """
         if not callable(closure):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"closure must be one function, got {type(closure).__name__}. For a list of "
                 "micro-batches with one perturbation call objective.backward."
             )
@@ -331,7 +332,7 @@ class Objective:
     def _running(self) -> Iterator[None]:
         """Context of a call, in which the closure must not make another."""
         if self._is_running:
-            raise RuntimeError(
+            raise UnsupportedError(
                 "closure must not call backward, got one that called this objective's. "
                 "Return the loss; the objective calls backward itself, once per pass."
             )
@@ -403,7 +404,7 @@ class Objective:
 
     def _check_climb(self, is_given: bool) -> None:
         if is_given and not self._climbs_from_gradient:
-            raise ValueError(
+            raise InvalidValueError(
                 f"climb must be left out for {type(self).__name__}, got one. It has no first pass "
                 "that could run on a part of the batch."
             )
@@ -411,7 +412,7 @@ class Objective:
     def _check_memory(self, weights: Weights) -> None:
         """Refuse half precision: it rounds away most of the ascent step, and `g` with it."""
         if self.memory == "low" and any(p.itemsize < 4 for p in weights.parameters):
-            raise ValueError(
+            raise InvalidValueError(
                 'memory must be "exact" for parameters in half precision, got "low". Keep them in '
                 "float32 and use autocast, or leave memory out."
             )

@@ -15,6 +15,7 @@ from surrogap.core.geometry import Geometry
 from surrogap.core.objective import Objective, PartSetting, Shared
 from surrogap.core.rho import Schedule
 from surrogap.core.selection import Perturb
+from surrogap.errors import InvalidTypeError
 
 
 @final
@@ -30,7 +31,7 @@ class Vanilla(Objective):
 
     def __init__(self, model: nn.Module, **unknown: object) -> None:
         if unknown:
-            raise TypeError(
+            raise InvalidTypeError(
                 f"Vanilla must get a model alone, got {', '.join(unknown)} too. It makes no second "
                 "pass: for rho use SAM, for alpha use GSAM or ASAM."
             )

@@ -17,6 +17,7 @@ from surrogap.core.first_call import check_leaves, outside_wrappers
 from surrogap.core.gradients import current
 from surrogap.core.vectors import are_any, wide
 from surrogap.core.weights import Weights
+from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 Closure = Callable[[], Tensor | tuple[Tensor, Any]]
 
@@ -55,20 +56,20 @@ class Passes:
         self._is_single = callable(closure)
         closures = [closure] if callable(closure) else closure
         if not isinstance(closures, list | tuple) or not all(map(callable, closures)):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"{name} must be a function that runs the forward pass and returns the loss, or a "
                 f"list of them, got {type(closure).__name__}. {_EXAMPLE}"
             )
         if not closures:
-            raise ValueError(f"{name} must not be an empty list, got []. {_EXAMPLE}")
+            raise InvalidValueError(f"{name} must not be an empty list, got []. {_EXAMPLE}")
         _check_late_binding(name, closures)
         if scaler is not None and not isinstance(scaler, GradScaler):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}. "
                 "Leave it out to train without loss scaling."
             )
         if backward is not None and not callable(backward):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"backward must be a function of the loss, got {type(backward).__name__}. "
                 "Leave it out to call loss.backward()."
             )
@@ -109,7 +110,7 @@ class Passes:
                 loss, aux = _checked(closure())
             _check_graph(loss)
             if _versions(weights) != versions:
-                raise RuntimeError(
+                raise UnsupportedError(
                     "closure must not call backward, got one that changed .grad. "
                     "Return the loss; the objective calls backward itself, once per pass."
                 )
@@ -162,7 +163,7 @@ def _in_this_thread(devices: set[torch.device]) -> AbstractContextManager[None]:
 @contextmanager
 def _unmoved(weights: Weights) -> Iterator[None]:
     """Context in which the caller's `backward` must not step the optimizer."""
-    refusal = RuntimeError(
+    refusal = UnsupportedError(
         "backward must leave the weights alone, got one that moves them. If it steps the "
         "optimizer, as timm's NativeScaler does, pass scaler= instead, and step afterwards."
     )
@@ -199,7 +200,7 @@ def _check_late_binding(name: str, closures: Sequence[Closure]) -> None:
             continue
         key = (id(closure.__code__), *map(id, closure.__closure__ or ()))
         if seen.setdefault(key, closure) is not closure:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{name} must be a list of functions with a batch each, got several that read the "
                 "same variables, as those made in a loop do: all would see the last batch. Bind "
                 "them: lambda x=x, y=y: loss_fn(model(x), y)."
@@ -210,12 +211,12 @@ def _checked(result: Any) -> tuple[Tensor, Any]:
     """Return the loss and aux that a closure returned."""
     loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(loss, Tensor):
-        raise TypeError(
+        raise InvalidTypeError(
             "closure must return the loss as a tensor, or (loss, aux), "
             f"got {type(loss).__name__}. {_EXAMPLE}"
         )
     if loss.numel() != 1 or not loss.is_floating_point():
-        raise RuntimeError(
+        raise UnsupportedError(
             f"closure must return a real scalar, got shape {tuple(loss.shape)} and dtype "
             f"{loss.dtype}. Reduce the loss with .mean() or .sum()."
         )
@@ -224,7 +225,7 @@ def _checked(result: Any) -> tuple[Tensor, Any]:
 
 def _check_graph(loss: Tensor) -> None:
     if not loss.requires_grad:
-        raise RuntimeError(
+        raise UnsupportedError(
             "closure must return a loss with a graph, got one without. Compute it inside the "
             "closure, from the model's output, without detach(), item() or no_grad()."
         )

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from surrogap.core.buffers import Buffers
 from surrogap.core.objective import Objective
 from surrogap.core.weights import Weights, contents
+from surrogap.errors import UnsupportedError
 
 
 class Twins:
@@ -94,7 +95,7 @@ def memory_kept(weights: Weights) -> Iterator[None]:
         for tensor, place in moved:
             tensor.data = place
         if moved:
-            raise RuntimeError(
+            raise UnsupportedError(
                 "model must write to its weights and buffers in place, got one that assigns to "
                 "their .data in its forward pass. Train with objective.backward instead."
             )

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.core.vectors import Gradients, Layout
 from surrogap.core.weights import contents
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:  # some builds of torch have none
     from torch.distributed import ProcessGroup
@@ -52,7 +53,7 @@ class Replicas:
     ) -> None:
         _check(scope)
         if are_weights_sharded and scope not in (None, "global"):
-            raise ValueError(
+            raise InvalidValueError(
                 f"scope must be 'global' for sharded weights, got {scope!r}. A process holds only "
                 "a part of the weights, so it cannot climb alone: leave scope out."
             )
@@ -60,12 +61,12 @@ class Replicas:
             _check_unwrapped(scope)
         groups = [wrapper.process_group for wrapper in wrappers]
         if any(group != groups[0] for group in groups):
-            raise ValueError(
+            raise InvalidValueError(
                 "model must be wrapped in DistributedDataParallel over one process group, got "
                 "several. Wrap it as a whole."
             )
         if any(wrapper.static_graph for wrapper in wrappers):
-            raise ValueError(
+            raise InvalidValueError(
                 "model must be wrapped without static_graph=True, got it. DDP then counts on a "
                 "synchronised pass each time, and the passes of an objective run inside no_sync: "
                 "leave it out, or pass find_unused_parameters=True."
@@ -181,17 +182,17 @@ def _check(scope: object) -> None:
     if _is_group(scope):
         return
     if dist.is_available() and scope == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(
+        raise InvalidValueError(
             "scope must be a process group with this process in it, got one without. Each process "
             "passes its own, such as the first result of torch.distributed.new_subgroups."
         )
     if scope is not None and not isinstance(scope, str):
-        raise TypeError(
+        raise InvalidTypeError(
             "scope must be 'replica', 'global' or a process group, got "
             f"{type(scope).__name__}. Leave it out for the usual one."
         )
     if scope not in (None, "replica", "global"):
-        raise ValueError(
+        raise InvalidValueError(
             f"scope must be 'replica', 'global' or a process group, got {scope!r}. "
             "Leave it out for the usual one."
         )
@@ -201,7 +202,7 @@ def _check_unwrapped(scope: Scope) -> None:
     """Check the scope of an unwrapped model: a single process accepts any but a group."""
     is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
     if _is_group(scope) or not is_alone:
-        raise ValueError(
+        raise InvalidValueError(
             "scope must be left out for a model that is neither wrapped in "
             f"DistributedDataParallel nor sharded, got {scope!r}. Wrap the model first, and pass "
             "the wrapped one."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from torch import nn
 
 from surrogap.core.geometry import Geometry, Kind
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
     from surrogap.core.weights import Weights
@@ -30,8 +31,8 @@ def check_perturb(perturb: object) -> None:
         return
     remedy = 'Pass "norms", or a function such as lambda name, p: "norm" in name.'
     if isinstance(perturb, str):
-        raise ValueError(f'perturb must be "norms" or a function, got {perturb!r}. {remedy}')
-    raise TypeError(
+        raise InvalidValueError(f'perturb must be "norms" or a function, got {perturb!r}. {remedy}')
+    raise InvalidTypeError(
         'perturb must be "norms" or a function of a parameter\'s name and the parameter, got '
         f"{type(perturb).__name__}. {remedy}"
     )
@@ -72,12 +73,12 @@ def kinds(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[Kind
             kind if climb else Kind.STILL for kind, climb in zip(all_kinds, climbs, strict=True)
         ]
     if perturb == "norms":
-        raise ValueError(
+        raise InvalidValueError(
             'perturb="norms" must find a trainable parameter of a normalisation layer, got none '
             f"among {len(names)}. If they are frozen, as with LoRA, unfreeze them, or leave "
             "perturb out to perturb what is trained."
         )
-    raise ValueError(
+    raise InvalidValueError(
         "perturb must select a trainable parameter, got False for all of them. Names are such as "
         f"{names[0]!r}; leave perturb out to perturb all."
     )

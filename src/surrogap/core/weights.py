@@ -25,6 +25,7 @@ from surrogap.core.shards import (
     reset,
     sharding_of,
 )
+from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ class Weights:
             self._other_gradients = {id(p): p.grad for p in others}
         self._frozen_states = list(map(_state, self.frozen))
         if not self.parameters:
-            raise ValueError(
+            raise InvalidValueError(
                 "model must have a trainable parameter, got none with requires_grad=True. "
                 "Unfreeze the layers to train."
             )
@@ -111,7 +112,7 @@ class Weights:
             names = {id(parameter): name for name, parameter in self._model.named_parameters()}
             for parameter in reached:
                 parameter.grad = before.get(id(parameter))
-            raise RuntimeError(
+            raise UnsupportedError(
                 f"closure must not add or thaw parameters, got {names[id(reached[0])]}. Run the "
                 "model once before the first step, and thaw between steps."
             )
@@ -136,7 +137,7 @@ class Weights:
     def _walk(self) -> None:
         self.modules = modules = list(self._model.modules())
         if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
-            raise TypeError(
+            raise InvalidTypeError(
                 "model must not hold modules of TorchScript, got one. Pass the modules that it was "
                 "made from; torch.compile is faster, too."
             )
@@ -286,13 +287,13 @@ class Weights:
     def _refuse(self) -> None:
         for name, parameter in zip(self.names, self.parameters, strict=True):
             if parameter.is_complex():
-                raise ValueError(
+                raise InvalidValueError(
                     f"{name} must be real, got {parameter.dtype}. Hold it as a real parameter and "
                     "call torch.view_as_complex in the forward pass."
                 )
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
                 check_owner(str(getattr(hook, "func", hook).__module__), "ZeRO")
-                raise RuntimeError(
+                raise UnsupportedError(
                     f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
                     "the gradient of each pass: remove it, and step the optimizer after backward."
                 )
@@ -300,7 +301,7 @@ class Weights:
     def _refuse_plain(self) -> NoReturn:
         pairs = zip(self.names, self.parameters, strict=True)
         name = next(name for name, parameter in pairs if not is_sharded(parameter))
-        raise ValueError(
+        raise InvalidValueError(
             f"{name} must be sharded like the others, got a plain parameter. FSDP does not average "
             "its gradient, so processes would differ: call fully_shard on the whole model too."
         )

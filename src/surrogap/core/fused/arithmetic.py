@@ -26,6 +26,7 @@ from surrogap.core.fused.launching import Kernel, can_launch, num_programs, on
 from surrogap.core.fused.tables import BLOCK, Tables, plan, table
 from surrogap.core.shards import WHOLE, Sharding, totals
 from surrogap.core.vectors import Gradients, are_all, present_of
+from surrogap.errors import UnsupportedError
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _dtype = attrgetter("dtype")
@@ -214,7 +215,7 @@ class Fused(Arithmetic):
         if tuple(map(Tensor.data_ptr, parameters)) == self._signature[:num]:
             return
         if self._tables is not None:
-            raise RuntimeError(
+            raise UnsupportedError(
                 "A captured step cannot follow a forward pass that assigns to p.data. Write in "
                 "place, with p.data.copy_(...), or train with objective.backward."
             )
@@ -227,7 +228,7 @@ class Fused(Arithmetic):
             group.find(found)
         self._signature = now  # last, so that an interrupt before it has all found again
         if not are_all(found):  # the others can be restored
-            raise RuntimeError(
+            raise UnsupportedError(
                 "closure must leave parameters as they are, got one that assigned data of another "
                 "shape, dtype, device or memory format to them. Write into them in place."
             )
