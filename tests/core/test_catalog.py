@@ -7,7 +7,8 @@ import torch
 
 import surrogap
 from surrogap.core.catalog import OBJECTIVES, create
-from surrogap.core.objective import Objective, Shared
+from surrogap.core.objective import Objective
+from surrogap.core.settings import Shared
 from tests import toy_models
 
 NOT_BY_NAME = {"Objective", "Intermittent"}

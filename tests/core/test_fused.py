@@ -355,13 +355,13 @@ def test_new_parameters_in_the_same_memory_are_taken_over(device: torch.device) 
     assert not old.any()
 
 
-def test_a_recording_refuses_weights_that_move(device: torch.device) -> None:
+def test_a_capture_refuses_weights_that_move(device: torch.device) -> None:
     (weight,) = parameters = [torch.randn(3, 4, device=device)]
     arithmetic = Fused(task(parameters))
     arithmetic.climb([torch.ones_like(weight)], 0.3, None)
     weight.data = weight.data.clone()
     message = "A captured step cannot follow a forward pass that assigns to p.data"
-    with arithmetic.recording(1), pytest.raises(RuntimeError, match=message):
+    with arithmetic.capturing(1), pytest.raises(RuntimeError, match=message):
         arithmetic.restore()
 
 

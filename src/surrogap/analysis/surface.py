@@ -19,7 +19,7 @@ from surrogap.analysis.batches import LossFn, cross_entropy, num_samples_of
 from surrogap.analysis.space import Space
 from surrogap.core import gradients
 from surrogap.core.buffers import Buffers
-from surrogap.core.passes import RandomState
+from surrogap.core.random_state import RandomState
 from surrogap.core.replicas import Replicas
 from surrogap.core.shards import fsdp_modules
 from surrogap.core.vectors import Layout, wide

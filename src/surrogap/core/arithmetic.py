@@ -67,7 +67,7 @@ class Arithmetic(ABC):
         """Take over the parameters of another step's task, if it fits; return whether it did."""
         return False
 
-    def recording(self, num_steps: int) -> AbstractContextManager[None]:
+    def capturing(self, num_steps: int) -> AbstractContextManager[None]:
         """Context for capturing `num_steps` steps in a CUDA graph, which keeps this alive."""
         return nullcontext()
 

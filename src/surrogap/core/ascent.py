@@ -20,7 +20,6 @@ from surrogap.core.report import Report
 from surrogap.core.selection import kinds
 from surrogap.core.shards import is_sharded, piece_of
 from surrogap.core.vectors import Gradients, wide, widened
-from surrogap.core.weights import Weights
 
 if TYPE_CHECKING:
     from surrogap.core.objective import Objective
@@ -32,18 +31,16 @@ class AscentStep:
 
     Args:
         objective: The objective, whose parts say which passes and gradients are needed.
-        weights: The model's tensors.
         passes: The passes.
         numbers: The radius and the coefficients, as numbers or as scalars on the device.
     """
 
-    def __init__(
-        self, objective: "Objective", weights: Weights, passes: Passes, numbers: Sequence[Number]
-    ) -> None:
+    def __init__(self, objective: "Objective", passes: Passes, numbers: Sequence[Number]) -> None:
         assert objective.along is not None
         self._objective = objective
         self._along = objective.along
-        self._weights = weights
+        self._workspace = objective._workspace
+        self._weights = objective._workspace.weights
         self._passes = passes
         self._rho = numbers[0]
         self._coefficients = Coefficients(*numbers[1:])
@@ -61,7 +58,7 @@ class AscentStep:
         self._keeps_g = first is not None and (self._uses_g or is_g_whole)
         self._indices = [i for i, role in enumerate(roles) if self._keeps_g or role != Kind.STILL]
         arithmetic = self._choose(roles)
-        self._objective._arithmetic = None  # until the step has succeeded: it holds the copies
+        self._workspace.arithmetic = None  # until the step has succeeded: it holds the copies
         with nullcontext() if first is None else self._repeating(random_state.replayed()):
             try:
                 self._climb(arithmetic, None if first is None else passes.scale(first[0].device))
@@ -76,7 +73,7 @@ class AscentStep:
                 except BaseException:
                     arithmetic.restore()
                     raise
-        self._objective._arithmetic = arithmetic
+        self._workspace.arithmetic = arithmetic
         scale = passes.scale(perturbed_loss.device)
         if first is not None and is_same_batch:
             loss, aux = first
@@ -100,13 +97,13 @@ class AscentStep:
         with weights.without_gradients(idle) if idle else nullcontext():
             result = self._passes.first.run(weights)
         weights.check_after_first_pass()
-        objective._check_memory(weights)  # not before, since lazy modules have no dtype then
+        objective._check_memory()  # not before, since lazy modules have no dtype then
         return result
 
     @contextmanager
     def _repeating(self, replayed: Any) -> Iterator[None]:
         """Context in which a pass draws the first one's random numbers, and moves no buffer."""
-        with unmoved(self._weights, self._objective._buffers_after_first), replayed:
+        with unmoved(self._weights, self._workspace.buffers_after_first), replayed:
             yield
 
     def _choose(self, roles: Sequence[Kind]) -> Arithmetic:
@@ -122,19 +119,19 @@ class AscentStep:
             eps=objective.eps,
             memory="low" if is_low or not self._keeps_g else "exact",
         )
-        return choose(task, last=objective._arithmetic)
+        return choose(task, last=self._workspace.arithmetic)
 
     def _climb(self, arithmetic: Arithmetic, scale: Tensor | None) -> None:
         """Move the weights to `w + delta`."""
-        along, take = self._along, self._objective._take
+        along, workspace = self._along, self._workspace
         if isinstance(along, Gradient):  # in one expression, so that `g` is freed in time
-            arithmetic.climb(take(self._weights, self._indices), self._rho, scale)
+            arithmetic.climb(workspace.take(self._indices), self._rho, scale)
             return
         parameters = [self._weights.parameters[index] for index in self._indices]
         tensors = [self._weights.tensors[index] for index in self._indices]
-        g = take(self._weights, self._indices) if along.needs_gradient else []
+        g = workspace.take(self._indices) if along.needs_gradient else []
         plain = [_unscaled(piece, p, scale) for piece, p in zip(g, tensors, strict=bool(g))]
-        states = self._objective._states
+        states = workspace.states
         m = states.of(parameters) if along.has_state else []
         vector = along.vector(parameters, plain, m)
         v = [_like(*row) for row in zip(vector, parameters, tensors, strict=True)]
@@ -146,7 +143,7 @@ class AscentStep:
         self, arithmetic: Arithmetic, *, is_first: bool
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """Return the direction and the inner products, from the gradients of the last pass."""
-        g_p = self._objective._take(self._weights)
+        g_p = self._workspace.take()
         if self._keeps_g:
             return arithmetic.combination(g_p, self._coefficients)
         if not is_first:

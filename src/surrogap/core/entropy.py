@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from surrogap.core.arguments import number
 from surrogap.core.buffers import unmoved
 from surrogap.core.combine import Number
-from surrogap.core.objective import Objective, plain_report
+from surrogap.core.gradients import total_squared_norm
+from surrogap.core.objective import Objective
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
 from surrogap.core.rho import num_steps
 from surrogap.core.shards import has_copies
 from surrogap.core.vectors import Gradients, Layout, Vector, chunks, scalar_for, widened
-from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
 
@@ -126,9 +126,8 @@ class EntropySGD(Objective):
     def _numbers(self) -> list[Number]:
         return [self.gamma_now]
 
-    def _direction(
-        self, weights: Weights, passes: Passes, numbers: Sequence[Number]
-    ) -> tuple[Gradients, Report]:
+    def _direction(self, passes: Passes, numbers: Sequence[Number]) -> tuple[Gradients, Report]:
+        workspace, weights = self._workspace, self._workspace.weights
         if self.noise and any(map(has_copies, weights.parameters)):
             raise InvalidValueError(
                 f"noise must be 0 if processes hold copies of shards of the weights, got "
@@ -139,19 +138,19 @@ class EntropySGD(Objective):
         scale = passes.scale(loss.device)
         tensors = weights.tensors
         layout = Layout(tensors)
-        gradients = self._take(weights)
+        gradients = workspace.take()
         is_reached = [gradient is not None for gradient in gradients]
         g = layout.read(gradients)
-        report = plain_report(loss, aux, weights, gradients, scale)
+        report = Report.plain(loss, aux, total_squared_norm(weights, gradients), scale)
         w = layout.read(tensors)
         walk = _Walk(self, numbers[0], w, scale)
-        with unmoved(weights, self._buffers_after_first):
+        with unmoved(weights, workspace.buffers_after_first):
             try:
                 walk.step_(g)
                 for _ in range(self.inner_steps - 1):
                     walk.v.write_to_(tensors)
                     passes.run(weights)
-                    gradients = self._take(weights)
+                    gradients = workspace.take()
                     for index, gradient in enumerate(gradients):
                         is_reached[index] |= gradient is not None
                     walk.step_(layout.read(gradients))

@@ -12,9 +12,10 @@ from surrogap.core.along import Gradient, Momentum
 from surrogap.core.arguments import number
 from surrogap.core.combine import Penalty, PerturbedGradient, SurrogateGap
 from surrogap.core.geometry import Geometry
-from surrogap.core.objective import Objective, PartSetting, Shared
+from surrogap.core.objective import Objective
 from surrogap.core.rho import Schedule
 from surrogap.core.selection import Perturb
+from surrogap.core.settings import PartSetting, Shared
 from surrogap.errors import InvalidTypeError
 
 

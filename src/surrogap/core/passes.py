@@ -1,10 +1,9 @@
-"""The passes of a step: the closures, and the random numbers that they share."""
+"""The passes of a step: closures run forward and backward."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache, partial
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from surrogap.core.first_call import check_leaves, outside_wrappers
 from surrogap.core.gradients import current
+from surrogap.core.random_state import RandomState, RandomStates
 from surrogap.core.vectors import are_any, wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
@@ -51,7 +51,7 @@ class Passes:
         climb: Closure | Sequence[Closure] | None = None,
         *,
         name: str = "closure",
-        random_state: "Callable[[Iterable[torch.device]], Replayable] | None" = None,
+        random_state: RandomStates = RandomState,
     ) -> None:
         self._is_single = callable(closure)
         closures = [closure] if callable(closure) else closure
@@ -76,7 +76,7 @@ class Passes:
         self._closures: Sequence[Closure] = closures
         self._scaler = scaler
         self._backward = backward or Tensor.backward
-        self.random_state = random_state or RandomState
+        self.random_state = random_state
         self.first = self
         if climb is not None:
             self.first = Passes(climb, scaler, backward, name="climb", random_state=random_state)
@@ -116,15 +116,13 @@ class Passes:
                 )
             if is_first_call:
                 check_leaves(loss, weights)
-            with _in_this_thread(weights.devices), self._guarded(weights):
+            guard = nullcontext() if self._backward is Tensor.backward else _unmoved(weights)
+            with _in_this_thread(weights.devices), guard:
                 self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled to CUDA graphs reuses the memory of what it returns; by a
         # kernel, since copies of memory were slow to launch in a profile.
         copy = loss.detach().to(wide(loss.dtype)) * 1
         return copy if copy.ndim == 0 else copy.reshape(()), aux
-
-    def _guarded(self, weights: Weights) -> AbstractContextManager[None]:
-        return nullcontext() if self._backward is Tensor.backward else _unmoved(weights)
 
     def evaluate(self) -> tuple[Tensor, Any]:
         """Run the forward pass of a single closure, and return its loss and aux.
@@ -229,61 +227,3 @@ def _check_graph(loss: Tensor) -> None:
             "closure must return a loss with a graph, got one without. Compute it inside the "
             "closure, from the model's output, without detach(), item() or no_grad()."
         )
-
-
-class Replayable(Protocol):
-    """Random numbers that can be drawn twice."""
-
-    def replayed(self) -> AbstractContextManager[None]:
-        """Context that draws the same numbers again, and restores the generators afterwards."""
-
-
-class RandomState:
-    """The upcoming random numbers of torch's global generators.
-
-    Not of Python's and NumPy's, whose states would take 0.1 and 0.4 ms a step to read and write;
-    nor of a generator that the closure passes on by hand.
-
-    Args:
-        devices: The devices whose generators to include beside the CPU's.
-    """
-
-    def __init__(self, devices: Iterable[torch.device]) -> None:
-        self._generators = [_CPU]
-        self._generators += [_of_device(device) for device in devices if device.type != "cpu"]
-        self._states = [generator.get() for generator in self._generators]
-
-    @contextmanager
-    def replayed(self) -> Iterator[None]:
-        """See `Replayable`."""
-        end = [generator.get() for generator in self._generators]
-        self._set(self._states)
-        try:
-            yield
-        finally:
-            self._set(end)
-
-    def _set(self, states: Sequence[Any]) -> None:
-        for generator, state in zip(self._generators, states, strict=True):
-            generator.set(state)
-
-
-class _Generator(NamedTuple):
-    get: Callable[[], Any]
-    set: Callable[[Any], object]
-
-
-_CPU = _Generator(torch.default_generator.get_state, torch.default_generator.set_state)
-
-
-@lru_cache
-def _of_device(device: torch.device) -> _Generator:
-    module = torch.get_device_module(device)
-    if device.type == "mps":  # a single generator, whose functions take no device
-        return _Generator(module.get_rng_state, module.set_rng_state)
-    if device.type == "cuda":  # as below, without the detours
-        generator = torch.cuda.default_generators[device.index]
-        return _Generator(generator.get_state, generator.set_state)
-    return _Generator(
-        partial(module.get_rng_state, device), partial(module.set_rng_state, device=device)
-    )

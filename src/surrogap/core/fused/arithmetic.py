@@ -136,7 +136,7 @@ class Fused(Arithmetic):
         return True
 
     @contextmanager
-    def recording(self, num_steps: int) -> Iterator[None]:
+    def capturing(self, num_steps: int) -> Iterator[None]:
         """See `Arithmetic`."""
         num_tables = 3 * len(self._groups) * num_steps  # of v, g and g_p
         size = 3 * len(self._task.parameters) * num_steps + num_tables
@@ -146,7 +146,7 @@ class Fused(Arithmetic):
         finally:
             self._tables = None
         tables.fill()
-        self._recorded_tables = tables  # the graph reads them as long as it lives
+        self._captured_tables = tables  # the graph reads them as long as it lives
 
     def climb(
         self, v: Gradients, rho: Number, scale: Tensor | None, g: Gradients | None = None

@@ -1,6 +1,6 @@
-"""Capturing a CUDA graph: what it must leave as it was, and what it reads from elsewhere."""
+"""Rollback of what warm-up and capture change: weights, states, buffers, `.grad` and settings."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,48 +13,11 @@ from surrogap.core.weights import Weights, contents
 from surrogap.errors import UnsupportedError
 
 
-class Twins:
-    """The random numbers of a captured step, which the second pass draws again.
-
-    In a graph, the state of a generator cannot be read and set: it counts on from where the
-    generator is when the graph is replayed. So the second pass draws from a twin of the state,
-    which is set to the generator's before each replay.
-    """
-
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        self._generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        self._first = self._generator.graphsafe_get_state()
-        self._second = self._generator.clone_state()
-        self._before = self._generator.clone_state()
-        graph.register_generator_state(self._second)
-
-    def __call__(self, devices: Iterable[torch.device]) -> "Twins":
-        """Stand in for the constructor of `RandomState`; a graph has one state for all calls."""
-        return self
-
-    @contextmanager
-    def replayed(self) -> Iterator[None]:
-        """See `Replayable`."""
-        self._generator.graphsafe_set_state(self._second)
-        try:
-            yield
-        finally:
-            self._generator.graphsafe_set_state(self._first)
-
-    def align(self) -> None:
-        """Have the second pass of the next replay draw what the first draws."""
-        self._second.set_state(self._generator.get_state())
-
-    def reset(self) -> None:
-        """Restore the generator after a failed capture, which leaves its state unusable."""
-        self._generator.graphsafe_set_state(self._before)
-
-
 @contextmanager
 def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iterator[None]:
     """Undo what the body trains; state that optimizer and objective did not have is zero then."""
     parameters = _parameters(weights, optimizer)
-    objective_state = {id(m): m.clone() for m in objective._state_tensors}
+    objective_state = {id(m): m.clone() for m in objective._workspace.states.tensors}
     copies = [parameter.detach().clone() for parameter in parameters]
     states = {
         parameter: {k: v.clone() for k, v in state.items() if isinstance(v, Tensor)}
@@ -75,7 +38,7 @@ def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iter
                     for name, value in state.items():
                         if isinstance(value, Tensor):
                             value.copy_(before[name]) if name in before else value.zero_()
-                for m in objective._state_tensors:
+                for m in objective._workspace.states.tensors:
                     m.copy_(objective_state[id(m)]) if id(m) in objective_state else m.zero_()
 
 

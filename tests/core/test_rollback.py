@@ -1,10 +1,10 @@
-"""What a recording must leave as it was."""
+"""What a capture must leave as it was."""
 
 import pytest
 import torch
 from torch import nn
 
-from surrogap.core.recording import memory_kept
+from surrogap.core.rollback import memory_kept
 from surrogap.core.weights import Weights
 from tests import equality
 
