@@ -828,7 +828,9 @@ def fused_on_shards(name: str) -> None:
                 toy_models.closure_of(model, toy_models.batch(device="cuda"))
             )
         assert equality.same_bits(before, pieces(model))
-        results.append((type(objective._arithmetic), flat_pieces(model), measures(report)))
+        results.append(
+            (type(objective._workspace.arithmetic), flat_pieces(model), measures(report))
+        )
     (cls, grad, numbers), (plain_cls, expected, expected_numbers) = results
     assert (cls, plain_cls) == (Fused, Flat)
     assert equality.relative_error(grad, expected) < 1e-5
@@ -867,7 +869,7 @@ def extra_copies(name: str) -> float:
 
     plain = peak(lambda: closure().backward())
     ours = peak(lambda: objective.backward(closure))
-    assert isinstance(objective._arithmetic, Fused)
+    assert isinstance(objective._workspace.arithmetic, Fused)
     return (ours - plain) / sum(piece.nbytes for piece in pieces(model))
 
 

@@ -347,12 +347,12 @@ def refused(case: str) -> str:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("unwrapped", "ValueError: scope must be left out for a model that is neither wrapped"),
-        ("unwrapped, a group", "ValueError: scope must be left out for a model that is neither"),
-        ("not in it", "ValueError: scope must be a process group with this process in it"),
-        ("several", "ValueError: model must be wrapped in DistributedDataParallel over one proc"),
-        ("a number", "TypeError: scope must be 'replica', 'global' or a process group, got int"),
-        ("unknown", "ValueError: scope must be 'replica', 'global' or a process group, got 'loc"),
+        ("unwrapped", "InvalidValueError: scope must be left out for a model that is"),
+        ("unwrapped, a group", "InvalidValueError: scope must be left out for a model that is"),
+        ("not in it", "InvalidValueError: scope must be a process group with this process in it"),
+        ("several", "InvalidValueError: model must be wrapped in DistributedDataParallel"),
+        ("a number", "InvalidTypeError: scope must be 'replica', 'global' or a process group"),
+        ("unknown", "InvalidValueError: scope must be 'replica', 'global' or a process group"),
     ],
 )
 def test_scopes_that_are_refused(case: str, message: str, two: Processes) -> None:

@@ -1,7 +1,7 @@
 """One step with an ascent: a pass at `w`, the climb, a pass at `w + delta`, and the way back."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -59,7 +59,10 @@ class AscentStep:
         self._indices = [i for i, role in enumerate(roles) if self._keeps_g or role != Kind.STILL]
         arithmetic = self._choose(roles)
         self._workspace.arithmetic = None  # until the step has succeeded: it holds the copies
-        with nullcontext() if first is None else self._repeating(random_state.replayed()):
+        with ExitStack() as stack:
+            if first is not None:  # draw the first pass's random numbers again, and move no buffer
+                stack.enter_context(unmoved(weights, self._workspace.buffers_after_first))
+                stack.enter_context(random_state.replayed())
             try:
                 self._climb(arithmetic, None if first is None else passes.scale(first[0].device))
                 perturbed_loss, aux = passes.run(weights)
@@ -99,12 +102,6 @@ class AscentStep:
         weights.check_after_first_pass()
         objective._check_memory()  # not before, since lazy modules have no dtype then
         return result
-
-    @contextmanager
-    def _repeating(self, replayed: Any) -> Iterator[None]:
-        """Context in which a pass draws the first one's random numbers, and moves no buffer."""
-        with unmoved(self._weights, self._workspace.buffers_after_first), replayed:
-            yield
 
     def _choose(self, roles: Sequence[Kind]) -> Arithmetic:
         objective, indices = self._objective, self._indices

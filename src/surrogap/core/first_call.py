@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.core.engines import check_engine
+from surrogap.core.shards import is_distributed
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidValueError, UnsupportedError
 
@@ -27,7 +28,7 @@ def outside_wrappers(weights: Weights) -> Iterator[None]:
         TypeError: It runs inside a wrapper that an objective cannot train.
         ValueError: It runs inside DistributedDataParallel.
     """
-    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    is_alone = not is_distributed() or dist.get_world_size() == 1
     if is_alone or weights.wrappers or weights.are_sharded:
         yield
         return

@@ -34,7 +34,7 @@ def cleared(weights: Weights) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        weights.reset()  # first, since it clears `.grad`
+        weights.fsdp.reset()  # first, since it clears `.grad`
         raise
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
@@ -47,7 +47,7 @@ def take(weights: Weights) -> Gradients:
     Raises:
         RuntimeError: There is no gradient at all, or one is sparse.
     """
-    weights.reshard()
+    weights.fsdp.reshard()
     gradients = pieces(weights, current(weights))
     if not are_any(gradients):
         raise UnsupportedError(

@@ -38,7 +38,7 @@ class Intermittent(Objective):
     [False, True, False, True]
     """
 
-    _fixed = ("every", "start")
+    _fixed = ("objective", "every", "start")
 
     rho = PartSetting("objective")
 

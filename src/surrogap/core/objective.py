@@ -27,6 +27,7 @@ from surrogap.core.along import Along
 from surrogap.core.arguments import number
 from surrogap.core.arithmetic import Memory
 from surrogap.core.ascent import AscentStep
+from surrogap.core.catalog import SHARED
 from surrogap.core.combine import Combine, Number, PerturbedGradient
 from surrogap.core.direction import Deferred, Direction
 from surrogap.core.geometry import Geometry
@@ -287,8 +288,7 @@ class Objective:
         settings: dict[str, object] = {} if self.along is None else {"rho": self.rho}
         for part in (self.along, self.geometry, self.combine):
             settings |= settings_of(part)
-        usual: dict[str, object] = {"perturb": None, "scope": None, "memory": "exact", "eps": 1e-12}
-        settings |= {k: getattr(self, k) for k, v in usual.items() if getattr(self, k) != v}
+        settings |= {k: getattr(self, k) for k, v in SHARED.items() if getattr(self, k) != v}
         listed = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         return f"{type(self).__name__}({listed})"
 

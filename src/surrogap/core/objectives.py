@@ -16,7 +16,6 @@ from surrogap.core.objective import Objective
 from surrogap.core.rho import Schedule
 from surrogap.core.selection import Perturb
 from surrogap.core.settings import PartSetting, Shared
-from surrogap.errors import InvalidTypeError
 
 
 @final
@@ -30,12 +29,7 @@ class Vanilla(Objective):
     True
     """
 
-    def __init__(self, model: nn.Module, **unknown: object) -> None:
-        if unknown:
-            raise InvalidTypeError(
-                f"Vanilla must get a model alone, got {', '.join(unknown)} too. It makes no second "
-                "pass: for rho use SAM, for alpha use GSAM or ASAM."
-            )
+    def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
 
 

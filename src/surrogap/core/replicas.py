@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from surrogap.core.vectors import Gradients, Layout
+from surrogap.core.shards import is_distributed
+from surrogap.core.vectors import Gradients, Layout, groups_of
 from surrogap.core.weights import contents
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
@@ -154,7 +155,7 @@ class Replicas:
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
         return flags.nonzero().flatten().tolist()
 
-    def share_buffers(self, homes: list[dict[str, Tensor | None]]) -> None:
+    def share_buffers(self, dictionaries: list[dict[str, Tensor | None]]) -> None:
         """Gives every process the first one's, where DDP is set to keep them equal.
 
         DDP itself does so before a forward pass, but not while it leaves gradients alone.
@@ -162,7 +163,7 @@ class Replicas:
         is_wanted = any(wrapper.broadcast_buffers for wrapper in self._wrappers)
         if not is_wanted or _size(self._everyone) == 1:
             return
-        tensors = [buffer for buffer in contents(homes) if buffer is not None]
+        tensors = [buffer for buffer in contents(dictionaries) if buffer is not None]
         for bucket in _buckets(range(len(tensors)), tensors):
             mine = [tensors[index] for index in bucket]
             vector = Layout(mine).read(mine)
@@ -186,13 +187,9 @@ def _check(scope: object) -> None:
             "scope must be a process group with this process in it, got one without. Each process "
             "passes its own, such as the first result of torch.distributed.new_subgroups."
         )
-    if scope is not None and not isinstance(scope, str):
-        raise InvalidTypeError(
-            "scope must be 'replica', 'global' or a process group, got "
-            f"{type(scope).__name__}. Leave it out for the usual one."
-        )
     if scope not in (None, "replica", "global"):
-        raise InvalidValueError(
+        error = InvalidValueError if isinstance(scope, str) else InvalidTypeError
+        raise error(
             f"scope must be 'replica', 'global' or a process group, got {scope!r}. "
             "Leave it out for the usual one."
         )
@@ -200,7 +197,7 @@ def _check(scope: object) -> None:
 
 def _check_unwrapped(scope: Scope) -> None:
     """Check the scope of an unwrapped model: a single process accepts any but a group."""
-    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    is_alone = not is_distributed() or dist.get_world_size() == 1
     if _is_group(scope) or not is_alone:
         raise InvalidValueError(
             "scope must be left out for a model that is neither wrapped in "
@@ -211,13 +208,10 @@ def _check_unwrapped(scope: Scope) -> None:
 
 def _buckets(indices: Sequence[int], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
     """`indices` in buckets of one device and dtype, each worth one message."""
-    groups: dict[object, list[int]] = {}
-    for index in indices:
-        groups.setdefault((tensors[index].device, tensors[index].dtype), []).append(index)
-    for members in groups.values():
+    for members in groups_of([tensors[index] for index in indices]):
         bucket: list[int] = []
         size = 0
-        for index in members:
+        for index in (indices[member] for member in members):
             size += tensors[index].nbytes
             bucket.append(index)
             if size >= _BUCKET_BYTES:

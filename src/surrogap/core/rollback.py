@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from surrogap.core.buffers import Buffers
 from surrogap.core.objective import Objective
-from surrogap.core.weights import Weights, contents
+from surrogap.core.weights import Weights, are_same, contents
 from surrogap.errors import UnsupportedError
 
 
@@ -47,20 +47,21 @@ def memory_kept(weights: Weights) -> Iterator[None]:
     """Check that the body leaves weights and buffers in their memory, the only one a graph uses.
 
     Raises:
-        RuntimeError: It did not; they have been put back.
+        RuntimeError: It did not. Tensors are back in their memory; buffers that were replaced by
+            others are not.
     """
-    tensors = [*weights.parameters, *weights.frozen, *contents(weights.buffers)]
-    places = [(t, t.detach()) for t in tensors if t is not None and t.layout is torch.strided]
+    before = _tensors(weights)
+    places = [(t, t.detach()) for t in before if t is not None and t.layout is torch.strided]
     try:
         yield
     finally:
         moved = [pair for pair in places if pair[0].data_ptr() != pair[1].data_ptr()]
         for tensor, place in moved:
             tensor.data = place
-        if moved:
+        if moved or not are_same(_tensors(weights), before):
             raise UnsupportedError(
-                "model must write to its weights and buffers in place, got one that assigns to "
-                "their .data in its forward pass. Train with objective.backward instead."
+                "model must write to its weights and buffers in place, got one that assigns new "
+                "ones in its forward pass. Train with objective.backward instead."
             )
 
 
@@ -88,6 +89,10 @@ def settings_replaced(optimizer: Optimizer, lrs: Sequence[Tensor]) -> Iterator[N
     finally:
         for group, settings in zip(optimizer.param_groups, before, strict=True):
             group.update(settings)
+
+
+def _tensors(weights: Weights) -> list[Tensor | None]:
+    return [*weights.parameters, *weights.frozen, *contents(weights.buffers)]
 
 
 def _parameters(weights: Weights, optimizer: Optimizer) -> list[Tensor]:

@@ -29,12 +29,10 @@ def check_perturb(perturb: object) -> None:
     """
     if perturb is None or callable(perturb) or perturb == "norms":
         return
-    remedy = 'Pass "norms", or a function such as lambda name, p: "norm" in name.'
-    if isinstance(perturb, str):
-        raise InvalidValueError(f'perturb must be "norms" or a function, got {perturb!r}. {remedy}')
-    raise InvalidTypeError(
+    error = InvalidValueError if isinstance(perturb, str) else InvalidTypeError
+    raise error(
         'perturb must be "norms" or a function of a parameter\'s name and the parameter, got '
-        f"{type(perturb).__name__}. {remedy}"
+        f'{perturb!r}. Pass "norms", or a function such as lambda name, p: "norm" in name.'
     )
 
 

@@ -12,17 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from surrogap.core.engines import check_engine, check_owner
+from surrogap.core.fsdp import FullySharded
 from surrogap.core.selection import norm_parameters
 from surrogap.core.shards import (
     WHOLE,
     Sharding,
     device_of,
-    fsdp_modules,
     is_sharded,
     mean_over_mesh,
-    parameter_groups,
     piece_of,
-    reset,
     sharding_of,
 )
 from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
@@ -42,6 +40,7 @@ class Weights:
         frozen: The others, except those of special classes, such as quantised ones.
         buffers: The dictionaries in which modules hold their buffers.
         wrappers: The modules wrapped in DistributedDataParallel.
+        fsdp: The modules that FSDP2 shards.
         are_sharded: Whether processes hold shards of the parameters.
         is_checked: Whether a call has succeeded with these modules.
 
@@ -56,6 +55,7 @@ class Weights:
     frozen: list[nn.Parameter]
     buffers: list[dict[str, Tensor | None]]
     wrappers: list[DistributedDataParallel]
+    fsdp: FullySharded
     are_sharded: bool
     is_checked: bool
     _other_gradients: dict[int, Tensor | None]
@@ -71,7 +71,7 @@ class Weights:
         So parameters may be frozen, thawed, added and removed between steps. Raises as the class
         does.
         """
-        self.reshard()
+        self.fsdp.reshard()
         # A walk through the modules takes percents of a small model's step, so the last one is
         # used again while it is valid.
         if not self._is_as_walked():
@@ -90,7 +90,7 @@ class Weights:
             )
         if any(map(Tensor.is_complex, self.parameters)) or any(map(_hooks, self.parameters)):
             self._refuse()
-        if self._fsdp_modules and not all(map(is_sharded, self.parameters)):
+        if self.fsdp.modules and not all(map(is_sharded, self.parameters)):
             self._refuse_plain()
 
     def check_after_first_pass(self) -> None:
@@ -100,7 +100,7 @@ class Weights:
             RuntimeError: It has added or thawed trainable parameters, and they have a gradient
                 already, to which that of the second pass would be added.
         """
-        self.reshard()
+        self.fsdp.reshard()
         if not self._is_as_walked():
             self._walk()
         now = [p for p in self._unique if p.requires_grad]
@@ -119,12 +119,7 @@ class Weights:
 
     def identities(self) -> set[int]:
         """Return the identities of all parameters now, and of those that FSDP gathers."""
-        gathered = (
-            getattr(parameter, "_unsharded_param", None)
-            for group in self._fsdp_groups()
-            for parameter in group.fsdp_params
-        )
-        return set(map(id, chain(self._model.parameters(), gathered)))
+        return set(map(id, chain(self._model.parameters(), self.fsdp.gathered())))
 
     def written(self) -> list[Tensor]:
         """Return the frozen parameters that a pass has written to since the last refresh.
@@ -155,24 +150,11 @@ class Weights:
         self._unique = list({id(p): p for p in contents(own) if p is not None}.values())
         self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self.are_sharded = any(map(is_sharded, self._unique))
-        self._fsdp_modules = fsdp_modules(modules)
+        self.fsdp = FullySharded(modules)
 
     def _is_as_walked(self) -> bool:
         """Return whether every module still holds the same children and parameters."""
         return not any(self._empty) and are_same(contents(self._filled), self._walked)
-
-    def reshard(self) -> None:
-        """Have FSDP's modules hold shards, not the whole that they gathered for a pass.
-
-        After a pass they mostly do so by themselves. Not after an evaluation or an error, nor if
-        set otherwise; and what they gathered would hide that weights moved.
-        """
-        for module in self._fsdp_modules:
-            module.reshard()
-
-    def reset(self) -> None:
-        """Have FSDP forget a pass that raised: it may have gathered other weights."""
-        reset(self._fsdp_modules)
 
     @property
     def synchronises(self) -> bool:
@@ -180,28 +162,7 @@ class Weights:
 
         Not inside `no_sync`, nor after `set_requires_gradient_sync(False)`.
         """
-        return all(wrapper.require_backward_grad_sync for wrapper in self.wrappers) and all(
-            group.reduce_grads and group.all_reduce_grads for group in self._fsdp_groups()
-        )
-
-    @contextmanager
-    def reducing(self) -> Iterator[None]:
-        """Context in which FSDP reduces the gradients of every pass.
-
-        A pass whose gradients it keeps to itself would leave nothing to climb along.
-        """
-        groups = self._fsdp_groups()
-        before = [(group.reduce_grads, group.all_reduce_grads) for group in groups]
-        for group in groups:
-            group.reduce_grads = group.all_reduce_grads = True
-        try:
-            yield
-        finally:
-            for group, flags in zip(groups, before, strict=True):
-                group.reduce_grads, group.all_reduce_grads = flags
-
-    def _fsdp_groups(self) -> list[Any]:
-        return list(chain.from_iterable(map(parameter_groups, self._fsdp_modules)))
+        return self.fsdp.reduce and all(w.require_backward_grad_sync for w in self.wrappers)
 
     def mean_over_shards(self, scalar: Tensor) -> Tensor:
         """Return the mean of a scalar over the processes among which parameters are sharded."""

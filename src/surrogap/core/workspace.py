@@ -98,7 +98,7 @@ class Workspace:
             torch.no_grad(),
             gradients.cleared(weights),
             replicas.unsynchronised(),
-            weights.reducing(),
+            weights.fsdp.reducing(),
         ):
             try:
                 yield

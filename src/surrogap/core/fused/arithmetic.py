@@ -24,8 +24,8 @@ from surrogap.core.fused.kernels import (
 )
 from surrogap.core.fused.launching import Kernel, can_launch, num_programs, on
 from surrogap.core.fused.tables import BLOCK, Tables, plan, table
-from surrogap.core.shards import WHOLE, Sharding, totals
-from surrogap.core.vectors import Gradients, are_all, present_of
+from surrogap.core.shards import WHOLE, totals
+from surrogap.core.vectors import Gradients, are_all, groups_of, present_of
 from surrogap.errors import UnsupportedError
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -98,10 +98,7 @@ class Fused(Arithmetic):
         parameters = task.parameters
         self._signature = _signature(parameters)
         self._device = parameters[0].device
-        members: dict[tuple[torch.dtype, Sharding], list[int]] = {}
-        for index, parameter in enumerate(parameters):
-            members.setdefault((parameter.dtype, task.shardings[index]), []).append(index)
-        self._groups = [_Group(task, indices) for indices in members.values()]
+        self._groups = [_Group(task, members) for members in groups_of(parameters, task.shardings)]
         self._programs = num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
         self._strides = list(map(Tensor.stride, parameters))
