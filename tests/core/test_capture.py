@@ -448,7 +448,7 @@ class Counting(nn.Module):
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", [Counting, partial(toy_models.Followed, assigns=True)])
 def test_what_is_assigned_anew_is_refused(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(RuntimeError, match="model must write to its buffers and frozen parameters"):
+    with pytest.raises(RuntimeError, match="model must write to its weights and buffers in place"):
         Run(make(), GSAM).captured()
 
 

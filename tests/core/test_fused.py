@@ -28,7 +28,7 @@ COEFFICIENTS = {
 KINDS = {
     "plain": [Kind.PLAIN] * 6,
     "scaled": [Kind.PLAIN, Kind.PLAIN, Kind.SCALED, Kind.SCALED, Kind.PLAIN, Kind.PLAIN],
-    "partly still": [Kind.STILL, Kind.PLAIN, Kind.SCALED, Kind.STILL, Kind.PLAIN, Kind.PLAIN],
+    "partly still": [Kind.FIXED, Kind.PLAIN, Kind.SCALED, Kind.FIXED, Kind.PLAIN, Kind.PLAIN],
 }
 
 
@@ -334,7 +334,7 @@ def test_an_interrupt_while_weights_are_found(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fused._Group, "find", struck)
+        patch.setattr(fused.Group, "find", struck)
         with pytest.raises(KeyboardInterrupt):
             arithmetic.restore()
     arithmetic.restore()
@@ -483,7 +483,7 @@ def test_the_last_one_serves_while_it_fits() -> None:
         cuda[:1],
     ):
         assert chosen(other, last) is not last
-    assert choose(task(cuda, [Kind.STILL, Kind.PLAIN]), last=last) is not last
+    assert choose(task(cuda, [Kind.FIXED, Kind.PLAIN]), last=last) is not last
 
 
 def test_where_kernels_cannot_be_built_a_warning_says_so(

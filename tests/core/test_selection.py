@@ -58,7 +58,7 @@ def test_norms_are_found(name: str) -> None:
     model = nn.ModuleDict({"linear": nn.Linear(4, 4), "norm": NORMS[name]})
     found = kinds("norms", Geometry(), Weights(model))
     names = [name for name, _ in model.named_parameters()]
-    assert {n for n, kind in zip(names, found, strict=True) if kind != Kind.STILL} == {
+    assert {n for n, kind in zip(names, found, strict=True) if kind != Kind.FIXED} == {
         n for n in names if n.startswith("norm.")
     }
 
@@ -69,7 +69,7 @@ def test_others_are_not(other: nn.Module) -> None:
     found = kinds("norms", Geometry(), Weights(model))
     names = [name for name, _ in model.named_parameters()]
     assert all(
-        (k != Kind.STILL) == n.startswith("norm.") for n, k in zip(names, found, strict=True)
+        (k != Kind.FIXED) == n.startswith("norm.") for n, k in zip(names, found, strict=True)
     )
 
 

@@ -152,7 +152,7 @@ class Flat(Arithmetic):
         for kind, *flats in zip(self._kinds, w.flats, v.flats, point, strict=True):
             step_here, climbs_here = scalar_for(flats[0], step), climbs.to(flats[0].device)
             for w_chunk, v_chunk, out in chunks(*flats):
-                if kind == Kind.STILL:
+                if kind == Kind.FIXED:
                     out.copy_(w_chunk)
                     continue
                 start, along = widened(w_chunk), widened(v_chunk)

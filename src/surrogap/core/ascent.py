@@ -54,9 +54,9 @@ class AscentStep:
         first = self._first_pass() if self._along.needs_gradient else None
         is_same_batch = passes.first is passes
         roles = self._roles()
-        is_g_whole = is_same_batch and Kind.STILL not in roles
+        is_g_whole = is_same_batch and Kind.FIXED not in roles
         self._keeps_g = first is not None and (self._uses_g or is_g_whole)
-        self._indices = [i for i, role in enumerate(roles) if self._keeps_g or role != Kind.STILL]
+        self._indices = [i for i, role in enumerate(roles) if self._keeps_g or role != Kind.FIXED]
         arithmetic = self._choose(roles)
         self._workspace.arithmetic = None  # until the step has succeeded: it holds the copies
         with ExitStack() as stack:
@@ -82,8 +82,9 @@ class AscentStep:
             loss, aux = first
             return direction, Report(loss, perturbed_loss, aux, self._rho, products, scale)
         nan = torch.full_like(perturbed_loss, torch.nan)
-        partly = partial(_without_g, products)
-        return direction, Report(nan, perturbed_loss, aux, self._rho, partly, scale, True)
+        return direction, Report(
+            nan, perturbed_loss, aux, self._rho, lambda: _of_g_p(products()[2]), scale, True
+        )
 
     def _roles(self) -> list[Kind]:
         return kinds(self._objective.perturb, self._objective.geometry, self._weights)
@@ -96,8 +97,8 @@ class AscentStep:
         is_partial = not (self._uses_g or objective.perturb is None or weights.are_sharded)
         if is_partial and not weights.are_lazy:
             pairs = zip(weights.parameters, self._roles(), strict=True)
-            idle = [parameter for parameter, role in pairs if role == Kind.STILL]
-        with weights.without_gradients(idle) if idle else nullcontext():
+            idle = [parameter for parameter, role in pairs if role == Kind.FIXED]
+        with gradients.disabled(weights, idle) if idle else nullcontext():
             result = self._passes.first.run(weights)
         weights.check_after_first_pass()
         objective._check_memory()  # not before, since lazy modules have no dtype then
@@ -145,7 +146,7 @@ class AscentStep:
             return arithmetic.combination(g_p, self._coefficients)
         if not is_first:
             _pass_on_overflow(arithmetic.squared_norm(), g_p)
-        return g_p, _of_g_p(gradients.total_squared_norm(self._weights, g_p))
+        return g_p, partial(_of_g_p, gradients.total_squared_norm(self._weights, g_p))
 
 
 def _pass_on_overflow(squared_norm: Tensor, direction: Gradients) -> None:
@@ -154,14 +155,10 @@ def _pass_on_overflow(squared_norm: Tensor, direction: Gradients) -> None:
     smallest.add_(0.0 * squared_norm.to(smallest))
 
 
-def _of_g_p(pp: Tensor) -> Callable[[], Tensor]:
+def _of_g_p(pp: Tensor) -> Tensor:
     """Return inner products of which only `<g_p, g_p>` is known."""
     nan = torch.full_like(pp, torch.nan)
-    return lambda: torch.stack([nan, nan, pp])
-
-
-def _without_g(products: Callable[[], Tensor]) -> Tensor:
-    return _of_g_p(products()[2])()
+    return torch.stack([nan, nan, pp])
 
 
 def _unscaled(g: Tensor | None, like: Tensor, scale: Tensor | None) -> Tensor:

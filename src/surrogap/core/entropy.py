@@ -143,17 +143,17 @@ class EntropySGD(Objective):
         g = layout.read(gradients)
         report = Report.plain(loss, aux, total_squared_norm(weights, gradients), scale)
         w = layout.read(tensors)
-        walk = _Walk(self, numbers[0], w, scale)
+        inner = _LangevinSteps(self, numbers[0], w, scale)
         with unmoved(weights, workspace.buffers_after_first):
             try:
-                walk.step_(g)
+                inner.step_(g)
                 for _ in range(self.inner_steps - 1):
-                    walk.v.write_to_(tensors)
+                    inner.v.write_to_(tensors)
                     passes.run(weights)
                     gradients = workspace.take()
                     for index, gradient in enumerate(gradients):
                         is_reached[index] |= gradient is not None
-                    walk.step_(layout.read(gradients))
+                    inner.step_(layout.read(gradients))
             finally:
                 # As in `Objective`: Ctrl-C may strike here too.
                 try:
@@ -161,7 +161,7 @@ class EntropySGD(Objective):
                 except BaseException:
                     _restore(w, tensors)
                     raise
-        views = walk.direction().views()
+        views = inner.direction().views()
         return [
             v if reached else None for v, reached in zip(views, is_reached, strict=True)
         ], report
@@ -176,7 +176,7 @@ def _restore(w: Vector, tensors: list[Tensor]) -> None:
     w.write_to_(tensors)
 
 
-class _Walk:
+class _LangevinSteps:
     """The Langevin steps `v` from `w` and their running average `mu`, in at least float32.
 
     Args:

@@ -6,7 +6,7 @@ from itertools import repeat
 from operator import attrgetter, is_
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surrogap.core.shards import added_up, piece_of, totals, whole_of
 from surrogap.core.vectors import Gradients, are_any, groups_of, present_of, squared_norm
@@ -39,6 +39,31 @@ def cleared(weights: Weights) -> Iterator[None]:
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
+
+
+@contextmanager
+def disabled(weights: Weights, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Context in which passes compute no gradient of `parameters`.
+
+    `backward(inputs=...)` would do as much, but fails under reentrant checkpointing.
+    """
+    try:
+        _require(weights, parameters, False)
+        yield
+    finally:
+        _require(weights, parameters, True)
+
+
+def _require(weights: Weights, parameters: Sequence[nn.Parameter], value: bool) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(value)
+    # A compiled model of torch 2.11 does not look at `requires_grad`, but at whether the
+    # dictionaries of its modules were written to; without this it would run the other graph.
+    changed = set(map(id, parameters))
+    for module in weights.modules:
+        if any(id(parameter) in changed for parameter in module._parameters.values()):
+            module._parameters["requires_grad"] = None
+            del module._parameters["requires_grad"]
 
 
 def take(weights: Weights) -> Gradients:

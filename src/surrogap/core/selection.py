@@ -68,7 +68,7 @@ def kinds(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[Kind
         climbs = [perturb(*pair) for pair in zip(names, weights.parameters, strict=True)]
     if any(climbs):
         return [
-            kind if climb else Kind.STILL for kind, climb in zip(all_kinds, climbs, strict=True)
+            kind if climb else Kind.FIXED for kind, climb in zip(all_kinds, climbs, strict=True)
         ]
     if perturb == "norms":
         raise InvalidValueError(

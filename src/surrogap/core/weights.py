@@ -1,7 +1,6 @@
 """The tensors of a model: its trainable parameters, frozen parameters and buffers."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, NoReturn, TypeVar
@@ -216,29 +215,6 @@ class Weights:
     def are_lazy(self) -> bool:
         """Whether a parameter has no shape yet."""
         return any(map(is_lazy, self.parameters))
-
-    @contextmanager
-    def without_gradients(self, parameters: list[nn.Parameter]) -> Iterator[None]:
-        """Context in which passes compute no gradient of `parameters`.
-
-        `backward(inputs=...)` would do as much, but fails under reentrant checkpointing.
-        """
-        try:
-            self._require_gradients(parameters, False)
-            yield
-        finally:
-            self._require_gradients(parameters, True)
-
-    def _require_gradients(self, parameters: list[nn.Parameter], value: bool) -> None:
-        for parameter in parameters:
-            parameter.requires_grad_(value)
-        # A compiled model of torch 2.11 does not look at `requires_grad`, but at whether the
-        # dictionaries of its modules were written to; without this it would run the other graph.
-        changed = set(map(id, parameters))
-        for module in self.modules:
-            if any(id(parameter) in changed for parameter in module._parameters.values()):
-                module._parameters["requires_grad"] = None
-                del module._parameters["requires_grad"]
 
     @property
     def devices(self) -> set[torch.device]:

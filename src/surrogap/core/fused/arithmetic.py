@@ -10,81 +10,18 @@ from operator import attrgetter
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from surrogap.core.arithmetic import Arithmetic, Task
 from surrogap.core.combine import Coefficients, Number
-from surrogap.core.fused.kernels import (
-    climb_kernel,
-    combine_kernel,
-    copy_kernel,
-    products_kernel,
-    restore_kernel,
-)
-from surrogap.core.fused.launching import Kernel, can_launch, num_programs, on
-from surrogap.core.fused.tables import BLOCK, Tables, plan, table
+from surrogap.core.fused.group import DTYPES, Group
+from surrogap.core.fused.launching import can_launch, num_programs, on
+from surrogap.core.fused.tables import BLOCK, Tables
 from surrogap.core.shards import WHOLE, totals
 from surrogap.core.vectors import Gradients, are_all, groups_of, present_of
 from surrogap.errors import UnsupportedError
 
-_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _dtype = attrgetter("dtype")
-
-
-class _Group:
-    """The tensors of one dtype and sharding: their blocks, addresses and copies."""
-
-    g_copy: Tensor
-    w_copy: Tensor
-
-    def __init__(self, task: Task, members: list[int]) -> None:
-        mine = [task.parameters[index] for index in members]
-        self.dtype = _DTYPES[mine[0].dtype]
-        self.sharding = task.shardings[members[0]]
-        self._members = members
-        self._has_all = len(members) == len(task.parameters)
-        self._first = mine[0]
-        self._device = mine[0].device
-        kinds = tuple([task.kinds[index] for index in members])
-        self.plan, self._size = plan(tuple(map(Tensor.numel, mine)), kinds, self._device)
-        self.num_blocks = self.plan.shape[1]
-        self.find(task.parameters)
-        self.copy = Kernel(copy_kernel, self._device)
-        self.climb = Kernel(climb_kernel, self._device)
-        self.restore = Kernel(restore_kernel, self._device)
-        self.products = Kernel(products_kernel, self._device)
-        self.combine = Kernel(combine_kernel, self._device)
-
-    def find(self, parameters: Gradients | Sequence[Tensor]) -> None:
-        """Update the addresses of the weights; None for those that must not be written to."""
-        self.w_table = table(self._addresses(parameters), self._device)
-
-    def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
-        """Return the addresses of this group's tensors among all `tensors`; 0 for None.
-
-        Args:
-            tensors: One for each of the parameters.
-            tables: The tables of the graph that is being captured, if any.
-        """
-        addresses = self._addresses(tensors)
-        return table(addresses, self._device) if tables is None else tables.add(addresses)
-
-    def _addresses(self, tensors: Gradients | Sequence[Tensor]) -> tuple[int, ...]:
-        mine = tensors if self._has_all else [tensors[index] for index in self._members]
-        present = present_of(mine)
-        if len(present) == len(mine):
-            return tuple(map(Tensor.data_ptr, present))
-        return tuple([0 if t is None else t.data_ptr() for t in mine])
-
-    def allocate(self, *, is_low: bool) -> None:
-        """Allocate the copies."""
-        self.w_copy = self._first.new_empty(self._size)
-        self.g_copy = self.w_copy if is_low else self._first.new_empty(self._size)
-
-    def free(self) -> None:
-        """Free the copies."""
-        del self.w_copy, self.g_copy
 
 
 class Fused(Arithmetic):
@@ -98,7 +35,7 @@ class Fused(Arithmetic):
         parameters = task.parameters
         self._signature = _signature(parameters)
         self._device = parameters[0].device
-        self._groups = [_Group(task, members) for members in groups_of(parameters, task.shardings)]
+        self._groups = [Group(task, members) for members in groups_of(parameters, task.shardings)]
         self._programs = num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
         self._strides = list(map(Tensor.stride, parameters))
@@ -113,7 +50,7 @@ class Fused(Arithmetic):
         return (
             device.type == "cuda"
             and all(
-                p.device == device and p.dtype in _DTYPES and (p.is_contiguous() or _is_dense(p))
+                p.device == device and p.dtype in DTYPES and (p.is_contiguous() or _is_dense(p))
                 for p in parameters
             )
             and can_launch(device)
