@@ -76,11 +76,11 @@ def test_backward_runs_in_the_calling_thread(name: str, device: torch.device) ->
     model, data = toy_models.mlp().to(device), toy_models.batch(device=device)
     seen: set[tuple[int, bool]] = set()
 
-    def look(gradient: Tensor) -> None:
+    def observe(gradient: Tensor) -> None:
         # On a CPU torch does so whatever it is told.
         seen.add((threading.get_ident(), torch._C._is_multithreading_enabled()))
 
-    model[3].weight.register_hook(look)
+    model[3].weight.register_hook(observe)
     OBJECTIVES[name].make(model).backward(toy_models.closure_of(model, data))
     assert seen == {(threading.get_ident(), False)}
 

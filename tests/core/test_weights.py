@@ -60,11 +60,11 @@ def test_the_second_pass_runs_elsewhere(name: str) -> None:
     seen: list[Tensor] = []
     closure = toy_models.closure_of(model, toy_models.batch())
 
-    def look() -> Tensor:
+    def observe() -> Tensor:
         seen.append(torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()]))
         return closure()
 
-    OBJECTIVES[name].make(model).backward(look)
+    OBJECTIVES[name].make(model).backward(observe)
     start = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     distances = [float((w - start).norm()) for w in seen[name != "MomentumSAM" :]]
     assert len(distances) == {"Vanilla": 0, "EntropySGD": 2}.get(name, 1)

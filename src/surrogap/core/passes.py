@@ -108,7 +108,11 @@ class Passes:
         with torch.enable_grad():
             with outside_wrappers(weights) if is_first_call else nullcontext():
                 loss, aux = _checked(closure())
-            _check_graph(loss)
+            if not loss.requires_grad:
+                raise UnsupportedError(
+                    "closure must return a loss with a graph, got one without. Compute it inside "
+                    "the closure, from the model's output, without detach(), item() or no_grad()."
+                )
             if _versions(weights) != versions:
                 raise UnsupportedError(
                     "closure must not call backward, got one that changed .grad. "
@@ -219,11 +223,3 @@ def _checked(result: Any) -> tuple[Tensor, Any]:
             f"{loss.dtype}. Reduce the loss with .mean() or .sum()."
         )
     return loss, aux
-
-
-def _check_graph(loss: Tensor) -> None:
-    if not loss.requires_grad:
-        raise UnsupportedError(
-            "closure must return a loss with a graph, got one without. Compute it inside the "
-            "closure, from the model's output, without detach(), item() or no_grad()."
-        )

@@ -8,7 +8,7 @@ weights stay the same on all processes, bit for bit.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, Union
 
 import torch
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from surrogap.core.shards import is_distributed
+from surrogap.core.shards import is_distributed, mean_over
 from surrogap.core.vectors import Gradients, Layout, groups_of
 from surrogap.core.weights import contents
 from surrogap.errors import InvalidTypeError, InvalidValueError
@@ -78,12 +78,9 @@ class Replicas:
         if scope == "global" or _size(self._in_scope) == _size(self._everyone):
             self._in_scope = self._everyone
 
-    def unsynchronised(self) -> AbstractContextManager[None]:
-        """Forward and backward passes in the body leave `.grad` to this process."""
-        return self._unsynchronised() if self._wrappers else nullcontext()
-
     @contextmanager
-    def _unsynchronised(self) -> Iterator[None]:
+    def unsynchronised(self) -> Iterator[None]:
+        """Context in which DDP does not average the gradients of a pass."""
         with ExitStack() as stack:
             for wrapper in self._wrappers:
                 # After a forward pass outside, whether backward followed or not, DDP may still be
@@ -113,11 +110,7 @@ class Replicas:
 
     def mean_number(self, scalar: Tensor) -> Tensor:
         """Return the mean of a scalar over all processes; of equal ones, exactly theirs."""
-        if self._everyone is None or self._everyone.size() == 1:
-            return scalar
-        sum_of_all = scalar.to(torch.float64, copy=True)
-        dist.all_reduce(sum_of_all, group=self._everyone)
-        return (sum_of_all / self._everyone.size()).to(scalar)
+        return scalar if _size(self._everyone) == 1 else mean_over([self._everyone], scalar)
 
     def _mean(
         self, gradients: Gradients, parameters: Sequence[Tensor], group: "ProcessGroup | None"

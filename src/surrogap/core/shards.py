@@ -144,8 +144,17 @@ def whole_of(piece: Tensor | None, parameter: Any) -> Any:
 def mean_over_mesh(scalar: Tensor, parameter: Any) -> Tensor:
     """Return the mean of a scalar over the processes that share a sharded `parameter`."""
     mesh = parameter.device_mesh
-    sum_of_all = scalar.to(mesh.device_type, torch.float64, copy=True)
-    for dimension in range(mesh.ndim):
-        dist.all_reduce(sum_of_all, group=mesh.get_group(dimension))
-    mean: Tensor = sum_of_all / mesh.size()
+    groups = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+    return mean_over(groups, scalar.to(mesh.device_type)).to(scalar)
+
+
+def mean_over(groups: Sequence[Any], scalar: Tensor) -> Tensor:
+    """Return the mean of a scalar over process groups, one for each dimension of a mesh.
+
+    In float64, so that the mean of equal numbers is exactly theirs.
+    """
+    mean = scalar.to(torch.float64, copy=True)
+    for group in groups:
+        dist.all_reduce(mean, group=group)
+        mean /= group.size()
     return mean.to(scalar)
