@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from surrogap import ASAM, GSAM, SAM, GapPenalty, Objective
 from surrogap.core.geometry import Geometry, Kind
-from surrogap.core.selection import kinds
+from surrogap.core.selection import kinds_of
 from surrogap.core.weights import Weights
 from tests import equality, reference, toy_models
 from tests.objective_cases import RHO
@@ -56,7 +56,7 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_are_found(name: str) -> None:
     model = nn.ModuleDict({"linear": nn.Linear(4, 4), "norm": NORMS[name]})
-    found = kinds("norms", Geometry(), Weights(model))
+    found = kinds_of("norms", Geometry(), Weights(model))
     names = [name for name, _ in model.named_parameters()]
     assert {n for n, kind in zip(names, found, strict=True) if kind != Kind.FIXED} == {
         n for n in names if n.startswith("norm.")
@@ -66,7 +66,7 @@ def test_norms_are_found(name: str) -> None:
 @pytest.mark.parametrize("other", [nn.Linear(4, 4), WeightNorm(), Normalise(), nn.PReLU(4)])
 def test_others_are_not(other: nn.Module) -> None:
     model = nn.ModuleDict({"other": other, "norm": nn.LayerNorm(4)})
-    found = kinds("norms", Geometry(), Weights(model))
+    found = kinds_of("norms", Geometry(), Weights(model))
     names = [name for name, _ in model.named_parameters()]
     assert all(
         (k != Kind.FIXED) == n.startswith("norm.") for n, k in zip(names, found, strict=True)
@@ -170,7 +170,7 @@ def test_a_compiled_model() -> None:
 
 def test_asam_scales_all_but_biases() -> None:
     weights = Weights(toy_models.Attention())
-    found = dict(zip(weights.names, kinds(None, Geometry(0.01), weights), strict=True))
+    found = dict(zip(weights.names, kinds_of(None, Geometry(0.01), weights), strict=True))
     plain = {name for name, kind in found.items() if kind == Kind.PLAIN}
     assert plain == {name for name in found if name.endswith("bias")}
     assert "block.self_attn.in_proj_bias" in plain

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surrogap.core import gradients
-from surrogap.core.shards import piece_of
+from surrogap.core.shards import shard_of
 from surrogap.core.vectors import wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError
@@ -138,7 +138,7 @@ class States:
         """Return the states of `parameters`, zeros at first."""
         for parameter in parameters:
             if parameter not in self._tensors:
-                piece = piece_of(parameter, parameter)
+                piece = shard_of(parameter, parameter)
                 self._tensors[parameter] = torch.zeros_like(piece, dtype=wide(piece.dtype))
         return [self._tensors[parameter] for parameter in parameters]
 
@@ -160,7 +160,7 @@ class States:
         """Move to the proposed states, unless the direction in `.grad` is not finite."""
         if not proposed:
             return
-        direction = gradients.pieces(weights, gradients.current(weights))
+        direction = gradients.shards(weights, gradients.current(weights))
         is_finite = gradients.total_squared_norm(weights, direction).isfinite()
         for m, after in proposed:
             m.copy_(torch.where(is_finite.to(m.device), after, m))

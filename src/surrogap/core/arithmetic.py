@@ -133,7 +133,6 @@ class Flat(Arithmetic):
         """See `Arithmetic`."""
         return self._vv
 
-    @torch.no_grad()
     def restore(self) -> None:
         """See `Arithmetic`."""
         if self._w is not None:

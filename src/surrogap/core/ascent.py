@@ -17,8 +17,8 @@ from surrogap.core.fused import choose
 from surrogap.core.geometry import Kind
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
-from surrogap.core.selection import kinds
-from surrogap.core.shards import is_sharded, piece_of
+from surrogap.core.selection import kinds_of
+from surrogap.core.shards import is_sharded, shard_of
 from surrogap.core.vectors import Gradients, wide, widened
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ class AscentStep:
         random_state = passes.random_state(weights.devices)
         first = self._first_pass() if self._along.needs_gradient else None
         is_same_batch = passes.first is passes
-        roles = self._roles()
-        is_g_whole = is_same_batch and Kind.FIXED not in roles
+        kinds = self._kinds()
+        is_g_whole = is_same_batch and Kind.FIXED not in kinds
         self._keeps_g = first is not None and (self._uses_g or is_g_whole)
-        self._indices = [i for i, role in enumerate(roles) if self._keeps_g or role != Kind.FIXED]
-        arithmetic = self._choose(roles)
+        self._indices = [i for i, kind in enumerate(kinds) if self._keeps_g or kind != Kind.FIXED]
+        arithmetic = self._choose(kinds)
         self._workspace.arithmetic = None  # until the step has succeeded: it holds the copies
         with ExitStack() as stack:
             if first is not None:  # draw the first pass's random numbers again, and move no buffer
@@ -86,8 +86,8 @@ class AscentStep:
             nan, perturbed_loss, aux, self._rho, lambda: _of_g_p(products()[2]), scale, True
         )
 
-    def _roles(self) -> list[Kind]:
-        return kinds(self._objective.perturb, self._objective.geometry, self._weights)
+    def _kinds(self) -> list[Kind]:
+        return kinds_of(self._objective.perturb, self._objective.geometry, self._weights)
 
     def _first_pass(self) -> tuple[Tensor, Any]:
         """Run the pass at `w`, and return its loss and aux. Its gradients stay in `.grad`."""
@@ -96,22 +96,22 @@ class AscentStep:
         # FSDP does not follow `requires_grad`, and computes all gradients in any case.
         is_partial = not (self._uses_g or objective.perturb is None or weights.are_sharded)
         if is_partial and not weights.are_lazy:
-            pairs = zip(weights.parameters, self._roles(), strict=True)
-            idle = [parameter for parameter, role in pairs if role == Kind.FIXED]
+            pairs = zip(weights.parameters, self._kinds(), strict=True)
+            idle = [parameter for parameter, kind in pairs if kind == Kind.FIXED]
         with gradients.disabled(weights, idle) if idle else nullcontext():
             result = self._passes.first.run(weights)
         weights.check_after_first_pass()
         objective._check_memory()  # not before, since lazy modules have no dtype then
         return result
 
-    def _choose(self, roles: Sequence[Kind]) -> Arithmetic:
+    def _choose(self, kinds: Sequence[Kind]) -> Arithmetic:
         objective, indices = self._objective, self._indices
         # Without `g` to keep there is one copy in any case; beside another vector, `g` has its own.
         is_low = objective.memory == "low" and isinstance(self._along, Gradient)
         tensors, shardings = self._weights.tensors, self._weights.shardings
         task = Task(
             [tensors[index] for index in indices],
-            [roles[index] for index in indices],
+            [kinds[index] for index in indices],
             [shardings[index] for index in indices],
             eta=objective.geometry.eta or 0.0,
             eps=objective.eps,
@@ -172,5 +172,5 @@ def _like(v: Any, parameter: nn.Parameter, tensor: Tensor) -> Tensor | None:
     """Return this process's shard of `v`, in the dtype of the parameter."""
     if v is None:
         return None
-    piece: Tensor = piece_of(v, parameter) if is_sharded(v) else v
+    piece: Tensor = shard_of(v, parameter) if is_sharded(v) else v
     return piece.to(tensor.dtype)

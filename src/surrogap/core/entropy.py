@@ -157,9 +157,9 @@ class EntropySGD(Objective):
             finally:
                 # As in `Objective`: Ctrl-C may strike here too.
                 try:
-                    _restore(w, tensors)
+                    w.write_to_(tensors)
                 except BaseException:
-                    _restore(w, tensors)
+                    w.write_to_(tensors)
                     raise
         views = inner.direction().views()
         return [
@@ -169,11 +169,6 @@ class EntropySGD(Objective):
 
 def _gamma(gamma: float) -> float:
     return number("gamma", gamma, above=0, remedy="Pass a number such as 0.03.")
-
-
-@torch.no_grad()
-def _restore(w: Vector, tensors: list[Tensor]) -> None:
-    w.write_to_(tensors)
 
 
 class _LangevinSteps:

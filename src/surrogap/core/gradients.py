@@ -8,7 +8,7 @@ from operator import attrgetter, is_
 import torch
 from torch import Tensor, nn
 
-from surrogap.core.shards import added_up, piece_of, totals, whole_of
+from surrogap.core.shards import reduced_like, shard_of, totals, whole_of
 from surrogap.core.vectors import Gradients, are_any, groups_of, present_of, squared_norm
 from surrogap.core.weights import Weights
 from surrogap.errors import UnsupportedError
@@ -73,7 +73,7 @@ def take(weights: Weights) -> Gradients:
         RuntimeError: There is no gradient at all, or one is sparse.
     """
     weights.fsdp.reshard()
-    gradients = pieces(weights, current(weights))
+    gradients = shards(weights, current(weights))
     if not are_any(gradients):
         raise UnsupportedError(
             "loss must depend on the model's trainable parameters, got a gradient for none of "
@@ -84,11 +84,11 @@ def take(weights: Weights) -> Gradients:
     return gradients
 
 
-def pieces(weights: Weights, gradients: Gradients) -> Gradients:
+def shards(weights: Weights, gradients: Gradients) -> Gradients:
     """Return this process's shards of gradients."""
     if not weights.are_sharded:
         return gradients
-    return list(map(piece_of, gradients, weights.parameters))
+    return list(map(shard_of, gradients, weights.parameters))
 
 
 def total_squared_norm(weights: Weights, gradients: Gradients) -> Tensor:
@@ -120,8 +120,8 @@ def add(weights: Weights, direction: Gradients, mean: Mean | None) -> None:
             parameter.grad = gradient
         return
     if weights.are_sharded:
-        before = list(map(added_up, before, weights.parameters))
-    own = pieces(weights, before)
+        before = list(map(reduced_like, before, weights.parameters))
+    own = shards(weights, before)
     if mean is not None:
         direction = mean(_sum(own, direction), weights.tensors)
     wholes = direction

@@ -35,7 +35,7 @@ from surrogap.core.passes import Closure, Passes
 from surrogap.core.replicas import Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
-from surrogap.core.selection import Perturb, check_perturb, kinds
+from surrogap.core.selection import Perturb, check_perturb, kinds_of
 from surrogap.core.settings import settings_of
 from surrogap.core.vectors import Gradients, wide
 from surrogap.core.weights import Weights
@@ -126,7 +126,7 @@ class Objective:
         self._workspace = Workspace(model, scope)
         weights = self._workspace.weights
         if along is not None and not weights.are_lazy:
-            kinds(self.perturb, self.geometry, weights)
+            kinds_of(self.perturb, self.geometry, weights)
         self._check_memory()
 
     @property

@@ -50,8 +50,8 @@ def norm_parameters(modules: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
             yield from own
 
 
-def kinds(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[Kind]:
-    """Return the role of each trainable parameter in the ascent step.
+def kinds_of(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[Kind]:
+    """Return the kind of each trainable parameter.
 
     Raises:
         ValueError: `perturb` selects none of them.

@@ -103,7 +103,7 @@ def has_copies(parameter: Any) -> bool:
 
 
 @torch.no_grad()
-def added_up(gradient: Any, parameter: Any) -> Any:
+def reduced_like(gradient: Any, parameter: Any) -> Any:
     """Return `gradient` sharded like its `parameter`; a new one if it was a partial sum."""
     if gradient is None or not is_sharded(parameter):
         return gradient
@@ -113,11 +113,11 @@ def added_up(gradient: Any, parameter: Any) -> Any:
 
 
 @torch.no_grad()
-def piece_of(tensor: Any, parameter: Any) -> Any:
+def shard_of(tensor: Any, parameter: Any) -> Any:
     """Return this process's shard of `tensor`, the parameter itself or its gradient."""
     if tensor is None or not is_sharded(parameter):
         return tensor
-    return added_up(tensor, parameter).to_local().detach()
+    return reduced_like(tensor, parameter).to_local().detach()
 
 
 def whole_of(piece: Tensor | None, parameter: Any) -> Any:
@@ -129,7 +129,7 @@ def whole_of(piece: Tensor | None, parameter: Any) -> Any:
     if piece.device.type != parameter.device_mesh.device_type:
         # `from_local` would bring it back to the mesh's devices, from where FSDP offloaded it.
         whole = torch.empty_like(parameter, requires_grad=False)
-        piece_of(whole, parameter).copy_(piece)
+        shard_of(whole, parameter).copy_(piece)
         return whole
     return DTensor.from_local(
         piece,

@@ -19,7 +19,7 @@ from surrogap.core.shards import (
     device_of,
     is_sharded,
     mean_over_mesh,
-    piece_of,
+    shard_of,
     sharding_of,
 )
 from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
@@ -57,7 +57,6 @@ class Weights:
     fsdp: FullySharded
     are_sharded: bool
     is_checked: bool
-    _other_gradients: dict[int, Tensor | None]
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -76,11 +75,10 @@ class Weights:
         if not self._is_as_walked():
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
-        self.frozen, self._other_gradients = [], {}
+        self.frozen = []
         if len(self.parameters) < len(self._unique):
             others = [p for p in self._unique if not p.requires_grad]
             self.frozen = [p for p in others if type(p) is nn.Parameter and not p.is_inference()]
-            self._other_gradients = {id(p): p.grad for p in others}
         self._frozen_states = list(map(_state, self.frozen))
         if not self.parameters:
             raise InvalidValueError(
@@ -105,12 +103,12 @@ class Weights:
         now = [p for p in self._unique if p.requires_grad]
         if are_same(now, self.parameters):
             return
-        known, before = set(map(id, self.parameters)), self._other_gradients
-        reached = [p for p in now if id(p) not in known and p.grad is not before.get(id(p))]
+        known = set(map(id, self.parameters))
+        reached = [p for p in now if id(p) not in known and p.grad is not None]
         if reached:
             names = {id(parameter): name for name, parameter in self._model.named_parameters()}
             for parameter in reached:
-                parameter.grad = before.get(id(parameter))
+                parameter.grad = None
             raise UnsupportedError(
                 f"closure must not add or thaw parameters, got {names[id(reached[0])]}. Run the "
                 "model once before the first step, and thaw between steps."
@@ -202,7 +200,7 @@ class Weights:
         """The parameters, or this process's shards of them."""
         if not self.are_sharded:
             return list(self.parameters)
-        return [piece_of(parameter, parameter) for parameter in self.parameters]
+        return [shard_of(parameter, parameter) for parameter in self.parameters]
 
     @property
     def shardings(self) -> list[Sharding]:
