@@ -44,7 +44,7 @@ class CapturedStep:
         self._settings = torch.tensor(self._written, dtype=torch.float64, device=device)
         with torch.cuda.device(device):
             pool = torch.cuda.graph_pool_handle()
-            self._graphs = {form: Graph(form._twin()) for form in objective._forms()}
+            self._graphs = {form: Graph(form) for form in objective._forms()}
             for graph in self._graphs.values():
                 self._warm_up(graph.objective)
                 with memory_kept(self._weights), gradients_kept(self._weights, optimizer):

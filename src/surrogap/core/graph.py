@@ -1,5 +1,6 @@
 """A CUDA graph of a step, and the random numbers that it draws."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,8 @@ class Graph:
     lacks_loss: bool
 
     def __init__(self, objective: Objective) -> None:
-        self.objective = objective
+        self.objective = copy.copy(objective)
+        self.objective._workspace = objective._workspace.twin()
         self._graph = torch.cuda.CUDAGraph()
         self._random_state = GraphRandomState(self._graph)
 
@@ -50,7 +52,7 @@ class Graph:
         """
         try:
             with (
-                self.objective._capturing(num_calls),
+                self.objective._workspace.capturing(num_calls),
                 # "thread_local", so that other threads, which may load data, can go on.
                 torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"),
             ):

@@ -13,10 +13,9 @@ pass, and if only the ascent step does, the first pass computes the gradients of
 climb.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Self, get_args
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -364,12 +363,6 @@ class Objective:
         """Return the objectives that `_current` may be, each to be captured on its own."""
         return [self]
 
-    def _twin(self) -> Self:
-        """Return a copy that shares the states of this one, and has memory of its own."""
-        twin = copy.copy(self)
-        twin._workspace = self._workspace.twin()
-        return twin
-
     def _invariants(self) -> list[tuple[str, object]]:
         """Return by name what must not change once a step is captured."""
         needs_whole_g = self.perturb is None or self.combine.coefficients().use_g
@@ -378,8 +371,3 @@ class Objective:
             # Alpha has left 0, or reached it.
             ("The objective's need for the gradient of all weights", needs_whole_g),
         ]
-
-    def _capturing(self, num_calls: int) -> AbstractContextManager[None]:
-        """Context for capturing `num_calls` calls in a CUDA graph."""
-        arithmetic = self._workspace.arithmetic
-        return nullcontext() if arithmetic is None else arithmetic.capturing(num_calls)

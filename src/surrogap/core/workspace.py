@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -56,6 +56,10 @@ class Workspace:
         twin = copy.copy(self)
         twin._allocate()
         return twin
+
+    def capturing(self, num_calls: int) -> AbstractContextManager[None]:
+        """Context for capturing `num_calls` calls of the objective in a CUDA graph."""
+        return nullcontext() if self.arithmetic is None else self.arithmetic.capturing(num_calls)
 
     def refresh(self, scope: Scope) -> Weights:
         """Find the model's tensors and processes as they are now, and return the tensors."""
