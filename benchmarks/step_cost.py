@@ -548,7 +548,7 @@ def arithmetic_cost(work: Workload) -> dict[str, float]:
 
     step()
     graph = torch.cuda.CUDAGraph()
-    with arithmetic.recording(1), torch.cuda.graph(graph):
+    with arithmetic.capturing(1), torch.cuda.graph(graph):
         step()
     num_bytes = 14 * work.parameter_bytes
     source = torch.empty(2**30, dtype=torch.uint8, device="cuda")

@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from surrogap.core.capture import CapturedStep, capture
+    from surrogap.core.capture import capture
+    from surrogap.core.captured_step import CapturedStep
     from surrogap.core.entropy import EntropySGD
     from surrogap.core.intermittent import Intermittent
     from surrogap.core.objective import Objective
@@ -30,7 +31,7 @@ __all__ = [
 
 _MODULES = {
     "ASAM": "surrogap.core.objectives",
-    "CapturedStep": "surrogap.core.capture",
+    "CapturedStep": "surrogap.core.captured_step",
     "EntropySGD": "surrogap.core.entropy",
     "GSAM": "surrogap.core.objectives",
     "GapPenalty": "surrogap.core.objectives",

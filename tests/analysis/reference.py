@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surrogap.analysis import Surface
-from tests import zoo
+from tests import toy_models
 
 SIZES = (5, 2, 4)
 
 
-def batches(sizes: Sequence[int] = SIZES, seed: int = 1) -> list[zoo.Batch]:
+def batches(sizes: Sequence[int] = SIZES, seed: int = 1) -> list[toy_models.Batch]:
     """Batches of different sizes, in float64."""
-    x, y = zoo.batch(sum(sizes), seed=seed)
+    x, y = toy_models.batch(sum(sizes), seed=seed)
     return list(zip(x.split(list(sizes)), y.split(list(sizes)), strict=True))
 
 
@@ -23,17 +23,17 @@ def network(name: str, *, is_training: bool = False) -> nn.Module:
     """A small network in float64, its statistics moved off their start."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = zoo.MODELS[name]().double()
-    model(zoo.batch(16, seed=7)[0])
+        model = toy_models.MODELS[name]().double()
+    model(toy_models.batch(16, seed=7)[0])
     return model.train(is_training)
 
 
-def dense_hessian(model: nn.Module, data: Sequence[zoo.Batch]) -> Tensor:
+def dense_hessian(model: nn.Module, data: Sequence[toy_models.Batch]) -> Tensor:
     """The Hessian of the sample-weighted mean loss, all rows at once."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     total = sum(len(y) for _, y in data)
     with sdpa_kernel(SDPBackend.MATH):
-        losses = [zoo.cross_entropy(model, b) * (len(b[1]) / total) for b in data]
+        losses = [toy_models.cross_entropy(model, b) * (len(b[1]) / total) for b in data]
     gradients = torch.autograd.grad(sum(losses), parameters, create_graph=True)
     gradient = torch.cat([g.reshape(-1) for g in gradients])
     rows = torch.autograd.grad(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from surrogap.analysis import Hessian, Surface
 from surrogap.analysis.eigen import dominant_eigenvalue, eigenvalues
 from surrogap.analysis.lanczos import Lanczos
-from tests import zoo
+from tests import equality, toy_models
 from tests.analysis.reference import batches, dense, network, quadratic, symmetric
 
 SPECTRUM = [9.0, 6.0, 5.0, 0.3, 0.2, 0.0, -0.1, -2.0, -7.0]
@@ -21,7 +21,7 @@ def made(spectrum: list[float] = SPECTRUM) -> tuple[Hessian, Tensor]:
 
 
 @pytest.mark.parametrize("is_training", [False, True])
-@pytest.mark.parametrize("name", list(zoo.MODELS))
+@pytest.mark.parametrize("name", list(toy_models.MODELS))
 def test_top_five_of_small_networks(name: str, is_training: bool, device: torch.device) -> None:
     truth = torch.linalg.eigvalsh(dense(name, is_training=is_training))
     model = network(name, is_training=is_training).to(device)
@@ -125,10 +125,10 @@ def test_against_another_library_on_a_medium_network() -> None:
         model, nn.CrossEntropyLoss(), list(model.parameters()), data, progressbar=False
     )
     v = hessian.space.random(0)
-    assert zoo.relative_error(hessian @ v, theirs @ v) < 1e-5
+    assert equality.relative_error(hessian @ v, theirs @ v) < 1e-5
     top = eigenvalues(hessian, 3, tolerance=1e-3)
     for value, vector in zip(top.values, top.vectors, strict=True):
-        assert zoo.relative_error(theirs @ vector, value * vector) < 2e-3
+        assert equality.relative_error(theirs @ vector, value * vector) < 2e-3
 
 
 @pytest.mark.parametrize(

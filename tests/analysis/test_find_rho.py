@@ -17,7 +17,7 @@ from surrogap.analysis.find_rho import (
     cost_of_find_rho,
     find_rho,
 )
-from tests import zoo
+from tests import toy_models
 from tests.analysis.reference import SIZES, batches, network, quadratic
 
 
@@ -27,7 +27,7 @@ def test_what_it_measures_is_what_training_sees() -> None:
     assert [radius.rho for radius in sweep.radii] == [0.05, 0.3]
     for radius in sweep.radii:
         reports = [
-            SAM(model, rho=radius.rho).backward(zoo.closure_of(model, data))
+            SAM(model, rho=radius.rho).backward(toy_models.closure_of(model, data))
             for data in batches()[:2]
         ]
         for name in ("loss", "perturbed_loss", "gap", "cosine"):
@@ -47,7 +47,7 @@ def test_another_ascent_step_is_scaled_by_the_radius() -> None:
 
 
 def test_dropout_has_the_same_masks_in_both_passes() -> None:
-    model = zoo.Attention(dropout=0.2).double()
+    model = toy_models.Attention(dropout=0.2).double()
     surface = Surface(model, batches(), is_checked=False)
     (radius,) = find_rho(surface, [1e-6]).radii
     assert radius.cosine == pytest.approx(1.0, abs=1e-4)
@@ -110,13 +110,13 @@ def test_an_overflow_is_too_large() -> None:
 
 
 def test_the_cost_is_what_was_announced_and_the_random_state_stays() -> None:
-    loader = DataLoader(TensorDataset(*zoo.batch(12)), batch_size=3, shuffle=True)
+    loader = DataLoader(TensorDataset(*toy_models.batch(12)), batch_size=3, shuffle=True)
     calls, seen = 0, []
 
-    def loss_fn(model: nn.Module, batch: zoo.Batch) -> Tensor:
+    def loss_fn(model: nn.Module, batch: toy_models.Batch) -> Tensor:
         nonlocal calls
         calls += 1
-        return zoo.cross_entropy(model, batch)
+        return toy_models.cross_entropy(model, batch)
 
     surface = Surface(network("mlp"), loader, loss_fn, is_checked=False)
     state = torch.get_rng_state()

@@ -9,7 +9,7 @@ from torch import Tensor
 from surrogap import SAM
 from surrogap.analysis import Hessian, Surface, dominant_eigenvalue
 from surrogap.analysis.gap import Gap, cost_of_gaps, surrogate_gaps
-from tests import zoo
+from tests import equality, toy_models
 from tests.analysis.reference import batches, network, quadratic, symmetric
 
 RHOS = (0.3, 0.05, 1.0)
@@ -77,7 +77,7 @@ def test_a_start_is_tried_both_ways() -> None:
 def test_one_step_is_sams_own_on_one_batch() -> None:
     model = network("attention")
     (data,) = batches((9,))
-    report = SAM(model, rho=0.1).backward(zoo.closure_of(model, data))
+    report = SAM(model, rho=0.1).backward(toy_models.closure_of(model, data))
     (gap,) = surrogate_gaps(Surface(model, [data]), [0.1]).gaps
     assert gap.gap == pytest.approx(float(report.gap), rel=1e-9)
     assert gap.perturbed_loss == pytest.approx(float(report.perturbed_loss), rel=1e-12)
@@ -86,22 +86,22 @@ def test_one_step_is_sams_own_on_one_batch() -> None:
 
 def test_the_worst_case_is_at_least_one_step_on_a_network() -> None:
     model = network("convnet", is_training=True)
-    before = zoo.bits(model)
+    before = equality.bits(model)
     result = surrogate_gaps(Surface(model, batches()), [0.1, 0.5], num_ascent_steps=5)
     assert all(gap.worst_loss >= gap.perturbed_loss > gap.loss for gap in result.gaps)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
 
 
 @pytest.mark.parametrize(("num_ascent_steps", "has_start"), [(0, False), (4, False), (4, True)])
 def test_the_cost_is_what_was_announced(num_ascent_steps: int, has_start: bool) -> None:
     forward, backward = 0, 0
-    x, y = zoo.batch(6)
+    x, y = toy_models.batch(6)
 
-    def loss_fn(model: torch.nn.Module, batch: zoo.Batch) -> Tensor:
+    def loss_fn(model: torch.nn.Module, batch: toy_models.Batch) -> Tensor:
         nonlocal forward, backward
         forward += 1
         backward += torch.is_grad_enabled()
-        return zoo.cross_entropy(model, batch)
+        return toy_models.cross_entropy(model, batch)
 
     surface = Surface(network("mlp"), [(x, y)], loss_fn, is_checked=False)
     start = surface.space.random(0) if has_start else None

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from surrogap.analysis import Hessian, Surface
 from surrogap.analysis.hessian import METHODS
-from tests import zoo
+from tests import equality, toy_models
 from tests.analysis.reference import batches, dense, network, quadratic, symmetric
 from tests.analysis.test_surface import InterruptedHereError, assert_undisturbed, state_of
 
@@ -20,7 +20,7 @@ TOLERANCE = {"forward-over-reverse": 1e-12, "double-backward": 1e-12, "finite-di
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("is_training", [False, True])
-@pytest.mark.parametrize("name", list(zoo.MODELS))
+@pytest.mark.parametrize("name", list(toy_models.MODELS))
 def test_product_is_that_of_the_dense_hessian(
     name: str, is_training: bool, method: Any, device: torch.device
 ) -> None:
@@ -33,7 +33,7 @@ def test_product_is_that_of_the_dense_hessian(
     assert hessian.method == method
     assert hessian.num_products == 1
     assert (
-        zoo.relative_error(product, dense(name, is_training=is_training) @ v.cpu())
+        equality.relative_error(product, dense(name, is_training=is_training) @ v.cpu())
         < TOLERANCE[method]
     )
 
@@ -43,13 +43,13 @@ def test_everything_is_left_as_it_was_where_it_raises(method: Any) -> None:
     model = network("convnet", is_training=True)
     calls = 0
 
-    def loss_fn(model: nn.Module, batch: zoo.Batch) -> Tensor:
+    def loss_fn(model: nn.Module, batch: toy_models.Batch) -> Tensor:
         nonlocal calls
         calls += 1
         torch.rand(1)
         if calls == 3:
             raise InterruptedHereError
-        return zoo.cross_entropy(model, batch)
+        return toy_models.cross_entropy(model, batch)
 
     surface = Surface(model, batches(), loss_fn, is_checked=False)
     before = state_of(model)
@@ -64,7 +64,7 @@ def test_a_quadratic_in_float64_and_float32(method: Any) -> None:
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         hessian = Hessian(quadratic(matrix.to(dtype), torch.ones(3, dtype=dtype)), method)
         v = torch.tensor([0.3, -1.0, 2.0], dtype=dtype)
-        assert zoo.relative_error(hessian @ v, matrix @ v.double()) < tolerance
+        assert equality.relative_error(hessian @ v, matrix @ v.double()) < tolerance
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -149,7 +149,7 @@ def test_falls_back_and_names_the_operator(function: Any, operators: list[str]) 
         again = hessian @ v  # it has learnt
     torch.testing.assert_close(again, product)
     differences = Hessian(hessian.surface, "finite-differences") @ v
-    assert zoo.relative_error(product, differences) < 1e-6
+    assert equality.relative_error(product, differences) < 1e-6
 
 
 def test_an_error_of_the_model_is_no_missing_rule() -> None:
@@ -187,4 +187,4 @@ def test_float32_finite_differences_are_good_to_a_thousandth() -> None:
     data = [(x.float(), y) for x, y in batches()]
     hessian = Hessian(Surface(model.float(), data), "finite-differences")
     v = hessian.space.random(5)
-    assert zoo.relative_error(hessian @ v, dense("mlp") @ v.double()) < 3e-3
+    assert equality.relative_error(hessian @ v, dense("mlp") @ v.double()) < 3e-3

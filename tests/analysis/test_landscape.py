@@ -12,7 +12,7 @@ from surrogap.analysis.landscape import (
     plane,
     random_direction,
 )
-from tests import zoo
+from tests import equality
 from tests.analysis.reference import batches, network, quadratic, symmetric
 
 STEPS = (-1.0, 0.0, 0.5, 2.0)
@@ -87,7 +87,7 @@ def test_the_line_between_two_models_ends_at_both(is_training: bool) -> None:
             parameter.mul_(1.5)
         other[1].running_mean.add_(1.0)
         other[1].running_var.mul_(3.0)
-    before = zoo.bits(one)
+    before = equality.bits(one)
     surface = Surface(one, batches())
     seen = []
     result = between(
@@ -97,7 +97,7 @@ def test_the_line_between_two_models_ends_at_both(is_training: bool) -> None:
     assert result.label == "a-b"
     ends = [float(surface.loss()), float(Surface(other, batches()).loss())]
     assert [result.losses[0], result.losses[2]] == pytest.approx(ends, rel=1e-12)
-    assert zoo.same_bits(before, zoo.bits(one))
+    assert equality.same_bits(before, equality.bits(one))
 
 
 def test_frozen_parameters_stay_on_the_line() -> None:

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from surrogap.analysis import Hessian, Surface, cross_entropy
-from tests import zoo
+from tests import equality, toy_models
 from tests.analysis.reference import SIZES, batches, network
 
 
-@pytest.mark.parametrize("name", list(zoo.MODELS))
+@pytest.mark.parametrize("name", list(toy_models.MODELS))
 def test_ragged_batches_are_the_whole_set(name: str, device: torch.device) -> None:
     model = network(name).to(device)
     whole = tuple(torch.cat(parts).to(device) for parts in zip(*batches(), strict=True))
-    expected = zoo.cross_entropy(model, whole)
+    expected = toy_models.cross_entropy(model, whole)
     gradient = torch.autograd.grad(expected, list(model.parameters()))
     surface = Surface(model, batches())
     loss, found = surface.gradient()
@@ -43,12 +43,12 @@ def test_batches_of_every_kind_that_holds_tensors() -> None:
 def state_of(model: nn.Module) -> tuple[list[Tensor], list[bool], list[Tensor | None], Tensor]:
     gradients = [parameter.grad for parameter in model.parameters()]
     modes = [module.training for module in model.modules()]
-    return zoo.bits(model), modes, gradients, torch.get_rng_state()
+    return equality.bits(model), modes, gradients, torch.get_rng_state()
 
 
 def assert_undisturbed(model: nn.Module, before: tuple[Any, ...]) -> None:
     after = state_of(model)
-    assert zoo.same_bits(before[0], after[0])
+    assert equality.same_bits(before[0], after[0])
     assert before[1] == after[1]
     assert all(a is b for a, b in zip(before[2], after[2], strict=True))
     assert torch.equal(before[3], after[3])
@@ -62,13 +62,13 @@ class InterruptedHereError(Exception):
 def test_everything_is_left_as_it_was(is_interrupted: bool) -> None:
     model = network("convnet", is_training=True)
     model[3].training = False  # modes that differ must stay different
-    loader = DataLoader(TensorDataset(*zoo.batch(11)), batch_size=4, shuffle=True)
+    loader = DataLoader(TensorDataset(*toy_models.batch(11)), batch_size=4, shuffle=True)
     for parameter in list(model.parameters())[1:]:
         parameter.grad = torch.randn_like(parameter)
     kept = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     calls = 0
 
-    def loss_fn(model: nn.Module, batch: zoo.Batch) -> Tensor:
+    def loss_fn(model: nn.Module, batch: toy_models.Batch) -> Tensor:
         nonlocal calls
         calls += 1
         if is_interrupted and calls == 3:
@@ -92,18 +92,18 @@ def test_everything_is_left_as_it_was(is_interrupted: bool) -> None:
 
 def test_training_mode_uses_the_statistics_of_each_batch() -> None:
     model = network("convnet", is_training=True)
-    expected = sum(zoo.cross_entropy(copy.deepcopy(model), b) * len(b[1]) for b in batches())
+    expected = sum(toy_models.cross_entropy(copy.deepcopy(model), b) * len(b[1]) for b in batches())
     torch.testing.assert_close(Surface(model, batches()).loss(), expected.detach() / sum(SIZES))
 
 
 def test_moved_is_there_and_then_back() -> None:
     model = network("attention").float()
-    surface = Surface(model, [(zoo.batch()[0].float(), zoo.batch()[1])])
-    before, w, delta = zoo.bits(model), surface.position(), surface.space.random(3)
-    graph = model(zoo.batch()[0].float()).sum()
+    surface = Surface(model, [(toy_models.batch()[0].float(), toy_models.batch()[1])])
+    before, w, delta = equality.bits(model), surface.position(), surface.space.random(3)
+    graph = model(toy_models.batch()[0].float()).sum()
     with surface.moved(delta):
         torch.testing.assert_close(surface.position(), w + delta)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     graph.backward()  # which the way there and back has not broken
 
 
@@ -134,7 +134,7 @@ def test_half_precision_is_measured_in_float32() -> None:
 
 
 def test_refuses_dropout_in_training_mode_alone() -> None:
-    model = zoo.Attention(dropout=0.1).double()
+    model = toy_models.Attention(dropout=0.1).double()
     with pytest.raises(RuntimeError, match=r"same loss for the same batch.*call model\.eval"):
         Surface(model, batches())
     Surface(model.eval(), batches())

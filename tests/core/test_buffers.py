@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from surrogap import SAM
-from tests import zoo
-from tests.table import OBJECTIVES, every_objective, every_two_pass
+from tests import equality
+from tests.objective_cases import OBJECTIVES, every_objective, every_two_pass
 
 
 class Averaging(nn.Module):
@@ -52,11 +52,11 @@ def normalised(norm: str) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize("norm", NORMS)
 def test_statistics_move_once(name: str, norm: str, device: torch.device) -> None:
     model, x = (part.to(device) for part in normalised(norm))
-    plain, before = copy.deepcopy(model), zoo.bits(model)
+    plain, before = copy.deepcopy(model), equality.bits(model)
     plain(x).square().mean().backward()
     OBJECTIVES[name].make(model, **at_w(name)).backward(lambda: model(x).square().mean())
-    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
-    assert not zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
+    assert not equality.same_bits(before, equality.bits(model))
 
 
 def at_w(name: str) -> dict[str, float]:
@@ -70,7 +70,7 @@ def at_w(name: str) -> dict[str, float]:
 def test_statistics_are_restored_when_the_closure_raises(name: str, norm: str, number: int) -> None:
     model, x = normalised(norm)
     model(x)
-    before, numbers = zoo.bits(model), iter([1, 2])
+    before, numbers = equality.bits(model), iter([1, 2])
 
     def closure() -> Tensor:
         loss = model(x).square().mean()
@@ -80,11 +80,11 @@ def test_statistics_are_restored_when_the_closure_raises(name: str, norm: str, n
 
     with pytest.raises(KeyboardInterrupt):
         OBJECTIVES[name].make(model).backward(closure)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert model.training
     assert getattr(model[1], "track_running_stats", True)
     OBJECTIVES[name].make(model).backward(lambda: model(x).square().mean())
-    assert not zoo.same_bits(before, zoo.bits(model))
+    assert not equality.same_bits(before, equality.bits(model))
 
 
 def test_lazy_batch_norm_takes_shape_in_the_first_pass() -> None:
@@ -108,7 +108,7 @@ def test_buffers_may_change_between_steps(change: str) -> None:
     plain = copy.deepcopy(model)
     plain(x)
     objective.backward(lambda: model(x).square().mean())
-    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+    assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
 
 
 def test_a_buffer_registered_in_the_first_pass_moves_once() -> None:
@@ -131,7 +131,7 @@ def test_a_buffer_registered_in_mid_call_is_gone_if_the_call_raises() -> None:
             return super().forward(x)
 
     model = Growing(3)
-    before = zoo.bits(model)
+    before = equality.bits(model)
 
     def closure() -> Tensor:
         model(torch.ones(2, 3))
@@ -139,7 +139,7 @@ def test_a_buffer_registered_in_mid_call_is_gone_if_the_call_raises() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         SAM(model).backward(closure)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     SAM(model).backward(lambda: model(torch.ones(2, 3)).sum())
     assert float(model.seen) == 1.0
 
@@ -208,7 +208,7 @@ def test_a_buffer_whose_storage_a_pass_swaps_moves_once(
     for _ in range(3):
         plain(x)
         objective.backward(lambda: model(x).square().mean())
-        assert zoo.same_bits([plain.mean], [model.mean])
+        assert equality.same_bits([plain.mean], [model.mean])
     before, losses = model.mean.clone(), iter([1.0])
     with pytest.raises(StopIteration):
         objective.backward([lambda: model(x).square().mean() * next(losses)] * 2)
@@ -249,7 +249,7 @@ def test_what_else_a_norm_runs_is_undone(alter: Callable[[nn.Module], object]) -
         alter(each[1])
     plain(x)
     objective.backward(lambda: model(x).square().mean())
-    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+    assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
 
 
 class Bypassed(nn.Module):
@@ -283,7 +283,7 @@ def test_statistics_that_others_write_move_once(kind: type[nn.Module]) -> None:
     for _ in range(3):
         plain(x)
         objective.backward(lambda: model(x).square().mean())
-    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+    assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
 
 
 def test_statistics_that_others_write_from_some_step_on_move_once() -> None:
@@ -293,7 +293,7 @@ def test_statistics_that_others_write_from_some_step_on_move_once() -> None:
     plain = copy.deepcopy(model.train())
     plain(x)
     objective.backward(lambda: model(x).square().mean())
-    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+    assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
 
 
 def test_a_norm_added_by_the_first_pass_moves_once() -> None:
@@ -321,7 +321,7 @@ def test_what_a_hook_of_all_modules_writes_moves_once() -> None:
         objective.backward(lambda: model(x).square().mean())
     finally:
         hook.remove()
-    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+    assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
 
 
 def test_a_buffer_may_grow_in_place() -> None:
@@ -359,7 +359,9 @@ def test_statistics_are_used_in_evaluation() -> None:
     plain = copy.deepcopy(model)
     plain(x).square().mean().backward()
     SAM(model, rho=0.0).backward(lambda: model(x).square().mean())
-    assert zoo.same_bits([p.grad for p in plain.parameters()], [p.grad for p in model.parameters()])
+    assert equality.same_bits(
+        [p.grad for p in plain.parameters()], [p.grad for p in model.parameters()]
+    )
 
 
 def test_a_compiled_model_is_not_compiled_twice() -> None:
@@ -384,4 +386,4 @@ def test_spectral_norm_iterates_once() -> None:
     plain, x = copy.deepcopy(model), torch.randn(3, 5)
     plain(x).square().mean().backward()
     SAM(model).backward(lambda: model(x).square().mean())
-    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+    assert equality.same_bits(list(plain.buffers()), list(model.buffers()))

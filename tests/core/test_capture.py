@@ -25,8 +25,8 @@ from surrogap import (
 )
 from surrogap.core.report import MEASURES
 from surrogap.rho import InverseSqrt, ProportionalToLR
-from tests import reference, zoo
-from tests.table import OBJECTIVES, every_memoryless, every_objective, every_two_pass
+from tests import equality, reference, toy_models
+from tests.objective_cases import OBJECTIVES, every_memoryless, every_objective, every_two_pass
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "SGD": partial(SGD, lr=0.125, fused=True),
@@ -40,7 +40,7 @@ def trainable_alone(parameters: Any) -> Optimizer:
     return SGD([p for p in parameters if p.requires_grad], lr=0.125, fused=True)
 
 
-MODELS = {**zoo.MODELS, "dropout": partial(zoo.Attention, dropout=0.3)}
+MODELS = {**toy_models.MODELS, "dropout": partial(toy_models.Attention, dropout=0.3)}
 every_optimizer = pytest.mark.parametrize("kind_of_optimizer", OPTIMIZERS)
 
 
@@ -69,8 +69,8 @@ class Run:
         self.dtype = dtype
         self.settings = settings
 
-    def batch(self, index: int) -> zoo.Batch:
-        x, y = zoo.batch(device="cuda", seed=index)
+    def batch(self, index: int) -> toy_models.Batch:
+        x, y = toy_models.batch(device="cuda", seed=index)
         return x.to(self.dtype), y
 
     def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ class Run:
     def state(self) -> list[Tensor]:
         states = self.optimizer.state.values()
         inner = [v.clone() for s in states for v in s.values() if isinstance(v, Tensor)]
-        return [*zoo.bits(self.model), *inner]
+        return [*equality.bits(self.model), *inner]
 
 
 def pair(*arguments: Any, **settings: Any) -> tuple[Run, Run]:
@@ -123,7 +123,7 @@ def test_fifty_captured_steps_are_fifty_eager_ones(
             if index == 30 and hasattr(run.objective, "rho"):
                 run.objective.rho = 0.03
         reports.append(report)
-    assert zoo.same_bits(eager.state, graph.state)
+    assert equality.same_bits(eager.state, graph.state)
     assert torch.equal(reports[0].value, reports[1].value)
     assert torch.equal(reports[0].aux, reports[1].aux)
     for measure in ("gap", "grad_norm", "perturbed_grad_norm", "cosine", "rho"):
@@ -133,21 +133,23 @@ def test_fifty_captured_steps_are_fifty_eager_ones(
 
 @pytest.mark.gpu
 @every_memoryless
-@pytest.mark.parametrize("kind", zoo.MODELS)
+@pytest.mark.parametrize("kind", toy_models.MODELS)
 def test_the_direction_is_the_reference(name: str, kind: str) -> None:
     """In float64, as what plain SGD with a learning rate of 1 takes off."""
-    run = Run(zoo.MODELS[kind](), OBJECTIVES[name].make, partial(SGD, lr=1.0, fused=True))
+    run = Run(toy_models.MODELS[kind](), OBJECTIVES[name].make, partial(SGD, lr=1.0, fused=True))
     run.model.double()
     run.dtype = torch.float64
     data = run.batch(0)
-    f, w = reference.loss_of(copy.deepcopy(run.model), lambda net: zoo.cross_entropy(net, data))
+    f, w = reference.loss_of(
+        copy.deepcopy(run.model), lambda net: toy_models.cross_entropy(net, data)
+    )
     expected = OBJECTIVES[name].reference(
         f, w, lambda select: reference.selected(run.model, select).cuda()
     )
     before = nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
     run.captured()(*data)
     taken = before - nn.utils.parameters_to_vector(run.model.parameters()).detach()
-    assert zoo.relative_error(taken, expected) < 1e-11
+    assert equality.relative_error(taken, expected) < 1e-11
 
 
 @pytest.mark.gpu
@@ -156,10 +158,10 @@ def test_the_direction_is_the_reference(name: str, kind: str) -> None:
 def test_weights_come_back(name: str, dtype: torch.dtype) -> None:
     """A learning rate of zero leaves every bit, however often the step goes up and back."""
     run = Run(MODELS["dropout"](), OBJECTIVES[name].make, partial(SGD, lr=0.0, fused=True), dtype)
-    step, before = run.captured(), zoo.bits(run.model)
+    step, before = run.captured(), equality.bits(run.model)
     for index in range(20):
         report = step(*run.batch(index))
-    assert zoo.same_bits(before, zoo.bits(run.model))
+    assert equality.same_bits(before, equality.bits(run.model))
     assert float(report.gap) != 0
 
 
@@ -168,7 +170,7 @@ def test_weights_come_back(name: str, dtype: torch.dtype) -> None:
 @every_optimizer
 @pytest.mark.parametrize("num_steps", [0, 3])
 def test_recording_changes_nothing(name: str, kind_of_optimizer: str, num_steps: int) -> None:
-    arguments = (zoo.convnet(), OBJECTIVES[name].make, OPTIMIZERS[kind_of_optimizer])
+    arguments = (toy_models.convnet(), OBJECTIVES[name].make, OPTIMIZERS[kind_of_optimizer])
     run, untouched = pair(*arguments)
     for _ in range(num_steps):
         for each in (run, untouched):
@@ -180,10 +182,10 @@ def test_recording_changes_nothing(name: str, kind_of_optimizer: str, num_steps:
     assert torch.equal(torch.cuda.get_rng_state(), seeds[1])
     assert all(p.grad is g for p, g in zip(run.model.parameters(), gradients, strict=True))
     if num_steps:
-        assert zoo.differing(run.state, untouched.state) == {}
+        assert equality.differing(run.state, untouched.state) == {}
     for each in (run, untouched):
         each.eager(*each.batch(1))
-    assert zoo.differing(run.state, untouched.state) == {}
+    assert equality.differing(run.state, untouched.state) == {}
 
 
 @pytest.mark.gpu
@@ -206,13 +208,13 @@ def test_schedules_advance(make: Callable[..., Objective]) -> None:
     def objective(model: nn.Module) -> Objective:
         return make(model, rho=InverseSqrt(0.5)) if make is GSAM else make(model)
 
-    eager, graph = pair(zoo.mlp(), objective)
+    eager, graph = pair(toy_models.mlp(), objective)
     step = graph.captured()
     for run, take in ((eager, eager.eager), (graph, step)):
         torch.manual_seed(3)
         for index in range(5):
             report = take(*run.batch(index))
-    assert zoo.same_bits(eager.state, graph.state)
+    assert equality.same_bits(eager.state, graph.state)
     if make is GSAM:
         assert float(report.rho) == pytest.approx(0.5 / 5**0.5)
         assert graph.objective.rho.num_steps == 5
@@ -222,7 +224,7 @@ def test_schedules_advance(make: Callable[..., Objective]) -> None:
 
 @pytest.mark.gpu
 def test_the_radius_follows_the_learning_rate_and_schedulers_do_not_warn() -> None:
-    run = Run(zoo.mlp(), GSAM)
+    run = Run(toy_models.mlp(), GSAM)
     bounds = {"rho_max": 0.5, "rho_min": 0.1, "lr_max": 0.125, "lr_min": 0.0}
     run.objective.rho = ProportionalToLR(run.optimizer, **bounds)
     step = run.captured()
@@ -238,14 +240,14 @@ def test_the_radius_follows_the_learning_rate_and_schedulers_do_not_warn() -> No
 @pytest.mark.gpu
 @every_objective
 def test_in_bfloat16_autocast(name: str) -> None:
-    eager, graph = pair(zoo.convnet(), OBJECTIVES[name].make)
+    eager, graph = pair(toy_models.convnet(), OBJECTIVES[name].make)
     for run in (eager, graph):
         run.loss = _autocast(run.loss)
     step = graph.captured()
     for index in range(5):
         eager.eager(*eager.batch(index))
         step(*graph.batch(index))
-    assert zoo.same_bits(eager.state, graph.state)
+    assert equality.same_bits(eager.state, graph.state)
 
 
 def _autocast(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,7 +262,7 @@ def _autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 @every_objective
 @pytest.mark.parametrize("shares", [True, False])
 def test_micro_batches(name: str, shares: bool) -> None:
-    arguments = (zoo.mlp(), OBJECTIVES[name].make)
+    arguments = (toy_models.mlp(), OBJECTIVES[name].make)
     eager, graph = pair(*arguments)
     graph.settings = {"micro_batches": 4, "shares_perturbation": shares}
     step = graph.captured()
@@ -277,14 +279,14 @@ def test_micro_batches(name: str, shares: bool) -> None:
         norms = torch.stack([r.grad_norm for r in reports]) * len(calls)
         norm = norms.square().mean().sqrt()
         torch.testing.assert_close(report.grad_norm, norm, equal_nan=True)
-    assert zoo.same_bits(eager.state, graph.state)
+    assert equality.same_bits(eager.state, graph.state)
     assert len(report.aux) == 4
 
 
 @pytest.mark.gpu
 @every_objective
 def test_clipping(name: str) -> None:
-    eager, graph = pair(zoo.mlp(), OBJECTIVES[name].make)
+    eager, graph = pair(toy_models.mlp(), OBJECTIVES[name].make)
     graph.settings = {"clip_norm": 0.125}
     step = graph.captured()
     for index in range(3):
@@ -293,7 +295,7 @@ def test_clipping(name: str) -> None:
         eager.objective.backward(lambda index=index: eager.loss(*eager.batch(index)))
         nn.utils.clip_grad_norm_(eager.model.parameters(), 0.125)
         eager.optimizer.step()
-    assert zoo.same_bits(eager.state, graph.state)
+    assert equality.same_bits(eager.state, graph.state)
 
 
 @pytest.mark.gpu
@@ -313,9 +315,9 @@ def test_compiled_models(name: str, kind: str) -> None:
             report = take(*run.batch(index))
     assert report.loss.isfinite()
     if kind == "convnet":
-        assert zoo.same_bits(eager.state, graph.state)
+        assert equality.same_bits(eager.state, graph.state)
     else:  # the compiler draws its seeds apart
-        assert zoo.relative_error(*map(_weights, (graph, eager))) < 0.2
+        assert equality.relative_error(*map(_weights, (graph, eager))) < 0.2
 
 
 def _weights(run: Run) -> Tensor:
@@ -337,7 +339,7 @@ def test_a_compiled_model_draws_the_same_masks_in_both_passes() -> None:
 
 @pytest.mark.gpu
 def test_what_a_step_returned_stays() -> None:
-    run = Run(zoo.mlp(), GSAM)
+    run = Run(toy_models.mlp(), GSAM)
     step = run.captured()
     first = step(*run.batch(0))
     loss, aux, cosine = float(first.loss), first.aux.clone(), float(first.cosine)
@@ -349,33 +351,33 @@ def test_what_a_step_returned_stays() -> None:
 
 @pytest.mark.gpu
 def test_eager_and_captured_steps_may_alternate() -> None:
-    eager, mixed = pair(zoo.convnet(), GSAM, OPTIMIZERS["AdamW"])
+    eager, mixed = pair(toy_models.convnet(), GSAM, OPTIMIZERS["AdamW"])
     step = mixed.captured()
     for index in range(6):
         eager.eager(*eager.batch(index))
         (step if index % 2 else mixed.eager)(*mixed.batch(index))
-    assert zoo.same_bits(eager.state, mixed.state)
+    assert equality.same_bits(eager.state, mixed.state)
 
 
 @pytest.mark.gpu
 def test_batches_may_come_from_the_host() -> None:
-    here, there = pair(zoo.mlp(), GSAM)
+    here, there = pair(toy_models.mlp(), GSAM)
     for run in (here, there):
         step = run.captured()
         for index in range(3):
             batch = run.batch(index)
             step(*(batch if run is here else [t.cpu() for t in batch]))
-    assert zoo.same_bits(here.state, there.state)
+    assert equality.same_bits(here.state, there.state)
 
 
 @pytest.mark.gpu
 def test_other_batches_are_refused() -> None:
-    run = Run(zoo.mlp(), GSAM)
+    run = Run(toy_models.mlp(), GSAM)
     step, before, (x, y) = run.captured(), run.state, run.batch(0)
     for batch in ((x[:5], y[:5]), (x.double(), y), (x,), (x, 3)):
         with pytest.raises(ValueError, match="batch must be like the captured one"):
             step(*batch)
-    assert zoo.same_bits(before, run.state)
+    assert equality.same_bits(before, run.state)
 
 
 CHANGES: dict[str, Callable[[Run], object]] = {
@@ -395,7 +397,7 @@ CHANGES: dict[str, Callable[[Run], object]] = {
 @pytest.mark.gpu
 @pytest.mark.parametrize("what", CHANGES)
 def test_changes_that_a_graph_cannot_follow_are_refused(what: str) -> None:
-    run = Run(zoo.convnet(), GSAM, OPTIMIZERS["AdamW"])
+    run = Run(toy_models.convnet(), GSAM, OPTIMIZERS["AdamW"])
     step = run.captured()
     step(*run.batch(0))
     CHANGES[what](run)
@@ -405,7 +407,7 @@ def test_changes_that_a_graph_cannot_follow_are_refused(what: str) -> None:
     ) as error:
         step(*run.batch(1))
     assert what in str(error.value) or what == "The memory of the model's buffers"
-    assert zoo.same_bits(before, run.state)
+    assert equality.same_bits(before, run.state)
 
 
 @pytest.mark.gpu
@@ -429,7 +431,7 @@ def test_a_loss_that_waits_for_the_gpu_is_refused_and_harms_nothing() -> None:
         for index in range(3):
             step(*each.batch(index))
             each.eager(*each.batch(index))
-    assert zoo.same_bits(run.state, untouched.state)
+    assert equality.same_bits(run.state, untouched.state)
 
 
 class Counting(nn.Module):
@@ -444,24 +446,24 @@ class Counting(nn.Module):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("make", [Counting, partial(zoo.Followed, assigns=True)])
+@pytest.mark.parametrize("make", [Counting, partial(toy_models.Followed, assigns=True)])
 def test_what_is_assigned_anew_is_refused(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(RuntimeError, match="model must write to its buffers and frozen parameters"):
+    with pytest.raises(RuntimeError, match="model must write to its weights and buffers in place"):
         Run(make(), GSAM).captured()
 
 
 @pytest.mark.gpu
 @every_objective
 def test_frozen_parameters_that_a_pass_writes_move_once(name: str) -> None:
-    eager, graph = pair(zoo.Followed(), OBJECTIVES[name].make, trainable_alone)
+    eager, graph = pair(toy_models.Followed(), OBJECTIVES[name].make, trainable_alone)
     before = graph.state
     step = graph.captured()
-    assert zoo.same_bits(before, graph.state)
+    assert equality.same_bits(before, graph.state)
     for run, take in ((eager, eager.eager), (graph, step)):
         torch.manual_seed(3)
         for index in range(3):
             take(*run.batch(index))
-    assert zoo.same_bits(eager.state, graph.state)
+    assert equality.same_bits(eager.state, graph.state)
 
 
 CHEAPER: dict[str, Callable[..., Objective]] = {
@@ -482,14 +484,14 @@ def test_cheaper_steps_are_eager_ones(name: str, kind: str, kind_of_optimizer: s
     eager, graph = pair(MODELS[kind](), Vanilla, OPTIMIZERS[kind_of_optimizer])
     for run in (eager, graph):
         run.objective = CHEAPER[name](run.model, run.optimizer)
-    before = zoo.bits(graph.model)
+    before = equality.bits(graph.model)
     step = graph.captured()
-    assert zoo.same_bits(before, zoo.bits(graph.model))
+    assert equality.same_bits(before, equality.bits(graph.model))
     reports: list[list[Report]] = [[], []]
     for run, take, seen in ((eager, eager.eager, reports[0]), (graph, step, reports[1])):
         torch.manual_seed(3)
         seen += [take(*run.batch(index)) for index in range(15)]
-    assert zoo.same_bits(eager.state, graph.state)
+    assert equality.same_bits(eager.state, graph.state)
     assert eager.objective.state_dict() == graph.objective.state_dict()
     for mine, its in zip(*reports, strict=True):
         assert torch.equal(mine.aux, its.aux)
@@ -501,7 +503,7 @@ def test_cheaper_steps_are_eager_ones(name: str, kind: str, kind_of_optimizer: s
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", [SAM, GSAM, partial(SAM, perturb="norms")])
 def test_a_climb_on_a_fraction_of_the_batch(make: Callable[..., Objective]) -> None:
-    eager, graph = pair(zoo.convnet(), make)
+    eager, graph = pair(toy_models.convnet(), make)
     graph.settings["climb_fraction"] = 0.25
     step = graph.captured()
     for index in range(10):
@@ -512,7 +514,7 @@ def test_a_climb_on_a_fraction_of_the_batch(make: Callable[..., Objective]) -> N
         )
         eager.optimizer.step()
         report = step(*batch)
-    assert zoo.same_bits(eager.state, graph.state)
+    assert equality.same_bits(eager.state, graph.state)
     assert report.loss.isnan()
     assert report.value.isfinite()
     assert len(report.aux) == len(y)
@@ -520,7 +522,7 @@ def test_a_climb_on_a_fraction_of_the_batch(make: Callable[..., Objective]) -> N
 
 @pytest.mark.gpu
 def test_alpha_must_not_leave_zero_where_norms_alone_climb() -> None:
-    run = Run(zoo.convnet(), partial(GSAM, perturb="norms", alpha=0.0))
+    run = Run(toy_models.convnet(), partial(GSAM, perturb="norms", alpha=0.0))
     step = run.captured()
     step(*run.batch(0))
     run.objective.alpha = 0.1
@@ -531,25 +533,25 @@ def test_alpha_must_not_leave_zero_where_norms_alone_climb() -> None:
 
 @pytest.mark.gpu
 def test_two_graphs_share_one_pool() -> None:
-    run = Run(zoo.mlp(), lambda model: Intermittent(GSAM(model), every=2))
+    run = Run(toy_models.mlp(), lambda model: Intermittent(GSAM(model), every=2))
     pools = [graph._graph.pool() for graph in run.captured()._graphs]
     assert len(pools) == 2
     assert pools[0] == pools[1]
 
 
 def wrong(**changes: Any) -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     arguments: dict[str, Any] = {
         "objective": Vanilla(model),
         "optimizer": SGD(model.parameters(), lr=0.1, fused=True),
         "loss_fn": model,
-        "example_batch": zoo.batch(),
+        "example_batch": toy_models.batch(),
     }
     capture(**(arguments | changes))
 
 
 def optimizer(**settings: Any) -> SGD:
-    return SGD(zoo.mlp().parameters(), lr=0.1, **settings)
+    return SGD(toy_models.mlp().parameters(), lr=0.1, **settings)
 
 
 WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
@@ -566,7 +568,7 @@ WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (
         ValueError,
         "climb_fraction must be 1 with micro_batches, got 0.5 and micro_batches=2",
-        {"objective": SAM(zoo.mlp()), "climb_fraction": 0.5, "micro_batches": 2},
+        {"objective": SAM(toy_models.mlp()), "climb_fraction": 0.5, "micro_batches": 2},
     ),
     (ValueError, "clip_norm must be above 0 and finite, got 0", {"clip_norm": 0}),
     (ValueError, "must be fused, got SGD with fused=None", {"optimizer": optimizer()}),

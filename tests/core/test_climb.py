@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Objective, Vanilla
-from tests import reference, zoo
-from tests.table import RHO
+from tests import equality, reference, toy_models
+from tests.objective_cases import RHO
 
 PART = 3
 
 
-def part_of(data: zoo.Batch) -> zoo.Batch:
+def part_of(data: toy_models.Batch) -> toy_models.Batch:
     return data[0][:PART], data[1][:PART]
 
 
@@ -32,20 +32,22 @@ OBJECTIVES: dict[str, tuple[Callable[..., Objective], Callable[..., Tensor]]] = 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_direction_is_the_reference(name: str, device: torch.device) -> None:
     make, combine = OBJECTIVES[name]
-    model, data = zoo.mlp().double().to(device), zoo.batch(device=device)
-    whole, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    model, data = toy_models.mlp().double().to(device), toy_models.batch(device=device)
+    whole, w = reference.loss_of(
+        copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data)
+    )
     part, _ = reference.loss_of(
-        copy.deepcopy(model), lambda net: zoo.cross_entropy(net, part_of(data))
+        copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, part_of(data))
     )
     g = reference.gradient(part, w)
     point = w + reference.climb(part, w, RHO)
     expected = combine(g, reference.gradient(whole, point))
     objective = make(model)
     report = objective.backward(
-        lambda: (zoo.cross_entropy(model, data), "whole"),
-        climb=lambda: (zoo.cross_entropy(model, part_of(data)), "part"),
+        lambda: (toy_models.cross_entropy(model, data), "whole"),
+        climb=lambda: (toy_models.cross_entropy(model, part_of(data)), "part"),
     )
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-11
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-11
     assert report.aux == "whole"
     missing = ("loss", "gap", "grad_norm", "cosine")
     assert all(bool(getattr(report, field).isnan()) for field in missing)
@@ -57,46 +59,48 @@ def test_the_direction_is_the_reference(name: str, device: torch.device) -> None
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_whole_batch_is_no_climb_at_all(name: str) -> None:
-    model, data = zoo.mlp(), zoo.batch()
-    closure = zoo.closure_of(model, data)
+    model, data = toy_models.mlp(), toy_models.batch()
+    closure = toy_models.closure_of(model, data)
     OBJECTIVES[name][0](model).backward(closure, climb=closure)
-    expected = zoo.direction(OBJECTIVES[name][0], model, data)
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-6
+    expected = toy_models.direction(OBJECTIVES[name][0], model, data)
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-6
 
 
 def test_lists_of_closures() -> None:
-    model, (x, y) = zoo.mlp().double(), zoo.batch(8)
+    model, (x, y) = toy_models.mlp().double(), toy_models.batch(8)
     quarters = [
         lambda i=i: nn.functional.cross_entropy(model(x[i : i + 2]), y[i : i + 2]) / 4
         for i in (0, 2, 4, 6)
     ]
     SAM(model, rho=RHO).backward(quarters, climb=[quarters[0], quarters[1]])
-    apart = zoo.flat_grad(model)
+    apart = toy_models.flat_grad(model)
     model.zero_grad()
     SAM(model, rho=RHO).backward(
         lambda: nn.functional.cross_entropy(model(x), y),
         climb=lambda: nn.functional.cross_entropy(model(x[:4]), y[:4]),
     )
-    assert zoo.relative_error(apart, zoo.flat_grad(model)) < 1e-12
+    assert equality.relative_error(apart, toy_models.flat_grad(model)) < 1e-12
 
 
 def test_statistics_move_in_the_pass_at_w() -> None:
-    model, data = zoo.convnet(), zoo.batch()
+    model, data = toy_models.convnet(), toy_models.batch()
     plain = copy.deepcopy(model)
     plain(part_of(data)[0].float())
-    SAM(model).backward(zoo.closure_of(model, data), climb=zoo.closure_of(model, part_of(data)))
-    assert zoo.same_bits(list(plain.buffers()), list(model.buffers()))
+    SAM(model).backward(
+        toy_models.closure_of(model, data), climb=toy_models.closure_of(model, part_of(data))
+    )
+    assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
 
 
 @pytest.mark.parametrize("kind", [Vanilla, EntropySGD])
 def test_it_is_refused_without_a_first_pass(kind: type[Objective]) -> None:
-    model, data = zoo.mlp(), zoo.batch()
-    closure = zoo.closure_of(model, data)
+    model, data = toy_models.mlp(), toy_models.batch()
+    closure = toy_models.closure_of(model, data)
     with pytest.raises(ValueError, match=f"climb must be left out for {kind.__name__}, got one"):
         kind(model).backward(closure, climb=closure)
 
 
 def test_what_is_not_a_closure() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     with pytest.raises(TypeError, match="climb must be a function that runs the forward pass"):
-        ASAM(model).backward(zoo.closure_of(model, zoo.batch()), climb=3)
+        ASAM(model).backward(toy_models.closure_of(model, toy_models.batch()), climb=3)

@@ -9,37 +9,41 @@ import torch
 from torch import Tensor, nn
 
 from surrogap import EntropySGD
-from tests import reference, zoo
-from tests.table import WALK
+from tests import equality, reference, toy_models
+from tests.objective_cases import WALK
 
 
-def losses(model: nn.Module, batches: list[zoo.Batch]) -> tuple[list[reference.Loss], Tensor]:
+def losses(
+    model: nn.Module, batches: list[toy_models.Batch]
+) -> tuple[list[reference.Loss], Tensor]:
     pairs = [
-        reference.loss_of(copy.deepcopy(model), lambda net, data=data: zoo.cross_entropy(net, data))
+        reference.loss_of(
+            copy.deepcopy(model), lambda net, data=data: toy_models.cross_entropy(net, data)
+        )
         for data in batches
     ]
     return [f for f, _ in pairs], pairs[0][1]
 
 
-def walking(model: nn.Module, batches: list[zoo.Batch]) -> Callable[[], Tensor]:
+def walking(model: nn.Module, batches: list[toy_models.Batch]) -> Callable[[], Tensor]:
     """A closure that draws a new batch in each pass."""
     stream = iter(batches)
-    return lambda: zoo.cross_entropy(model, next(stream))
+    return lambda: toy_models.cross_entropy(model, next(stream))
 
 
 @pytest.mark.parametrize("inner_steps", [1, 2, 6])
 def test_closure_may_draw_a_batch_for_each_step(inner_steps: int, device: torch.device) -> None:
-    model = zoo.mlp().double().to(device)
-    batches = [zoo.batch(seed=seed, device=device) for seed in range(inner_steps)]
+    model = toy_models.mlp().double().to(device)
+    batches = [toy_models.batch(seed=seed, device=device) for seed in range(inner_steps)]
     fs, w = losses(model, batches)
     expected = reference.entropy_sgd(fs, w, **WALK)
     EntropySGD(model, inner_steps=inner_steps, noise=0.0, **WALK).backward(walking(model, batches))
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-13
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-13
 
 
 def test_noise_is_normal_and_scaled_by_the_root_of_the_step(device: torch.device) -> None:
-    model, noise = zoo.mlp().double().to(device), 0.3
-    batches = [zoo.batch(seed=seed, device=device) for seed in range(4)]
+    model, noise = toy_models.mlp().double().to(device), 0.3
+    batches = [toy_models.batch(seed=seed, device=device) for seed in range(4)]
     fs, w = losses(model, batches)
     torch.manual_seed(11)
     normals = [
@@ -49,20 +53,20 @@ def test_noise_is_normal_and_scaled_by_the_root_of_the_step(device: torch.device
     expected = reference.entropy_sgd(fs, w, noise=noise, normals=normals, **WALK)
     torch.manual_seed(11)
     EntropySGD(model, inner_steps=4, noise=noise, **WALK).backward(walking(model, batches))
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-13
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-13
 
 
 def test_scoping_raises_gamma_with_the_step() -> None:
     """In the released Entropy-SGD the step never counts, so its scoping is dead."""
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     objective = EntropySGD(model, inner_steps=2, noise=0.0, scoping=0.1, **WALK)
     fs, w = losses(model, [data, data])
     for step in range(4):
         model.zero_grad()
-        objective.backward(zoo.closure_of(model, data))
+        objective.backward(toy_models.closure_of(model, data))
         gamma = WALK["gamma"] * 1.1**step
         expected = reference.entropy_sgd(fs, w, **{**WALK, "gamma": gamma})
-        assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-12
+        assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-12
     resumed = EntropySGD(model, scoping=0.1, **WALK)
     resumed.load_state_dict(objective.state_dict())
     assert resumed.gamma_now == objective.gamma_now == pytest.approx(WALK["gamma"] * 1.1**4)
@@ -78,10 +82,10 @@ def test_scoping_beyond_all_numbers() -> None:
 
 
 def test_micro_batches_share_a_step_of_scoping() -> None:
-    model, data = zoo.mlp(), zoo.batch()
+    model, data = toy_models.mlp(), toy_models.batch()
     objective = EntropySGD(model, scoping=0.1)
     for sync in (False, False, True):
-        objective.backward(zoo.closure_of(model, data), sync=sync)
+        objective.backward(toy_models.closure_of(model, data), sync=sync)
     assert objective.state_dict() == {"num_steps": 1}
 
 
@@ -98,8 +102,8 @@ def test_walk_in_half_precision_is_kept_in_single() -> None:
 
 
 def test_report_is_that_of_the_first_pass() -> None:
-    model = zoo.mlp().double()
-    batches = [zoo.batch(seed=seed) for seed in range(3)]
+    model = toy_models.mlp().double()
+    batches = [toy_models.batch(seed=seed) for seed in range(3)]
     fs, w = losses(model, batches)
     report = EntropySGD(model, inner_steps=3).backward(walking(model, batches))
     assert float(report.loss) == pytest.approx(float(fs[0](w)))

@@ -17,7 +17,7 @@ from surrogap.core.fused.arithmetic import Fused
 from surrogap.core.geometry import Kind
 from surrogap.core.shards import WHOLE
 from surrogap.core.vectors import Gradients
-from tests import zoo
+from tests import equality
 
 COEFFICIENTS = {
     "SAM": Coefficients(0.0, 1.0),
@@ -28,7 +28,7 @@ COEFFICIENTS = {
 KINDS = {
     "plain": [Kind.PLAIN] * 6,
     "scaled": [Kind.PLAIN, Kind.PLAIN, Kind.SCALED, Kind.SCALED, Kind.PLAIN, Kind.PLAIN],
-    "partly still": [Kind.STILL, Kind.PLAIN, Kind.SCALED, Kind.STILL, Kind.PLAIN, Kind.PLAIN],
+    "partly still": [Kind.FIXED, Kind.PLAIN, Kind.SCALED, Kind.FIXED, Kind.PLAIN, Kind.PLAIN],
 }
 
 
@@ -68,9 +68,9 @@ def step(
     moved = [t.clone() for t in weights]
     copies: Gradients = [None if t is None else t.clone() for t in g_p]
     direction, products = arithmetic.combination(copies, coefficients)
-    assert zoo.same_bits(w, weights)
+    assert equality.same_bits(w, weights)
     arithmetic.restore()  # there is nothing left to put back
-    assert zoo.same_bits(w, weights)
+    assert equality.same_bits(w, weights)
     return moved, direction, products()
 
 
@@ -167,7 +167,7 @@ def test_low_memory_finds_the_gradient_again(
     arguments = (w, g, g_p, KINDS[kinds], COEFFICIENTS[objective])
     moved, direction, products = step(Fused, *arguments, memory="low")
     expected_point, expected, expected_products = step(Fused, *arguments)
-    assert zoo.same_bits(moved, expected_point)
+    assert equality.same_bits(moved, expected_point)
     torch.testing.assert_close(products, expected_products, rtol=1e-4, atol=1e-2)
     for ours, theirs, weight, kind in zip(direction, expected, w, KINDS[kinds], strict=True):
         assert ours is not None
@@ -188,7 +188,7 @@ def test_low_memory_without_a_climb(poison: float, device: torch.device) -> None
     g = [t * 0.0 for t in g] if poison == 0.0 else g
     arguments = (w, g, g, KINDS["scaled"], COEFFICIENTS["GapPenalty"])
     moved, direction, _ = step(Fused, *arguments, memory="low")
-    assert zoo.same_bits(moved, w)
+    assert equality.same_bits(moved, w)
     assert_close(direction, step(Fused, *arguments)[1], torch.float32)
 
 
@@ -203,8 +203,8 @@ def test_numbers_may_lie_on_the_device(
         step(cls, w, g, g_p, KINDS["scaled"], Coefficients(*coefficients), None, memory, rho)
         for rho, *coefficients in (there, (0.3, -0.4, 1.0, 0.1, 0.4))
     ]
-    assert zoo.same_bits(results[0][0], results[1][0])
-    assert zoo.same_bits(results[0][1], results[1][1])
+    assert equality.same_bits(results[0][0], results[1][0])
+    assert equality.same_bits(results[0][1], results[1][1])
 
 
 def test_missing_gradients_are_zero(device: torch.device) -> None:
@@ -236,7 +236,7 @@ def test_tensors_need_not_be_aligned(offsets: tuple[int, ...], device: torch.dev
     arithmetic.climb(list(g), 0.3, None)
     point = [t.clone() for t in w]
     direction, _ = arithmetic.combination(list(g_p), coefficients)
-    assert zoo.same_bits(w, weights)
+    assert equality.same_bits(w, weights)
     expected_point, expected, _ = step(Fused, *plain, [Kind.PLAIN], coefficients)
     assert_close(point, expected_point, torch.float32)
     assert_close(direction, expected, torch.float32)
@@ -266,8 +266,8 @@ def test_gradients_in_another_memory_format(cls: type[Arithmetic], device: torch
     expected = step(cls, w, g, g_p, *arguments)
     g[3], g_p[3] = g[3].contiguous(), g_p[3].contiguous()
     actual = step(cls, w, g, g_p, *arguments)
-    assert zoo.same_bits(actual[0], expected[0])
-    assert zoo.same_bits(actual[1], expected[1])
+    assert equality.same_bits(actual[0], expected[0])
+    assert equality.same_bits(actual[1], expected[1])
     assert actual[1][3].stride() == w[3].stride()
 
 
@@ -302,8 +302,8 @@ def test_weights_come_back_to_where_a_pass_has_put_them(
         assert_close(direction, expected, torch.float32)
     else:
         arithmetic.restore()
-    assert zoo.same_bits(w, parameters)
-    assert zoo.same_bits(climbed, places)  # which are another's by now, perhaps
+    assert equality.same_bits(w, parameters)
+    assert equality.same_bits(climbed, places)  # which are another's by now, perhaps
 
 
 def test_weights_that_a_pass_has_reshaped_are_refused(device: torch.device) -> None:
@@ -334,7 +334,7 @@ def test_an_interrupt_while_weights_are_found(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fused._Group, "find", struck)
+        patch.setattr(fused.Group, "find", struck)
         with pytest.raises(KeyboardInterrupt):
             arithmetic.restore()
     arithmetic.restore()
@@ -355,13 +355,13 @@ def test_new_parameters_in_the_same_memory_are_taken_over(device: torch.device) 
     assert not old.any()
 
 
-def test_a_recording_refuses_weights_that_move(device: torch.device) -> None:
+def test_a_capture_refuses_weights_that_move(device: torch.device) -> None:
     (weight,) = parameters = [torch.randn(3, 4, device=device)]
     arithmetic = Fused(task(parameters))
     arithmetic.climb([torch.ones_like(weight)], 0.3, None)
     weight.data = weight.data.clone()
     message = "A captured step cannot follow a forward pass that assigns to p.data"
-    with arithmetic.recording(1), pytest.raises(RuntimeError, match=message):
+    with arithmetic.capturing(1), pytest.raises(RuntimeError, match=message):
         arithmetic.restore()
 
 
@@ -381,9 +381,9 @@ def test_weights_come_back_from_a_climb_cut_short(
     monkeypatch.setattr(arithmetic, "_move" if cls is Fused else "_point", failing)
     with pytest.raises(KeyboardInterrupt):
         arithmetic.climb(g, 0.3, None)
-    assert not zoo.same_bits(w, parameters)
+    assert not equality.same_bits(w, parameters)
     arithmetic.restore()
-    assert zoo.same_bits(w, parameters)
+    assert equality.same_bits(w, parameters)
 
 
 @BOTH
@@ -395,7 +395,7 @@ def test_a_bad_gradient_of_what_stands_still_does_not_stop_the_climb(
     arguments = (KINDS["partly still"], COEFFICIENTS["SAM"])
     expected = step(cls, w, g, g_p, *arguments)[0]
     g[3][0, 0, 0, 0] = float("inf")
-    assert zoo.same_bits(step(cls, w, g, g_p, *arguments)[0], expected)
+    assert equality.same_bits(step(cls, w, g, g_p, *arguments)[0], expected)
 
 
 def test_the_default_dtype_does_not_matter(device: torch.device) -> None:
@@ -403,7 +403,7 @@ def test_the_default_dtype_does_not_matter(device: torch.device) -> None:
     arguments = (w, g, g_p, KINDS["plain"], COEFFICIENTS["GSAM"])
     expected = step(Fused, *arguments)[1]
     torch.set_default_dtype(torch.float64)
-    assert zoo.same_bits(step(Fused, *arguments)[1], expected)
+    assert equality.same_bits(step(Fused, *arguments)[1], expected)
 
 
 @pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SCALED])
@@ -426,7 +426,7 @@ def test_no_direction_to_climb_in(poison: float, device: torch.device) -> None:
     g = [t * 0.0 for t in g] if poison == 0.0 else g
     arguments = (w, g, g_p, KINDS["scaled"], COEFFICIENTS["SAM"])
     moved, direction, _ = step(Fused, *arguments)
-    assert zoo.same_bits(moved, w)
+    assert equality.same_bits(moved, w)
     assert_close(direction, step(Flat, *arguments)[1], torch.float32)
     assert bool(direction[2].isfinite().all()) == (poison == 0.0)
 
@@ -483,7 +483,7 @@ def test_the_last_one_serves_while_it_fits() -> None:
         cuda[:1],
     ):
         assert chosen(other, last) is not last
-    assert choose(task(cuda, [Kind.STILL, Kind.PLAIN]), last=last) is not last
+    assert choose(task(cuda, [Kind.FIXED, Kind.PLAIN]), last=last) is not last
 
 
 def test_where_kernels_cannot_be_built_a_warning_says_so(
@@ -528,8 +528,8 @@ def test_settings_may_change_from_step_to_step(cls: type[Arithmetic], device: to
             moved = [t.clone() for t in parameters]
             results.append((moved, arithmetic.combination([t.clone() for t in g_p], coefficients)))
         (moved, (direction, _)), (expected_moved, (expected, _)) = results
-        assert zoo.same_bits(moved, expected_moved)
-        assert zoo.same_bits(direction, expected)
+        assert equality.same_bits(moved, expected_moved)
+        assert equality.same_bits(direction, expected)
 
 
 def test_kernels_can_be_built_for_a_gpu() -> None:

@@ -5,31 +5,34 @@ import torch
 
 from surrogap import GSAM, SAM, Intermittent, MomentumSAM
 from surrogap.rho import InverseSqrt
-from tests import zoo
+from tests import equality, toy_models
 
 
 @pytest.mark.parametrize(("every", "start"), [(1, 0), (3, 0), (1, 2), (3, 2), (2, 5)])
 def test_which_steps_use_the_objective(every: int, start: int) -> None:
-    model = zoo.mlp().double()
+    model = toy_models.mlp().double()
     objective = Intermittent(GSAM(model, rho=0.2), every=every, start=start)
     for step in range(10):
-        closure = zoo.closure_of(model, zoo.batch(seed=step))
+        closure = toy_models.closure_of(model, toy_models.batch(seed=step))
         is_active = step >= start and (step - start) % every == 0
-        expected = zoo.direction(
+        expected = toy_models.direction(
             (lambda m: GSAM(m, rho=0.2)) if is_active else (lambda m: SAM(m, rho=0.0)),
             model,
-            zoo.batch(seed=step),
+            toy_models.batch(seed=step),
         )
         model.zero_grad()
         report = objective.backward(closure)
-        assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-12
+        assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-12
         assert bool(report.rho.isnan()) != is_active
         assert float(report.value) == float(report.loss)
 
 
 def test_calls_that_share_a_step_are_of_one_kind() -> None:
-    model = zoo.mlp()
-    objective, closure = Intermittent(SAM(model), every=2), zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp()
+    objective, closure = (
+        Intermittent(SAM(model), every=2),
+        toy_models.closure_of(model, toy_models.batch()),
+    )
     rhos = []
     for _ in range(2):
         rhos += [
@@ -39,17 +42,17 @@ def test_calls_that_share_a_step_are_of_one_kind() -> None:
 
 
 def test_schedules_advance_at_every_step() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     objective = Intermittent(SAM(model, rho=InverseSqrt(0.6)), every=4)
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
     reports = [objective.backward(closure) for _ in range(9)]
     assert [float(reports[t].rho) for t in (0, 4, 8)] == pytest.approx([0.6, 0.6 / 5**0.5, 0.2])
 
 
 def test_state_goes_on_where_it_was() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     objective = Intermittent(SAM(model, rho=InverseSqrt(0.6)), every=3)
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
     for _ in range(4):
         objective.backward(closure)
     state = objective.state_dict()
@@ -58,13 +61,13 @@ def test_state_goes_on_where_it_was() -> None:
     resumed.load_state_dict(state)
     for _ in range(5):
         mine, its = objective.backward(closure).rho, resumed.backward(closure).rho
-        assert zoo.same_bits([mine], [its])
+        assert equality.same_bits([mine], [its])
     with pytest.raises(ValueError, match="state must hold num_steps"):
         resumed.load_state_dict({})
 
 
 def test_a_step_that_raises_is_not_counted() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     objective = Intermittent(SAM(model), every=2)
     with pytest.raises(ZeroDivisionError):
         objective.backward(lambda: 1 / 0)
@@ -72,9 +75,9 @@ def test_a_step_that_raises_is_not_counted() -> None:
 
 
 def test_climb_is_for_the_steps_that_climb() -> None:
-    model, calls = zoo.mlp(), []
+    model, calls = toy_models.mlp(), []
     objective = Intermittent(SAM(model), every=2)
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
 
     def climb() -> torch.Tensor:
         calls.append(1)
@@ -89,7 +92,7 @@ def test_climb_is_for_the_steps_that_climb() -> None:
 
 
 def test_repr_and_rho() -> None:
-    objective = Intermittent(SAM(zoo.mlp(), rho=0.2), every=5)
+    objective = Intermittent(SAM(toy_models.mlp(), rho=0.2), every=5)
     assert repr(objective) == "Intermittent(SAM(rho=0.2), every=5, start=0)"
     objective.rho = 0.4
     assert objective.objective.rho == objective.rho == 0.4
@@ -107,9 +110,9 @@ def test_repr_and_rho() -> None:
 )
 def test_wrong_numbers(arguments: dict[str, int], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        Intermittent(SAM(zoo.mlp()), **arguments)
+        Intermittent(SAM(toy_models.mlp()), **arguments)
 
 
 def test_what_is_not_an_objective() -> None:
     with pytest.raises(TypeError, match="objective must be an objective, got Sequential"):
-        Intermittent(zoo.mlp())
+        Intermittent(toy_models.mlp())

@@ -13,37 +13,37 @@ from torch.amp import GradScaler
 
 from surrogap import GSAM, SAM, EntropySGD, Intermittent, MomentumSAM, Objective, Vanilla
 from surrogap.rho import InverseSqrt
-from tests import zoo
+from tests import equality, toy_models
 from tests.core.test_scaling import SCALE, scaler_for
 from tests.new_objective import FriendlySAM
-from tests.table import NUM_PASSES, OBJECTIVES, every_objective
+from tests.objective_cases import NUM_PASSES, OBJECTIVES, every_objective
 
 
 def pair(name: str, kind: str = "convnet", **to: object) -> tuple[nn.Module, nn.Module]:
-    model = zoo.MODELS[kind]().to(**to)
+    model = toy_models.MODELS[kind]().to(**to)
     return model, copy.deepcopy(model)
 
 
 @every_objective
-@pytest.mark.parametrize("kind", zoo.MODELS)
+@pytest.mark.parametrize("kind", toy_models.MODELS)
 def test_backward_adds_what_objective_backward_adds(
     name: str, kind: str, device: torch.device
 ) -> None:
     """To the bit, on what `.grad` held before, and all else is what that leaves too."""
     model, twin = pair(name, kind, device=device)
-    data = zoo.batch(device=device)
+    data = toy_models.batch(device=device)
     objective, other = (OBJECTIVES[name].make(each) for each in (model, twin))
     for _ in range(2):
         state = torch.get_rng_state()
-        loss = objective.loss(zoo.closure_of(model, data))
+        loss = objective.loss(toy_models.closure_of(model, data))
         after = torch.get_rng_state()
         loss.backward()
         torch.set_rng_state(state)
-        report = other.backward(zoo.closure_of(twin, data))
+        report = other.backward(toy_models.closure_of(twin, data))
         assert torch.equal(torch.get_rng_state(), after)
         assert torch.equal(loss.detach(), report.value)
-        assert torch.equal(zoo.flat_grad(model), zoo.flat_grad(twin))
-        assert zoo.same_bits(zoo.bits(model), zoo.bits(twin))
+        assert torch.equal(toy_models.flat_grad(model), toy_models.flat_grad(twin))
+        assert equality.same_bits(equality.bits(model), equality.bits(twin))
         assert objective.report is not None
         assert other.report is report
         for field in ("loss", "perturbed_loss", "grad_norm", "perturbed_grad_norm", "cosine"):
@@ -53,54 +53,56 @@ def test_backward_adds_what_objective_backward_adds(
 
 @every_objective
 def test_the_incoming_gradient_multiplies_the_direction(name: str) -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
-    expected = zoo.direction(OBJECTIVES[name].make, model, data)
-    loss = OBJECTIVES[name].make(model).loss(zoo.closure_of(model, data))
+    model, data = toy_models.mlp().double(), toy_models.batch()
+    expected = toy_models.direction(OBJECTIVES[name].make, model, data)
+    loss = OBJECTIVES[name].make(model).loss(toy_models.closure_of(model, data))
     value = float(loss.detach())
     loss = loss / 3
     loss *= 2  # in place, as some loops do
     assert float(loss.detach()) == pytest.approx(value * 2 / 3)
     loss.backward()
-    assert zoo.relative_error(zoo.flat_grad(model), expected * 2 / 3) < 1e-15
+    assert equality.relative_error(toy_models.flat_grad(model), expected * 2 / 3) < 1e-15
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     model, twin = pair("GSAM", "mlp", dtype=dtype)
-    data = zoo.batch()
-    loss = GSAM(model).loss(zoo.closure_of(model, data))
+    data = toy_models.batch()
+    loss = GSAM(model).loss(toy_models.closure_of(model, data))
     assert loss.dtype == torch.float32
     (loss / 3).backward()
-    GSAM(twin).backward(zoo.closure_of(twin, data))
-    expected = (zoo.flat_grad(twin).float() * (torch.tensor(1.0) / 3)).to(dtype)
-    assert torch.equal(zoo.flat_grad(model), expected)
+    GSAM(twin).backward(toy_models.closure_of(twin, data))
+    expected = (toy_models.flat_grad(twin).float() * (torch.tensor(1.0) / 3)).to(dtype)
+    assert torch.equal(toy_models.flat_grad(model), expected)
 
 
-def plain_loop(model: nn.Module, make_loss: Callable[[nn.Module, zoo.Batch], Tensor]) -> Tensor:
+def plain_loop(
+    model: nn.Module, make_loss: Callable[[nn.Module, toy_models.Batch], Tensor]
+) -> Tensor:
     """Accumulation, loss scaling and clipping; the weights after three steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = GradScaler("cpu", init_scale=SCALE)
     for step in range(3):
         for part in range(4):
-            loss = make_loss(model, zoo.batch(seed=10 * step + part)) / 4
+            loss = make_loss(model, toy_models.batch(seed=10 * step + part)) / 4
             scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    return torch.cat([tensor.double().reshape(-1) for tensor in zoo.bits(model)])
+    return torch.cat([tensor.double().reshape(-1) for tensor in equality.bits(model)])
 
 
 @pytest.mark.parametrize("make", [Vanilla, partial(SAM, rho=0.0)])
-@pytest.mark.parametrize("kind", zoo.MODELS)
+@pytest.mark.parametrize("kind", toy_models.MODELS)
 def test_without_a_perturbation_it_is_the_loop_as_it_was(
     make: Callable[[nn.Module], Objective], kind: str
 ) -> None:
     model, twin = pair("SAM", kind)
     objective = make(twin)
-    expected = plain_loop(model, lambda net, data: zoo.closure_of(net, data)())
-    actual = plain_loop(twin, lambda net, data: objective.loss(zoo.closure_of(net, data)))
+    expected = plain_loop(model, lambda net, data: toy_models.closure_of(net, data)())
+    actual = plain_loop(twin, lambda net, data: objective.loss(toy_models.closure_of(net, data)))
     assert torch.equal(actual, expected)
 
 
@@ -109,12 +111,12 @@ def test_a_loop_with_everything_is_the_loop_by_hand(name: str) -> None:
     """A perturbation for each micro-batch, their mean, scaled and clipped: in float64."""
     model, twin = pair(name, "mlp", dtype=torch.float64)
     objective, other = (OBJECTIVES[name].make(each) for each in (model, twin))
-    actual = plain_loop(model, lambda net, data: objective.loss(zoo.closure_of(net, data)))
+    actual = plain_loop(model, lambda net, data: objective.loss(toy_models.closure_of(net, data)))
 
-    def by_hand(net: nn.Module, data: zoo.Batch) -> Tensor:
+    def by_hand(net: nn.Module, data: toy_models.Batch) -> Tensor:
         before = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
         net.zero_grad()
-        other.backward(zoo.closure_of(net, data))
+        other.backward(toy_models.closure_of(net, data))
         directions = [p.grad for p in net.parameters()]
         for parameter, gradient in zip(net.parameters(), before, strict=True):
             parameter.grad = gradient
@@ -122,15 +124,15 @@ def test_a_loop_with_everything_is_the_loop_by_hand(name: str) -> None:
         pairs = zip(net.parameters(), directions, strict=True)
         return sum(((p * d).sum() for p, d in pairs), start=torch.zeros(()))
 
-    assert zoo.relative_error(actual, plain_loop(twin, by_hand)) < 1e-13
+    assert equality.relative_error(actual, plain_loop(twin, by_hand)) < 1e-13
 
 
 @every_objective
 def test_with_a_scaler_the_passes_are_scaled(name: str, device: torch.device) -> None:
     """By as much as the loss will be, while the report is unscaled."""
-    model, data = zoo.mlp().double().to(device), zoo.batch(device=device)
+    model, data = toy_models.mlp().double().to(device), toy_models.batch(device=device)
     plain, scaler, scales = copy.deepcopy(model), scaler_for(device), []
-    objective, closure = OBJECTIVES[name].make(model), zoo.closure_of(model, data)
+    objective, closure = OBJECTIVES[name].make(model), toy_models.closure_of(model, data)
 
     def watched() -> Tensor:
         loss = closure()
@@ -139,10 +141,13 @@ def test_with_a_scaler_the_passes_are_scaled(name: str, device: torch.device) ->
 
     loss = objective.loss(watched, scaler=scaler)
     scaler.scale(loss).backward()
-    report = OBJECTIVES[name].make(plain).backward(zoo.closure_of(plain, data))
+    report = OBJECTIVES[name].make(plain).backward(toy_models.closure_of(plain, data))
     assert scales == [SCALE] * NUM_PASSES[name]
     assert float(loss.detach()) == pytest.approx(float(report.value), rel=1e-14)
-    assert zoo.relative_error(zoo.flat_grad(model), SCALE * zoo.flat_grad(plain)) < 1e-13
+    assert (
+        equality.relative_error(toy_models.flat_grad(model), SCALE * toy_models.flat_grad(plain))
+        < 1e-13
+    )
     assert objective.report is not None
     for field in ("grad_norm", "perturbed_grad_norm"):
         mine, its = getattr(objective.report, field), getattr(report, field)
@@ -150,7 +155,7 @@ def test_with_a_scaler_the_passes_are_scaled(name: str, device: torch.device) ->
 
 
 def test_with_a_scaler_float16_gradients_do_not_underflow() -> None:
-    model, data = zoo.mlp(), zoo.batch()
+    model, data = toy_models.mlp(), toy_models.batch()
     x, sizes = data[0].float(), []
     scaler = GradScaler("cpu", init_scale=2.0**16)
 
@@ -160,17 +165,17 @@ def test_with_a_scaler_float16_gradients_do_not_underflow() -> None:
 
     for given in (None, scaler):
         scaler.scale(GSAM(model).loss(closure, scaler=given)).backward()
-        sizes.append(float(zoo.flat_grad(model).norm()))
+        sizes.append(float(toy_models.flat_grad(model).norm()))
         model.zero_grad()
-    expected = 2.0**16 * 1e-8 * float(zoo.direction(GSAM, model, data).norm())
+    expected = 2.0**16 * 1e-8 * float(toy_models.direction(GSAM, model, data).norm())
     assert sizes == [0.0, pytest.approx(expected, rel=0.01)]
 
 
 @pytest.mark.parametrize("overflowing", [1, 2])
 def test_an_overflow_skips_the_step(overflowing: int) -> None:
-    model, number = zoo.mlp(), iter(range(1, 3))
-    objective, closure = GSAM(model), zoo.closure_of(model, zoo.batch())
-    optimizer, before = torch.optim.SGD(model.parameters(), lr=0.1), zoo.bits(model)
+    model, number = toy_models.mlp(), iter(range(1, 3))
+    objective, closure = GSAM(model), toy_models.closure_of(model, toy_models.batch())
+    optimizer, before = torch.optim.SGD(model.parameters(), lr=0.1), equality.bits(model)
     scaler = GradScaler("cpu", init_scale=SCALE)
     loss = objective.loss(
         lambda: closure() * (float("inf") if next(number) == overflowing else 1.0), scaler=scaler
@@ -178,19 +183,19 @@ def test_an_overflow_skips_the_step(overflowing: int) -> None:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert scaler.get_scale() == SCALE / 2
 
 
 @every_objective
 def test_both_passes_run_in_the_callers_autocast(name: str) -> None:
     model, twin = pair(name, "mlp")
-    data = zoo.batch()
+    data = toy_models.batch()
     with torch.autocast("cpu", torch.bfloat16):
-        loss = OBJECTIVES[name].make(model).loss(zoo.closure_of(model, data))
-        OBJECTIVES[name].make(twin).backward(zoo.closure_of(twin, data))
+        loss = OBJECTIVES[name].make(model).loss(toy_models.closure_of(model, data))
+        OBJECTIVES[name].make(twin).backward(toy_models.closure_of(twin, data))
     loss.backward()  # outside, as loops do
-    assert torch.equal(zoo.flat_grad(model), zoo.flat_grad(twin))
+    assert torch.equal(toy_models.flat_grad(model), toy_models.flat_grad(twin))
 
 
 @every_objective
@@ -198,14 +203,14 @@ def test_both_passes_run_in_the_callers_autocast(name: str) -> None:
 def test_without_gradients_it_is_one_plain_pass(name: str, mode: Callable[[], object]) -> None:
     model, twin = pair(name)
     objective, closure, calls = OBJECTIVES[name].make(model), None, []
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
     with mode():
         loss = objective.loss(lambda: (calls.append(1) or closure(), "aux"))
-        expected = zoo.closure_of(twin, zoo.batch())()
+        expected = toy_models.closure_of(twin, toy_models.batch())()
     assert len(calls) == 1
     assert not loss.requires_grad
     assert torch.equal(loss, expected)
-    assert zoo.same_bits(zoo.bits(model), zoo.bits(twin))
+    assert equality.same_bits(equality.bits(model), equality.bits(twin))
     assert all(parameter.grad is None for parameter in model.parameters())
     report = objective.report
     assert report is not None
@@ -216,13 +221,13 @@ def test_without_gradients_it_is_one_plain_pass(name: str, mode: Callable[[], ob
 
 
 def test_a_second_backward_is_an_error() -> None:
-    model = zoo.mlp()
-    loss = SAM(model).loss(zoo.closure_of(model, zoo.batch()))
+    model = toy_models.mlp()
+    loss = SAM(model).loss(toy_models.closure_of(model, toy_models.batch()))
     loss.backward(retain_graph=True)
-    before = zoo.flat_grad(model)
+    before = toy_models.flat_grad(model)
     with pytest.raises(RuntimeError, match="loss must go backward once, got a second time"):
         loss.backward()
-    assert torch.equal(zoo.flat_grad(model), before)
+    assert torch.equal(toy_models.flat_grad(model), before)
 
 
 @every_objective
@@ -233,17 +238,17 @@ def test_a_loss_that_is_dropped_leaves_a_forward_pass(name: str) -> None:
     own = [parameter.grad for parameter in model.parameters()]
     objective = OBJECTIVES[name].make(model)
     before = objective.state_dict()
-    loss = objective.loss(zoo.closure_of(model, zoo.batch()))
+    loss = objective.loss(toy_models.closure_of(model, toy_models.batch()))
     held = [weakref.ref(t) for t in tensors_of(loss)]
     del loss
     assert held
     assert all(reference() is None for reference in held)
     assert all(p.grad is g for p, g in zip(model.parameters(), own, strict=True))
-    assert bool((zoo.flat_grad(model) == 0.5).all())
+    assert bool((toy_models.flat_grad(model) == 0.5).all())
     assert objective.state_dict() == before
     if name != "MomentumSAM":  # whose statistics are those of the perturbed weights
-        zoo.closure_of(twin, zoo.batch())()
-    assert name == "MomentumSAM" or zoo.same_bits(zoo.bits(model), zoo.bits(twin))
+        toy_models.closure_of(twin, toy_models.batch())()
+    assert name == "MomentumSAM" or equality.same_bits(equality.bits(model), equality.bits(twin))
 
 
 def tensors_of(loss: Tensor) -> list[Tensor]:
@@ -254,8 +259,8 @@ def tensors_of(loss: Tensor) -> list[Tensor]:
 
 
 def test_the_direction_becomes_grad_without_a_copy() -> None:
-    model = zoo.mlp()
-    loss = GSAM(model).loss(zoo.closure_of(model, zoo.batch()))
+    model = toy_models.mlp()
+    loss = GSAM(model).loss(toy_models.closure_of(model, toy_models.batch()))
     addresses = [tensor.data_ptr() for tensor in tensors_of(loss)]
     loss.backward()
     assert [p.grad.data_ptr() for p in model.parameters()] == addresses
@@ -268,10 +273,13 @@ def test_the_direction_becomes_grad_without_a_copy() -> None:
 
 @every_objective
 def test_an_error_in_a_pass_leaves_everything(name: str) -> None:
-    model, number = zoo.convnet(), iter(range(1, 4))
-    objective, closure = OBJECTIVES[name].make(model), zoo.closure_of(model, zoo.batch())
+    model, number = toy_models.convnet(), iter(range(1, 4))
+    objective, closure = (
+        OBJECTIVES[name].make(model),
+        toy_models.closure_of(model, toy_models.batch()),
+    )
     objective.loss(closure).backward()
-    before, grad, state = zoo.bits(model), zoo.flat_grad(model), objective.state_dict()
+    before, grad, state = equality.bits(model), toy_models.flat_grad(model), objective.state_dict()
 
     def raising() -> Tensor:
         loss = closure()
@@ -281,15 +289,15 @@ def test_an_error_in_a_pass_leaves_everything(name: str) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         objective.loss(raising)
-    assert zoo.same_bits(before, zoo.bits(model))
-    assert torch.equal(zoo.flat_grad(model), grad)
+    assert equality.same_bits(before, equality.bits(model))
+    assert torch.equal(toy_models.flat_grad(model), grad)
     assert objective.state_dict() == state
 
 
 def test_steps_are_counted_when_backward_runs() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     rho = InverseSqrt(0.1)
-    objective, closure = SAM(model, rho=rho), zoo.closure_of(model, zoo.batch())
+    objective, closure = SAM(model, rho=rho), toy_models.closure_of(model, toy_models.batch())
     objective.loss(closure)
     loss = objective.loss(closure)
     assert rho.num_steps == 0
@@ -303,8 +311,11 @@ def test_steps_are_counted_when_backward_runs() -> None:
 
 
 def test_intermittent_counts_and_alternates() -> None:
-    model = zoo.mlp()
-    objective, closure = Intermittent(SAM(model), every=2), zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp()
+    objective, closure = (
+        Intermittent(SAM(model), every=2),
+        toy_models.closure_of(model, toy_models.batch()),
+    )
     radii = []
     for sync in (False, True, False, True, True):
         objective.loss(closure, sync=sync).backward()
@@ -315,17 +326,23 @@ def test_intermittent_counts_and_alternates() -> None:
 
 
 def test_entropy_sgd_counts_for_scoping() -> None:
-    model = zoo.mlp()
-    objective, closure = EntropySGD(model, scoping=0.1), zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp()
+    objective, closure = (
+        EntropySGD(model, scoping=0.1),
+        toy_models.closure_of(model, toy_models.batch()),
+    )
     objective.loss(closure).backward()
     objective.loss(closure)
     assert objective.num_steps == 1
 
 
 def test_momentum_sam_returns_the_perturbed_loss() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    objective, closure = MomentumSAM(model, optimizer), zoo.closure_of(model, zoo.batch())
+    objective, closure = (
+        MomentumSAM(model, optimizer),
+        toy_models.closure_of(model, toy_models.batch()),
+    )
     for _ in range(2):
         loss = objective.loss(closure)
         loss.backward()
@@ -343,58 +360,64 @@ def test_a_state_moves_when_backward_runs() -> None:
     model, twin = pair("SAM", "mlp")
     objective, other = FriendlySAM(model), FriendlySAM(twin)
     for seed in range(3):
-        data = zoo.batch(seed=seed)
+        data = toy_models.batch(seed=seed)
         before = means(objective)
-        objective.loss(zoo.closure_of(model, zoo.batch(seed=50 + seed)))
-        loss = objective.loss(zoo.closure_of(model, data))
-        assert zoo.same_bits(
+        objective.loss(toy_models.closure_of(model, toy_models.batch(seed=50 + seed)))
+        loss = objective.loss(toy_models.closure_of(model, data))
+        assert equality.same_bits(
             before or [torch.zeros_like(m) for m in means(objective)], means(objective)
         )
         (loss / 2).backward()
-        other.backward(zoo.closure_of(twin, data))
-        assert zoo.same_bits(means(objective), means(other))
+        other.backward(toy_models.closure_of(twin, data))
+        assert equality.same_bits(means(objective), means(other))
 
 
 @pytest.mark.parametrize("overflowing", [1, 2])
 def test_an_overflow_leaves_the_state(overflowing: int) -> None:
-    model, number = zoo.mlp(), iter(range(1, 3))
-    objective, closure = FriendlySAM(model), zoo.closure_of(model, zoo.batch())
+    model, number = toy_models.mlp(), iter(range(1, 3))
+    objective, closure = FriendlySAM(model), toy_models.closure_of(model, toy_models.batch())
     objective.loss(closure).backward()
     before = means(objective)
     model.zero_grad()
     objective.loss(
         lambda: closure() * (float("inf") if next(number) == overflowing else 1.0)
     ).backward()
-    assert not bool(zoo.flat_grad(model).isfinite().all())
-    assert zoo.same_bits(before, means(objective))
+    assert not bool(toy_models.flat_grad(model).isfinite().all())
+    assert equality.same_bits(before, means(objective))
 
 
 def test_an_overflow_in_the_callers_scale_leaves_the_state() -> None:
-    model = zoo.mlp()
-    objective, closure = FriendlySAM(model), zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp()
+    objective, closure = FriendlySAM(model), toy_models.closure_of(model, toy_models.batch())
     objective.loss(closure).backward()
     before = means(objective)
     (objective.loss(closure) * float("inf")).backward()
-    assert zoo.same_bits(before, means(objective))
+    assert equality.same_bits(before, means(objective))
 
 
 def test_several_losses_add_up() -> None:
     model, twin = pair("GSAM", "mlp", dtype=torch.float64)
     objective, other = GSAM(model), GSAM(twin)
-    losses = [objective.loss(zoo.closure_of(model, zoo.batch(seed=seed))) for seed in range(2)]
+    losses = [
+        objective.loss(toy_models.closure_of(model, toy_models.batch(seed=seed)))
+        for seed in range(2)
+    ]
     (losses[0] + 0.5 * losses[1]).backward()
-    expected = [zoo.direction(GSAM, twin, zoo.batch(seed=seed)) for seed in range(2)]
-    other.backward(zoo.closure_of(twin, zoo.batch(seed=0)))
-    assert zoo.relative_error(zoo.flat_grad(model), expected[0] + 0.5 * expected[1]) < 1e-13
+    expected = [toy_models.direction(GSAM, twin, toy_models.batch(seed=seed)) for seed in range(2)]
+    other.backward(toy_models.closure_of(twin, toy_models.batch(seed=0)))
+    assert (
+        equality.relative_error(toy_models.flat_grad(model), expected[0] + 0.5 * expected[1])
+        < 1e-13
+    )
 
 
 def test_a_penalty_of_the_callers_adds_up() -> None:
     model, twin = pair("GSAM", "mlp", dtype=torch.float64)
-    data = zoo.batch()
-    (GSAM(model).loss(zoo.closure_of(model, data)) + penalty(model)).backward()
+    data = toy_models.batch()
+    (GSAM(model).loss(toy_models.closure_of(model, data)) + penalty(model)).backward()
     penalty(twin).backward()
-    expected = zoo.flat_grad(twin) + zoo.direction(GSAM, twin, data)
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-13
+    expected = toy_models.flat_grad(twin) + toy_models.direction(GSAM, twin, data)
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-13
 
 
 def penalty(model: nn.Module) -> Tensor:
@@ -403,19 +426,19 @@ def penalty(model: nn.Module) -> Tensor:
 
 def test_hooks_of_parameters_act_once_on_each_gradient() -> None:
     """A mask or a factor in a hook must not act on the direction again."""
-    model, data = zoo.mlp().double(), zoo.batch()
-    expected = zoo.direction(GSAM, model, data)
+    model, data = toy_models.mlp().double(), toy_models.batch()
+    expected = toy_models.direction(GSAM, model, data)
     calls: list[int] = []
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: calls.append(1) or 0.5 * gradient)
-    GSAM(model).loss(zoo.closure_of(model, data)).backward()
+    GSAM(model).loss(toy_models.closure_of(model, data)).backward()
     assert len(calls) == 2 * len(list(model.parameters()))
-    assert zoo.relative_error(zoo.flat_grad(model), 0.5 * expected) < 1e-12
+    assert equality.relative_error(toy_models.flat_grad(model), 0.5 * expected) < 1e-12
 
 
 def test_parameters_that_change_before_backward() -> None:
-    model = zoo.mlp()
-    objective, closure = SAM(model), zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp()
+    objective, closure = SAM(model), toy_models.closure_of(model, toy_models.batch())
     loss = objective.loss(closure)
     model[1].requires_grad_(False)
     objective.loss(closure)
@@ -424,19 +447,19 @@ def test_parameters_that_change_before_backward() -> None:
 
 
 def test_a_list_is_refused() -> None:
-    model = zoo.mlp()
-    closure = zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp()
+    closure = toy_models.closure_of(model, toy_models.batch())
     with pytest.raises(TypeError, match=r"closure must be one function, got list\. For a list of"):
         SAM(model).loss([closure, closure])
 
 
 def test_a_closure_that_calls_loss_is_refused() -> None:
-    model = zoo.mlp()
-    objective, closure = SAM(model), zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp()
+    objective, closure = SAM(model), toy_models.closure_of(model, toy_models.batch())
     with pytest.raises(RuntimeError, match="closure must not call backward, got one that called"):
         objective.loss(lambda: objective.loss(closure))
     objective.loss(closure).backward()
 
 
 def test_before_the_first_call_there_is_no_report() -> None:
-    assert SAM(zoo.mlp()).report is None
+    assert SAM(toy_models.mlp()).report is None

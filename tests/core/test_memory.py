@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.core.arithmetic import Memory
-from tests.table import NUM_PASSES, OBJECTIVES, TWO_PASS, every_objective
+from tests.objective_cases import NUM_PASSES, OBJECTIVES, TWO_PASS, every_objective
 
 pytestmark = pytest.mark.gpu
 

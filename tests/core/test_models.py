@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from surrogap import SAM
-from tests import zoo
-from tests.table import OBJECTIVES, every_objective
+from tests import equality, toy_models
+from tests.objective_cases import OBJECTIVES, every_objective
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
@@ -23,7 +23,7 @@ from tests.table import OBJECTIVES, every_objective
 def test_compiled_models(name: str, kind: str, backend: str) -> None:
     torch.compiler.reset()
     device = "cpu" if backend == "aot_eager" else "cuda"
-    model, data = zoo.MODELS[kind]().double().to(device), zoo.batch(device=device)
+    model, data = toy_models.MODELS[kind]().double().to(device), toy_models.batch(device=device)
     plain, before = copy.deepcopy(model), [p.detach().clone() for p in model.parameters()]
     compiled = torch.compile(model, backend=backend)
     for objective, net in (
@@ -31,9 +31,9 @@ def test_compiled_models(name: str, kind: str, backend: str) -> None:
         (OBJECTIVES[name].make(plain), plain),
     ):
         for _ in range(2):
-            objective.backward(zoo.closure_of(net, data))
-    assert zoo.relative_error(zoo.flat_grad(model), zoo.flat_grad(plain)) < 1e-10
-    assert zoo.same_bits(before, [p.detach() for p in model.parameters()])
+            objective.backward(toy_models.closure_of(net, data))
+    assert equality.relative_error(toy_models.flat_grad(model), toy_models.flat_grad(plain)) < 1e-10
+    assert equality.same_bits(before, [p.detach() for p in model.parameters()])
     for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -44,31 +44,33 @@ def test_compiled_models(name: str, kind: str, backend: str) -> None:
 def test_models_compiled_to_cuda_graphs(name: str) -> None:
     """They reuse the memory of their outputs and gradients from call to call."""
     torch.compiler.reset()
-    model, data = zoo.mlp().double().cuda(), zoo.batch(device="cuda")
+    model, data = toy_models.mlp().double().cuda(), toy_models.batch(device="cuda")
     expected = copy.deepcopy(model)
-    report = OBJECTIVES[name].make(expected).backward(zoo.closure_of(expected, data))
+    report = OBJECTIVES[name].make(expected).backward(toy_models.closure_of(expected, data))
     compiled = torch.compile(model, mode="reduce-overhead")
     objective = OBJECTIVES[name].make(compiled)
     for _ in range(4):
         model.zero_grad()
-        ours = objective.backward(zoo.closure_of(compiled, data))
-    assert zoo.relative_error(zoo.flat_grad(model), zoo.flat_grad(expected)) < 1e-10
+        ours = objective.backward(toy_models.closure_of(compiled, data))
+    assert (
+        equality.relative_error(toy_models.flat_grad(model), toy_models.flat_grad(expected)) < 1e-10
+    )
     assert float(ours.value) == pytest.approx(float(report.value), rel=1e-12)
 
 
 def test_perturb_sees_names_without_the_prefix_of_compile() -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     names: list[str] = []
     compiled = torch.compile(model, backend="eager")
     SAM(compiled, perturb=lambda name, p: names.append(name) or True)
     assert names == [name for name, _ in model.named_parameters()]
-    expected = zoo.direction(
+    expected = toy_models.direction(
         lambda m: SAM(m, perturb=lambda name, p: name.startswith("1.")), model, data
     )
     SAM(compiled, perturb=lambda name, p: name.startswith("1.")).backward(
-        zoo.closure_of(model, data)
+        toy_models.closure_of(model, data)
     )
-    assert torch.equal(zoo.flat_grad(model), expected)
+    assert torch.equal(toy_models.flat_grad(model), expected)
 
 
 class Symmetric(nn.Module):
@@ -92,11 +94,13 @@ def test_parametrized_models(name: str) -> None:
     model = nn.Linear(5, 5).double()
     by_hand = ByHand(model.weight.detach(), model.bias.detach())
     parametrize.register_parametrization(model, "weight", Symmetric())
-    before, x = zoo.bits(model), torch.randn(7, 5, dtype=torch.float64)
+    before, x = equality.bits(model), torch.randn(7, 5, dtype=torch.float64)
     for net in (model, by_hand):
         OBJECTIVES[name].make(net).backward(lambda net=net: torch.tanh(net(x)).square().mean())
-    assert zoo.relative_error(zoo.flat_grad(model), zoo.flat_grad(by_hand)) < 1e-12
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert (
+        equality.relative_error(toy_models.flat_grad(model), toy_models.flat_grad(by_hand)) < 1e-12
+    )
+    assert equality.same_bits(before, equality.bits(model))
 
 
 @every_objective
@@ -110,7 +114,7 @@ def test_parametrizations_that_are_cached(name: str) -> None:
         torch.manual_seed(0)
         with context:
             OBJECTIVES[name].make(model).backward(lambda: torch.tanh(model(x)).square().mean())
-        directions.append(zoo.flat_grad(model))
+        directions.append(toy_models.flat_grad(model))
     assert torch.equal(*directions)
 
 
@@ -120,5 +124,5 @@ def test_parametrizations_of_torch(name: str, wrap: object) -> None:
     model = wrap(nn.Linear(5, 5))
     before, x = [p.detach().clone() for p in model.parameters()], torch.randn(7, 5)
     OBJECTIVES[name].make(model).backward(lambda: torch.tanh(model(x)).square().mean())
-    assert zoo.same_bits(before, [p.detach() for p in model.parameters()])
-    assert zoo.flat_grad(model).norm() > 0
+    assert equality.same_bits(before, [p.detach() for p in model.parameters()])
+    assert toy_models.flat_grad(model).norm() > 0

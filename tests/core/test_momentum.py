@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from surrogap import MomentumSAM, Report
 from surrogap.rho import InverseSqrt, ProportionalToLR
-from tests import reference, zoo
+from tests import equality, reference, toy_models
 
 RHO = 0.3
 
@@ -47,42 +47,42 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_twenty_steps_are_those_of_a_loop_by_hand(kind: str, device: torch.device) -> None:
     make, update = OPTIMIZERS[kind]
-    model = zoo.mlp().double().to(device)
+    model = toy_models.mlp().double().to(device)
     w, state = flat(list(model.parameters())), {}
     # Two parameter groups: the norm is over both.
     groups = [{"params": model[1].parameters()}, {"params": model[3].parameters()}]
     optimizer = make(groups)
     objective = MomentumSAM(model, optimizer, rho=RHO)
     for seed in range(20):
-        data = zoo.batch(seed=seed, device=device)
+        data = toy_models.batch(seed=seed, device=device)
         f, _ = reference.loss_of(
-            copy.deepcopy(model), lambda net, d=data: zoo.cross_entropy(net, d)
+            copy.deepcopy(model), lambda net, d=data: toy_models.cross_entropy(net, d)
         )
         expected = by_hand(f, w, state.get("v"))
-        before = zoo.bits(model)
-        report = objective.backward(zoo.closure_of(model, data))
-        assert zoo.same_bits(before, zoo.bits(model))
-        assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-9
+        before = equality.bits(model)
+        report = objective.backward(toy_models.closure_of(model, data))
+        assert equality.same_bits(before, equality.bits(model))
+        assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-9
         assert float(report.perturbed_grad_norm) == pytest.approx(float(expected.norm()))
         w = update(expected, w, state)
         optimizer.step()
         optimizer.zero_grad()
-    assert zoo.relative_error(flat(list(model.parameters())), w) < 1e-9
+    assert equality.relative_error(flat(list(model.parameters())), w) < 1e-9
 
 
 def stepped(model: nn.Module, **settings: object) -> tuple[optim.Optimizer, MomentumSAM]:
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     objective = MomentumSAM(model, optimizer, **settings)
-    objective.backward(zoo.closure_of(model, zoo.batch(seed=5)))
+    objective.backward(toy_models.closure_of(model, toy_models.batch(seed=5)))
     optimizer.step()
     optimizer.zero_grad()
     return optimizer, objective
 
 
 def test_one_pass_and_what_it_reports() -> None:
-    model, calls = zoo.mlp().double(), []
+    model, calls = toy_models.mlp().double(), []
     _, objective = stepped(model, rho=RHO)
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
 
     def counted() -> tuple[Tensor, str]:
         calls.append(1)
@@ -99,37 +99,40 @@ def test_one_pass_and_what_it_reports() -> None:
 
 
 def test_no_momentum_yet_is_the_plain_gradient() -> None:
-    model, data = zoo.mlp(), zoo.batch()
+    model, data = toy_models.mlp(), toy_models.batch()
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    MomentumSAM(model, optimizer).backward(zoo.closure_of(model, data))
-    ours = zoo.flat_grad(model)
+    MomentumSAM(model, optimizer).backward(toy_models.closure_of(model, data))
+    ours = toy_models.flat_grad(model)
     model.zero_grad()
-    zoo.closure_of(model, data)().backward()
-    assert torch.equal(ours, zoo.flat_grad(model))
+    toy_models.closure_of(model, data)().backward()
+    assert torch.equal(ours, toy_models.flat_grad(model))
 
 
 def test_a_parameter_without_momentum_does_not_climb() -> None:
-    model, seen = zoo.mlp(), []
+    model, seen = toy_models.mlp(), []
     optimizer = optim.SGD(model[3].parameters(), lr=0.1, momentum=0.9)
-    objective, closure = MomentumSAM(model, optimizer, rho=RHO), zoo.closure_of(model, zoo.batch())
+    objective, closure = (
+        MomentumSAM(model, optimizer, rho=RHO),
+        toy_models.closure_of(model, toy_models.batch()),
+    )
     objective.backward(closure)
     optimizer.step()
-    before = zoo.bits(model)
+    before = equality.bits(model)
 
     def look() -> Tensor:
-        seen.extend(zoo.bits(model))
+        seen.extend(equality.bits(model))
         return closure()
 
     objective.backward(look)
-    assert zoo.same_bits(before[:2], seen[:2])
+    assert equality.same_bits(before[:2], seen[:2])
     moved = flat(before[2:]) - flat(seen[2:])
     assert float(moved.norm()) == pytest.approx(RHO, rel=1e-5)
 
 
 def test_perturb_selects_what_climbs() -> None:
-    model, seen = zoo.convnet(), []
+    model, seen = toy_models.convnet(), []
     _, objective = stepped(model, rho=RHO, perturb="norms")
-    before, closure = zoo.bits(model), zoo.closure_of(model, zoo.batch())
+    before, closure = equality.bits(model), toy_models.closure_of(model, toy_models.batch())
 
     def look() -> Tensor:
         seen.extend(p.detach().clone() for p in model.parameters())
@@ -142,21 +145,21 @@ def test_perturb_selects_what_climbs() -> None:
 
 
 def test_accumulated_calls_share_the_momentum() -> None:
-    model = zoo.mlp().double()
+    model = toy_models.mlp().double()
     _, objective = stepped(model, rho=RHO)
-    halves = [zoo.closure_of(model, zoo.batch(seed=seed)) for seed in (1, 2)]
+    halves = [toy_models.closure_of(model, toy_models.batch(seed=seed)) for seed in (1, 2)]
     for half in halves:
         objective.backward(lambda half=half: half() / 2, sync=half is halves[-1])
-    apart = zoo.flat_grad(model)
+    apart = toy_models.flat_grad(model)
     model.zero_grad()
     objective.backward(lambda: (halves[0]() + halves[1]()) / 2)
-    assert zoo.relative_error(apart, zoo.flat_grad(model)) < 1e-12
+    assert equality.relative_error(apart, toy_models.flat_grad(model)) < 1e-12
 
 
 def test_it_follows_schedules() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     optimizer, objective = stepped(model, rho=InverseSqrt(0.2))
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
     assert float(objective.backward(closure).rho) == pytest.approx(0.2 / 2**0.5)
     assert objective.state_dict() == {"rho": {"num_steps": 2}}
     objective.rho = ProportionalToLR(optimizer, rho_max=2.0, rho_min=0.0, lr_max=0.2, lr_min=0.0)
@@ -164,16 +167,16 @@ def test_it_follows_schedules() -> None:
 
 
 def test_a_scaler_changes_nothing() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     optimizer, objective = stepped(model, rho=RHO)
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
     report = objective.backward(closure)
-    plain, norm = zoo.flat_grad(model), float(report.perturbed_grad_norm)
+    plain, norm = toy_models.flat_grad(model), float(report.perturbed_grad_norm)
     model.zero_grad()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     report = objective.backward(closure, scaler=scaler)
     scaler.unscale_(optimizer)
-    assert zoo.relative_error(zoo.flat_grad(model), plain) < 1e-6
+    assert equality.relative_error(toy_models.flat_grad(model), plain) < 1e-6
     assert float(report.perturbed_grad_norm) == pytest.approx(norm, rel=1e-6)
 
 
@@ -218,15 +221,18 @@ class Heavy(optim.Optimizer):
 def test_refused_optimizers(
     make: Callable[..., object], error: type[Exception], message: str
 ) -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     with pytest.raises(error, match=message):
         MomentumSAM(model, make(model.parameters()))
 
 
 def test_a_momentum_of_another_name_is_refused_at_the_second_step() -> None:
-    model, closure = zoo.mlp(), None
+    model, closure = toy_models.mlp(), None
     optimizer = Heavy(model.parameters())
-    objective, closure = MomentumSAM(model, optimizer), zoo.closure_of(model, zoo.batch())
+    objective, closure = (
+        MomentumSAM(model, optimizer),
+        toy_models.closure_of(model, toy_models.batch()),
+    )
     assert isinstance(objective.backward(closure), Report)
     optimizer.step()
     message = "must keep its momentum as momentum_buffer or exp_avg, got Heavy with mass"
@@ -235,8 +241,8 @@ def test_a_momentum_of_another_name_is_refused_at_the_second_step() -> None:
 
 
 def test_climb_is_refused() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     _, objective = stepped(model)
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
     with pytest.raises(ValueError, match="climb must be left out for MomentumSAM, got one"):
         objective.backward(closure, climb=closure)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from surrogap import GSAM, Intermittent, capture
 from surrogap.parts import Along
-from tests import reference, zoo
+from tests import equality, reference, toy_models
 from tests.new_objective import BLOCKS, FriendlySAM
 
 RHO, SIGMA = 0.2, 0.7
@@ -38,8 +38,8 @@ def reference_walk(model: nn.Module, device: torch.device, steps: int = 20) -> T
     model = copy.deepcopy(model).double()
     w, m = flat(model), torch.zeros_like(flat(model))
     for seed in range(steps):
-        data = zoo.batch(seed=seed, device=device)
-        f, _ = reference.loss_of(model, lambda net, d=data: zoo.cross_entropy(net, d))
+        data = toy_models.batch(seed=seed, device=device)
+        f, _ = reference.loss_of(model, lambda net, d=data: toy_models.cross_entropy(net, d))
         d, m = friendly(f, w, m)
         w = w - 0.1 * d
     return w
@@ -52,30 +52,30 @@ def make(model: nn.Module, **settings: object) -> FriendlySAM:
 @pytest.mark.parametrize("memory", ["exact", "low"])
 @pytest.mark.parametrize("kind", ["mlp", "convnet", "attention"])
 def test_twenty_steps_are_the_reference(kind: str, memory: str, device: torch.device) -> None:
-    model = zoo.MODELS[kind]().double().to(device)
+    model = toy_models.MODELS[kind]().double().to(device)
     expected = reference_walk(model, device)
     objective = make(model, memory=memory)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for seed in range(20):
-        data = zoo.batch(seed=seed, device=device)
-        report = objective.backward(zoo.closure_of(model, data))
+        data = toy_models.batch(seed=seed, device=device)
+        report = objective.backward(toy_models.closure_of(model, data))
         assert float(report.gap) == float(report.perturbed_loss - report.loss)
         assert 0 < float(report.cosine) < 1
         optimizer.step()
         optimizer.zero_grad()
-    assert zoo.relative_error(flat(model), expected) < 1e-9
+    assert equality.relative_error(flat(model), expected) < 1e-9
 
 
 def test_with_a_scaler_and_clipping(device: torch.device) -> None:
     """m is unscaled, and a step that overflows in either pass leaves it."""
-    model = zoo.mlp().to(device)
+    model = toy_models.mlp().to(device)
     plain = copy.deepcopy(model)
     scaler = torch.amp.GradScaler(device.type, init_scale=2.0**12)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
     scaled, unscaled = make(model), make(plain)
     for seed in range(20):
-        data = zoo.batch(seed=seed, device=device)
-        closure, passes = zoo.closure_of(model, data), iter(range(2))
+        data = toy_models.batch(seed=seed, device=device)
+        closure, passes = toy_models.closure_of(model, data), iter(range(2))
         overflowing = {3: 0, 7: 1}.get(seed)
         before = copy.deepcopy(scaled.state_dict())
 
@@ -92,19 +92,19 @@ def test_with_a_scaler_and_clipping(device: torch.device) -> None:
             after = scaled.state_dict()["along"]
             assert all(torch.equal(m, after[name]) for name, m in before["along"].items())
             continue
-        unscaled.backward(zoo.closure_of(plain, data))
+        unscaled.backward(toy_models.closure_of(plain, data))
         nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimizers[1].step()
         optimizers[1].zero_grad()
     assert float(scaler.get_scale()) == 2.0**10
-    assert zoo.relative_error(flat(model), flat(plain)) < 1e-5
+    assert equality.relative_error(flat(model), flat(plain)) < 1e-5
     for name, m in unscaled.state_dict()["along"].items():
-        assert zoo.relative_error(scaled.state_dict()["along"][name], m) < 1e-4
+        assert equality.relative_error(scaled.state_dict()["along"][name], m) < 1e-4
 
 
 def test_a_step_that_raises_leaves_the_state() -> None:
-    model = zoo.mlp()
-    objective, closure = make(model), zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp()
+    objective, closure = make(model), toy_models.closure_of(model, toy_models.batch())
     objective.backward(closure)
     before, losses = objective.state_dict()["along"], iter([1.0])
     with pytest.raises(StopIteration):
@@ -114,10 +114,10 @@ def test_a_step_that_raises_leaves_the_state() -> None:
 
 
 def test_a_state_dict_round_trip() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     objective = make(model)
     for seed in range(3):
-        objective.backward(zoo.closure_of(model, zoo.batch(seed=seed)))
+        objective.backward(toy_models.closure_of(model, toy_models.batch(seed=seed)))
     file = io.BytesIO()
     torch.save(objective.state_dict(), file)
     file.seek(0)
@@ -126,30 +126,30 @@ def test_a_state_dict_round_trip() -> None:
     directions = []
     for each in (objective, resumed, make(model)):
         model.zero_grad()
-        each.backward(zoo.closure_of(model, zoo.batch(seed=9)))
-        directions.append(zoo.flat_grad(model))
+        each.backward(toy_models.closure_of(model, toy_models.batch(seed=9)))
+        directions.append(toy_models.flat_grad(model))
     assert torch.equal(directions[0], directions[1])
     assert not torch.equal(directions[0], directions[2])
     assert all("weight" in name or "bias" in name for name in objective.state_dict()["along"])
-    other = make(zoo.Attention())
+    other = make(toy_models.Attention())
     with pytest.raises(ValueError, match=r"state must be of this model, got one with a parameter"):
         other.load_state_dict(objective.state_dict())
 
 
 def test_some_parameters_climb() -> None:
-    model, data = zoo.convnet().double(), zoo.batch()
+    model, data = toy_models.convnet().double(), toy_models.batch()
     objective = make(model, perturb="norms")
     for _ in range(2):
         model.zero_grad()
-        objective.backward(zoo.closure_of(model, data))
+        objective.backward(toy_models.closure_of(model, data))
     assert set(objective.state_dict()["along"]) == {"1.weight", "1.bias"}
 
 
 def test_in_half_precision() -> None:
-    model, data = zoo.mlp().bfloat16(), zoo.batch()
-    objective, before = make(model), zoo.bits(model)
-    objective.backward(zoo.closure_of(model, data))
-    assert zoo.same_bits(before, zoo.bits(model))
+    model, data = toy_models.mlp().bfloat16(), toy_models.batch()
+    objective, before = make(model), equality.bits(model)
+    objective.backward(toy_models.closure_of(model, data))
+    assert equality.same_bits(before, equality.bits(model))
     states = objective.state_dict()["along"].values()
     assert all(m.dtype == torch.float32 and float(m.norm()) > 0 for m in states)
 
@@ -172,9 +172,9 @@ class Backwards(Along):
 def test_a_state_without_a_first_pass() -> None:
     from surrogap import Objective
 
-    model, seen = zoo.mlp().double(), []
+    model, seen = toy_models.mlp().double(), []
     objective = Objective(model, rho=0.5, along=Backwards())
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
 
     def look() -> Tensor:
         seen.append(flat(model))
@@ -190,24 +190,24 @@ def test_a_state_without_a_first_pass() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("wrap", [lambda o: o, partial(Intermittent, every=2)])
 def test_captured_steps_are_eager_ones(wrap) -> None:
-    models = [zoo.mlp().cuda()]
+    models = [toy_models.mlp().cuda()]
     models.append(copy.deepcopy(models[0]))
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, fused=True) for m in models]
     eager, graph = (wrap(make(model)) for model in models)
-    batches = [zoo.batch(seed=seed, device="cuda") for seed in range(20)]
+    batches = [toy_models.batch(seed=seed, device="cuda") for seed in range(20)]
     batches = [(x.float(), y) for x, y in batches]
     step = capture(
-        graph, optimizers[1], lambda x, y: zoo.cross_entropy(models[1], (x, y)), batches[0]
+        graph, optimizers[1], lambda x, y: toy_models.cross_entropy(models[1], (x, y)), batches[0]
     )
     for batch in batches:
-        eager.backward(lambda batch=batch: zoo.cross_entropy(models[0], batch))
+        eager.backward(lambda batch=batch: toy_models.cross_entropy(models[0], batch))
         optimizers[0].step()
         optimizers[0].zero_grad()
         step(*batch)
-    assert zoo.same_bits(zoo.bits(models[0]), zoo.bits(models[1]))
+    assert equality.same_bits(equality.bits(models[0]), equality.bits(models[1]))
     states = [o.state_dict() for o in (eager, graph)]
     states = [s.get("objective", s)["along"] for s in states]
-    assert zoo.same_bits(list(states[0].values()), list(states[1].values()))
+    assert equality.same_bits(list(states[0].values()), list(states[1].values()))
 
 
 def test_it_composes_with_a_combination() -> None:
@@ -216,17 +216,17 @@ def test_it_composes_with_a_combination() -> None:
     from surrogap.parts import SurrogateGap
     from tests.new_objective import namespace
 
-    model, data = zoo.mlp().double(), zoo.batch()
-    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    model, data = toy_models.mlp().double(), toy_models.batch()
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data))
     along = namespace["WithoutMean"](0.5)
     objective = Objective(model, rho=RHO, along=along, combine=SurrogateGap(0.4))
-    first = zoo.direction(partial(GSAM, rho=RHO, alpha=0.4), model, data)
-    objective.backward(zoo.closure_of(model, data))
-    assert zoo.relative_error(zoo.flat_grad(model), first) < 1e-12  # m is 0, so v is g
-    other = zoo.batch(seed=7)
-    h, _ = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, other))
+    first = toy_models.direction(partial(GSAM, rho=RHO, alpha=0.4), model, data)
+    objective.backward(toy_models.closure_of(model, data))
+    assert equality.relative_error(toy_models.flat_grad(model), first) < 1e-12  # m is 0, so v is g
+    other = toy_models.batch(seed=7)
+    h, _ = reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, other))
     v = reference.gradient(h, w) - 0.5 * reference.gradient(f, w)
     expected = reference.gsam(h, w, RHO * v / v.norm(), 0.4)
     model.zero_grad()
-    objective.backward(zoo.closure_of(model, other))
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-11
+    objective.backward(toy_models.closure_of(model, other))
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-11

@@ -11,27 +11,34 @@ from torch import Tensor, nn
 
 from surrogap import ASAM, GSAM, SAM, EntropySGD, GapPenalty, Vanilla
 from surrogap.core.objective import Objective
-from tests import reference, zoo
-from tests.table import ALPHA, OBJECTIVES, RHO, every_objective, every_two_pass, every_whole_climb
+from tests import equality, reference, toy_models
+from tests.objective_cases import (
+    ALPHA,
+    OBJECTIVES,
+    RHO,
+    every_objective,
+    every_two_pass,
+    every_whole_climb,
+)
 
 
 @every_objective
-@pytest.mark.parametrize("kind", zoo.MODELS)
+@pytest.mark.parametrize("kind", toy_models.MODELS)
 def test_direction_is_the_reference(name: str, kind: str, device: torch.device) -> None:
-    model, data = zoo.MODELS[kind]().double().to(device), zoo.batch(device=device)
-    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    model, data = toy_models.MODELS[kind]().double().to(device), toy_models.batch(device=device)
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data))
     entry = OBJECTIVES[name]
     expected = entry.reference(f, w, lambda select: reference.selected(model, select).to(device))
-    assert zoo.relative_error(zoo.direction(entry.make, model, data), expected) < 1e-11
+    assert equality.relative_error(toy_models.direction(entry.make, model, data), expected) < 1e-11
 
 
 @every_objective
 def test_direction_in_float32(name: str, device: torch.device) -> None:
-    model, data = zoo.mlp().to(device), zoo.batch(device=device)
-    single = zoo.direction(OBJECTIVES[name].make, model, data)
-    double = zoo.direction(OBJECTIVES[name].make, model.double(), data)
+    model, data = toy_models.mlp().to(device), toy_models.batch(device=device)
+    single = toy_models.direction(OBJECTIVES[name].make, model, data)
+    double = toy_models.direction(OBJECTIVES[name].make, model.double(), data)
     assert single.dtype == torch.float32
-    assert zoo.relative_error(single, double) < 2e-5
+    assert equality.relative_error(single, double) < 2e-5
 
 
 def select_first_layer(name: str, _: nn.Parameter) -> bool:
@@ -40,14 +47,14 @@ def select_first_layer(name: str, _: nn.Parameter) -> bool:
 
 @pytest.mark.parametrize("name", ["SAM", "GSAM", "GSAM-plain", "GapPenalty"])
 def test_perturb_selects_what_climbs_and_all_descend(name: str) -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     makers: dict[str, Callable[[nn.Module], Objective]] = {
         "SAM": lambda m: SAM(m, rho=RHO, perturb=select_first_layer),
         "GSAM": lambda m: GSAM(m, rho=RHO, perturb=select_first_layer),
         "GSAM-plain": lambda m: GSAM(m, rho=RHO, minimize="plain", perturb=select_first_layer),
         "GapPenalty": lambda m: GapPenalty(m, rho=RHO, lam=0.1, perturb=select_first_layer),
     }
-    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data))
     mask = torch.arange(w.numel()) < model[1].weight.numel() + model[1].bias.numel()
     delta = reference.climb(f, w, RHO, mask=mask)
     expected = {
@@ -56,29 +63,33 @@ def test_perturb_selects_what_climbs_and_all_descend(name: str) -> None:
         "GSAM-plain": lambda: reference.gsam_plain(f, w, delta, 0.4),
         "GapPenalty": lambda: reference.gap_penalty(f, w, delta, 0.1),
     }[name]()
-    assert zoo.relative_error(zoo.direction(makers[name], model, data), expected) < 1e-11
+    assert (
+        equality.relative_error(toy_models.direction(makers[name], model, data), expected) < 1e-11
+    )
 
 
 def test_asam_with_perturb() -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
-    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    model, data = toy_models.mlp().double(), toy_models.batch()
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data))
     no_bias, g = reference.selected(model, reference.is_no_bias), reference.gradient(f, w)
     scaling = torch.where(no_bias, w.abs() + 0.01, 0.0)
     delta = 0.5 * scaling**2 * g / (scaling * g).norm()
-    only = zoo.direction(lambda m: ASAM(m, perturb=lambda _, p: p.ndim >= 2), model, data)
-    assert zoo.relative_error(only, reference.sam(f, w, delta)) < 1e-11
+    only = toy_models.direction(lambda m: ASAM(m, perturb=lambda _, p: p.ndim >= 2), model, data)
+    assert equality.relative_error(only, reference.sam(f, w, delta)) < 1e-11
     # Where only vectors climb, T is 1, and ASAM is SAM.
-    vectors = zoo.direction(lambda m: ASAM(m, perturb=lambda _, p: p.ndim < 2), model, data)
-    sam = zoo.direction(lambda m: SAM(m, rho=0.5, perturb=lambda _, p: p.ndim < 2), model, data)
+    vectors = toy_models.direction(lambda m: ASAM(m, perturb=lambda _, p: p.ndim < 2), model, data)
+    sam = toy_models.direction(
+        lambda m: SAM(m, rho=0.5, perturb=lambda _, p: p.ndim < 2), model, data
+    )
     assert torch.equal(vectors, sam)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_alpha_zero_is_sam_bit_for_bit(dtype: torch.dtype, device: torch.device) -> None:
-    model, data = zoo.Attention().to(device, dtype), zoo.batch(device=device)
-    sam = zoo.direction(lambda m: SAM(m, rho=RHO), model, data)
-    gsam = zoo.direction(lambda m: GSAM(m, rho=RHO, alpha=0.0), model, data)
-    assert zoo.same_bits([sam], [gsam])
+    model, data = toy_models.Attention().to(device, dtype), toy_models.batch(device=device)
+    sam = toy_models.direction(lambda m: SAM(m, rho=RHO), model, data)
+    gsam = toy_models.direction(lambda m: GSAM(m, rho=RHO, alpha=0.0), model, data)
+    assert equality.same_bits([sam], [gsam])
 
 
 def test_alpha_zero_is_sam_even_for_negative_zeros() -> None:
@@ -88,57 +99,61 @@ def test_alpha_zero_is_sam_even_for_negative_zeros() -> None:
         make(model).backward(lambda: (model.weight * next(slopes)).sum())
         return model.weight.grad
 
-    assert zoo.same_bits([run(SAM)], [run(partial(GSAM, alpha=0.0))])
+    assert equality.same_bits([run(SAM)], [run(partial(GSAM, alpha=0.0))])
 
 
 def test_asam_with_eta_one_at_zero_weights_is_sam() -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     for p in model.parameters():
         nn.init.zeros_(p)
     nn.init.ones_(model[3].bias[:1])
-    asam = zoo.direction(lambda m: ASAM(m, rho=RHO, eta=1.0), model, data)
-    sam = zoo.direction(lambda m: SAM(m, rho=RHO), model, data)
+    asam = toy_models.direction(lambda m: ASAM(m, rho=RHO, eta=1.0), model, data)
+    sam = toy_models.direction(lambda m: SAM(m, rho=RHO), model, data)
     assert torch.equal(asam, sam)
 
 
 @every_two_pass
 def test_rho_zero_is_the_plain_gradient(name: str) -> None:
-    model, data = zoo.convnet().double(), zoo.batch()
+    model, data = toy_models.convnet().double(), toy_models.batch()
 
-    ours = zoo.direction(partial(OBJECTIVES[name].make, rho=0.0), model, data)
-    assert zoo.relative_error(ours, zoo.direction(Vanilla, model, data)) < 1e-15
+    ours = toy_models.direction(partial(OBJECTIVES[name].make, rho=0.0), model, data)
+    assert equality.relative_error(ours, toy_models.direction(Vanilla, model, data)) < 1e-15
 
 
 def test_rho_zero_of_sam_is_the_plain_gradient_bit_for_bit() -> None:
-    model, data = zoo.convnet(), zoo.batch()
-    sam = zoo.direction(lambda m: SAM(m, rho=0.0), model, data)
-    assert torch.equal(sam, zoo.direction(Vanilla, model, data))
+    model, data = toy_models.convnet(), toy_models.batch()
+    sam = toy_models.direction(lambda m: SAM(m, rho=0.0), model, data)
+    assert torch.equal(sam, toy_models.direction(Vanilla, model, data))
 
 
 def test_vanilla_is_loss_backward_bit_for_bit(device: torch.device) -> None:
-    model, data = zoo.convnet().to(device), zoo.batch(device=device)
-    ours = zoo.direction(Vanilla, model, data)
-    zoo.closure_of(model, data)().backward()
-    assert torch.equal(ours, zoo.flat_grad(model))
+    model, data = toy_models.convnet().to(device), toy_models.batch(device=device)
+    ours = toy_models.direction(Vanilla, model, data)
+    toy_models.closure_of(model, data)().backward()
+    assert torch.equal(ours, toy_models.flat_grad(model))
 
 
 def test_lam_zero_is_sam_bit_for_bit() -> None:
-    model, data = zoo.mlp(), zoo.batch()
-    sam = zoo.direction(lambda m: SAM(m, rho=RHO), model, data)
-    assert torch.equal(sam, zoo.direction(lambda m: GapPenalty(m, rho=RHO, lam=0), model, data))
+    model, data = toy_models.mlp(), toy_models.batch()
+    sam = toy_models.direction(lambda m: SAM(m, rho=RHO), model, data)
+    assert torch.equal(
+        sam, toy_models.direction(lambda m: GapPenalty(m, rho=RHO, lam=0), model, data)
+    )
 
 
 def test_alpha_zero_of_plain_is_the_plain_gradient() -> None:
-    model, data = zoo.mlp(), zoo.batch()
-    gsam = zoo.direction(lambda m: GSAM(m, rho=RHO, alpha=0.0, minimize="plain"), model, data)
-    assert torch.equal(gsam, zoo.direction(Vanilla, model, data))
+    model, data = toy_models.mlp(), toy_models.batch()
+    gsam = toy_models.direction(
+        lambda m: GSAM(m, rho=RHO, alpha=0.0, minimize="plain"), model, data
+    )
+    assert torch.equal(gsam, toy_models.direction(Vanilla, model, data))
 
 
 def test_ascent_is_orthogonal_to_the_perturbed_gradient() -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
-    g_p = zoo.direction(lambda m: SAM(m, rho=RHO), model, data)
-    g_perp = g_p - zoo.direction(lambda m: GSAM(m, rho=RHO, alpha=1.0), model, data)
-    g = zoo.direction(Vanilla, model, data)
+    model, data = toy_models.mlp().double(), toy_models.batch()
+    g_p = toy_models.direction(lambda m: SAM(m, rho=RHO), model, data)
+    g_perp = g_p - toy_models.direction(lambda m: GSAM(m, rho=RHO, alpha=1.0), model, data)
+    g = toy_models.direction(Vanilla, model, data)
     assert g_perp.norm() > 1e-3 * g.norm()
     assert abs(float(g_perp @ g_p)) < 1e-13 * float(g_perp.norm() * g_p.norm())
     assert float(g_perp @ g) > 0  # an ascent: along g_perp the loss rises
@@ -147,12 +162,12 @@ def test_ascent_is_orthogonal_to_the_perturbed_gradient() -> None:
 @every_two_pass
 @pytest.mark.parametrize("factor", [2.0**-10, 1e3])
 def test_direction_scales_with_the_loss(name: str, factor: float) -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     make = partial(OBJECTIVES[name].make, eps=0.0)  # eps alone is not homogeneous
-    one = zoo.direction(make, model, data)
-    closure = zoo.closure_of(model, data)
+    one = toy_models.direction(make, model, data)
+    closure = toy_models.closure_of(model, data)
     make(model).backward(lambda: factor * closure())
-    assert zoo.relative_error(zoo.flat_grad(model), factor * one) < 1e-14
+    assert equality.relative_error(toy_models.flat_grad(model), factor * one) < 1e-14
 
 
 class Quadratic(nn.Module):
@@ -210,11 +225,11 @@ def test_direction_at_a_cosine_of_almost_one(device: torch.device) -> None:
     slopes = iter([g.to(device), g_p.to(device)])
     report = GSAM(model, alpha=ALPHA).backward(lambda: model(next(slopes)).sum())
     expected = g_p.double() - ALPHA * reference.orthogonal_part(g.double(), g_p.double())
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 3e-7
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 3e-7
     assert abs(1 - float(report.cosine) - 1e-7) < 2.5e-7
     # The part that the ascent adds is itself right to what rounding g and g_p left of it.
-    ascent = zoo.flat_grad(model).double() - g_p.double()
-    assert zoo.relative_error(ascent, expected - g_p.double()) < 1e-3
+    ascent = toy_models.flat_grad(model).double() - g_p.double()
+    assert equality.relative_error(ascent, expected - g_p.double()) < 1e-3
 
 
 BAD_NUMBERS = [-0.1, float("nan"), float("inf"), "0.1", None, True, torch.tensor(0.1)]
@@ -271,7 +286,7 @@ def test_numbers_of_numpy_and_integers_are_numbers() -> None:
         (
             lambda: GSAM(nn.Linear(2, 1), perturb="norm"),
             ValueError,
-            "perturb must be \"norms\" or a function, got 'norm'. Pass",
+            "perturb must be \"norms\" or a function of .* got 'norm'. Pass",
         ),
         (
             lambda: GSAM(nn.Linear(2, 1), perturb=3),
@@ -288,11 +303,6 @@ def test_numbers_of_numpy_and_integers_are_numbers() -> None:
             lambda: GSAM(nn.Linear(2, 1), minimize="gap"),
             ValueError,
             'minimize must be "perturbed" or "plain", got \'gap\'',
-        ),
-        (
-            lambda: Vanilla(nn.Linear(2, 1), alpha=0.4),
-            TypeError,
-            "Vanilla must get a model alone, got alpha too. It makes no second pass",
         ),
     ],
 )
@@ -315,51 +325,51 @@ def test_bad_arguments(make: Callable[[], Objective], error: type[Exception], me
     ],
 )
 def test_settings_are_checked_at_each_step(kind: type[Objective], name: str, value: object) -> None:
-    model, data = zoo.mlp(), zoo.batch()
+    model, data = toy_models.mlp(), toy_models.batch()
     objective = kind(model)
-    before = zoo.bits(model)
+    before = equality.bits(model)
     setattr(objective, name, value)
     with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
-        objective.backward(zoo.closure_of(model, data))
-    assert zoo.same_bits(before, zoo.bits(model))
+        objective.backward(toy_models.closure_of(model, data))
+    assert equality.same_bits(before, equality.bits(model))
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_perturb_is_asked_at_each_step() -> None:
     """Freezing the only part that climbs is caught at the next step, not ignored."""
-    model, data = zoo.mlp(), zoo.batch()
+    model, data = toy_models.mlp(), toy_models.batch()
     objective = SAM(model, perturb=select_first_layer)
-    objective.backward(zoo.closure_of(model, data))
+    objective.backward(toy_models.closure_of(model, data))
     model[1].requires_grad_(False)
     with pytest.raises(ValueError, match="perturb must select a trainable parameter"):
-        objective.backward(zoo.closure_of(model, data))
+        objective.backward(toy_models.closure_of(model, data))
 
 
 @every_two_pass
 def test_memory_must_be_known(name: str) -> None:
     with pytest.raises(ValueError, match=r'memory must be "exact" or "low", got \'none\'\. Leave'):
-        OBJECTIVES[name].make(zoo.mlp(), memory="none")
+        OBJECTIVES[name].make(toy_models.mlp(), memory="none")
 
 
 @every_two_pass
 def test_low_memory_is_refused_in_half_precision(name: str) -> None:
     message = 'memory must be "exact" for parameters in half precision, got "low"'
     with pytest.raises(ValueError, match=message):
-        OBJECTIVES[name].make(zoo.mlp().bfloat16(), memory="low")
-    model = zoo.mlp()
+        OBJECTIVES[name].make(toy_models.mlp().bfloat16(), memory="low")
+    model = toy_models.mlp()
     objective = OBJECTIVES[name].make(model, memory="low")
     with pytest.raises(ValueError, match=message):  # also if it is cast later
-        objective.backward(zoo.closure_of(model.bfloat16(), zoo.batch()))
+        objective.backward(toy_models.closure_of(model.bfloat16(), toy_models.batch()))
 
 
 @every_two_pass
 def test_low_memory_changes_no_more_than_rounding(name: str, device: torch.device) -> None:
-    model, data = zoo.mlp().to(device), zoo.batch(device=device)
+    model, data = toy_models.mlp().to(device), toy_models.batch(device=device)
     exact, low = (
-        zoo.direction(partial(OBJECTIVES[name].make, memory=memory), model, data)
+        toy_models.direction(partial(OBJECTIVES[name].make, memory=memory), model, data)
         for memory in ("exact", "low")
     )
-    assert zoo.relative_error(low, exact) < 1e-4
+    assert equality.relative_error(low, exact) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -380,18 +390,18 @@ def test_low_memory_changes_no_more_than_rounding(name: str, device: torch.devic
     ],
 )
 def test_repr_shows_the_settings(objective: Callable[[nn.Module], Objective], text: str) -> None:
-    assert repr(objective(zoo.mlp())) == text
+    assert repr(objective(toy_models.mlp())) == text
 
 
 def test_repr_shows_what_else_was_set() -> None:
-    assert repr(SAM(zoo.convnet(), perturb="norms")) == "SAM(rho=0.05, perturb='norms')"
+    assert repr(SAM(toy_models.convnet(), perturb="norms")) == "SAM(rho=0.05, perturb='norms')"
 
 
 @every_objective
 def test_state_is_empty_where_there_is_nothing_to_keep(name: str) -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     objective = OBJECTIVES[name].make(model)
-    objective.backward(zoo.closure_of(model, zoo.batch()))
+    objective.backward(toy_models.closure_of(model, toy_models.batch()))
     state = objective.state_dict()
     expected = {"num_steps": 1, "objective": {}} if name == "Intermittent" else {}
     assert state == expected

@@ -17,8 +17,8 @@ from torch.optim import lr_scheduler
 from surrogap import GSAM, EntropySGD
 from surrogap.core.objective import Objective
 from surrogap.rho import InverseSqrt, ProportionalToLR
-from tests import reference, zoo
-from tests.table import ALPHA, OBJECTIVES, every_memoryless
+from tests import equality, reference, toy_models
+from tests.objective_cases import ALPHA, OBJECTIVES, every_memoryless
 
 Make = Callable[[nn.Module], optim.Optimizer]
 
@@ -72,14 +72,14 @@ def test_the_table_holds_every_dense_optimizer() -> None:
     assert known - {"Optimizer", "SparseAdam", "LBFGS"} <= set(BASE_OPTIMIZERS)
 
 
-def batches() -> Iterator[zoo.Batch]:
-    return (zoo.batch(seed=seed) for seed in itertools.count(10))
+def batches() -> Iterator[toy_models.Batch]:
+    return (toy_models.batch(seed=seed) for seed in itertools.count(10))
 
 
 def run(
     model: nn.Module,
     optimizer: optim.Optimizer,
-    fill: Callable[[zoo.Batch], object],
+    fill: Callable[[toy_models.Batch], object],
     *,
     steps: int = 4,
     after: Callable[[], object] = lambda: None,
@@ -92,12 +92,12 @@ def run(
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def fill_by_hand(model: nn.Module, name: str) -> Callable[[zoo.Batch], None]:
+def fill_by_hand(model: nn.Module, name: str) -> Callable[[toy_models.Batch], None]:
     """`.grad` from the float64 reference: the trajectory that an objective must follow."""
 
-    def fill(data: zoo.Batch) -> None:
+    def fill(data: toy_models.Batch) -> None:
         twin = copy.deepcopy(model)
-        f, w = reference.loss_of(twin, lambda net: zoo.cross_entropy(net, data))
+        f, w = reference.loss_of(twin, lambda net: toy_models.cross_entropy(net, data))
         d = OBJECTIVES[name].reference(f, w, partial(reference.selected, model))
         sizes = [p.numel() for p in model.parameters()]
         for p, piece in zip(model.parameters(), d.split(sizes), strict=True):
@@ -109,36 +109,40 @@ def fill_by_hand(model: nn.Module, name: str) -> Callable[[zoo.Batch], None]:
 @every_optimizer
 @every_memoryless
 def test_trajectory_is_that_of_the_reference(name: str, base: str) -> None:
-    model = zoo.mlp().double()
+    model = toy_models.mlp().double()
     twin = copy.deepcopy(model)
     optimizer = BASE_OPTIMIZERS[base](model)
     objective = OBJECTIVES[name].make(model)
     ours = run(
-        model, optimizer, lambda data: objective.backward(lambda: zoo.cross_entropy(model, data))
+        model,
+        optimizer,
+        lambda data: objective.backward(lambda: toy_models.cross_entropy(model, data)),
     )
     theirs = run(twin, BASE_OPTIMIZERS[base](twin), fill_by_hand(twin, name))
-    assert zoo.relative_error(ours, theirs) < 1e-8
+    assert equality.relative_error(ours, theirs) < 1e-8
 
 
 @every_memoryless
 def test_lbfgs_calls_the_objective_in_its_closure(name: str) -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     twin = copy.deepcopy(model)
 
-    def minimise(net: nn.Module, fill: Callable[[zoo.Batch], object]) -> Tensor:
+    def minimise(net: nn.Module, fill: Callable[[toy_models.Batch], object]) -> Tensor:
         optimizer = optim.LBFGS(net.parameters(), lr=0.1, max_iter=5)
 
         def closure() -> Tensor:
             optimizer.zero_grad()
             fill(data)
-            return zoo.cross_entropy(net, data).detach()
+            return toy_models.cross_entropy(net, data).detach()
 
         optimizer.step(closure)
         return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
     objective = OBJECTIVES[name].make(model)
-    ours = minimise(model, lambda data: objective.backward(lambda: zoo.cross_entropy(model, data)))
-    assert zoo.relative_error(ours, minimise(twin, fill_by_hand(twin, name))) < 1e-7
+    ours = minimise(
+        model, lambda data: objective.backward(lambda: toy_models.cross_entropy(model, data))
+    )
+    assert equality.relative_error(ours, minimise(twin, fill_by_hand(twin, name))) < 1e-7
 
 
 SCHEDULERS: dict[str, Callable[[optim.Optimizer], Any]] = {
@@ -181,7 +185,7 @@ def advance(scheduler: Any) -> None:
 @pytest.mark.parametrize("scheduled", SCHEDULERS)
 def test_schedulers(scheduled: str) -> None:
     """The learning rate goes as it goes without us, and the radius follows it."""
-    model, twin = zoo.mlp().double(), zoo.mlp().double()
+    model, twin = toy_models.mlp().double(), toy_models.mlp().double()
     bounds = {"rho_max": 0.2, "rho_min": 0.02, "lr_max": 0.1, "lr_min": 0.001}
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     bare = optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
@@ -193,8 +197,8 @@ def test_schedulers(scheduled: str) -> None:
         assert lr == bare.param_groups[0]["lr"]
         optimizer.zero_grad()
         bare.zero_grad()
-        rho = objective.backward(lambda data=data: zoo.cross_entropy(model, data)).rho
-        zoo.cross_entropy(twin, data).backward()
+        rho = objective.backward(lambda data=data: toy_models.cross_entropy(model, data)).rho
+        toy_models.cross_entropy(twin, data).backward()
         line = 0.02 + 0.18 * (lr - 0.001) / 0.099
         assert float(rho) == pytest.approx(min(max(line, 0.0), 0.2), abs=1e-12)
         seen.add(lr)
@@ -210,15 +214,15 @@ class Run:
 
     def __init__(self, base: str, make: Callable[[nn.Module, optim.Optimizer], Objective] | None):
         torch.manual_seed(4)
-        self.model = nn.Sequential(zoo.convnet(), nn.Dropout(0.2), nn.Linear(3, 3))
+        self.model = nn.Sequential(toy_models.convnet(), nn.Dropout(0.2), nn.Linear(3, 3))
         self.optimizer = BASE_OPTIMIZERS[base](self.model)
         self.scheduler = lr_scheduler.CosineAnnealingLR(self.optimizer, 8)
         self.scaler = GradScaler("cpu", init_scale=64.0, growth_interval=2)
         self.objective = make(self.model, self.optimizer) if make else None
 
-    def step(self, data: zoo.Batch) -> None:
+    def step(self, data: toy_models.Batch) -> None:
         self.optimizer.zero_grad()
-        closure = zoo.closure_of(self.model, data)
+        closure = toy_models.closure_of(self.model, data)
         if self.objective:
             self.objective.backward(closure, scaler=self.scaler)
         else:
@@ -263,7 +267,7 @@ def test_resume_is_bit_identical_and_the_checkpoint_no_larger(base: str) -> None
     resumed.load(checkpoint)
     for item in data[3:]:
         resumed.step(item)
-    assert zoo.same_bits(zoo.bits(whole.model), zoo.bits(resumed.model))
+    assert equality.same_bits(equality.bits(whole.model), equality.bits(resumed.model))
     assert resumed.save() == expected
 
 
@@ -289,5 +293,5 @@ def test_resume_of_what_counts_steps(stateful: str) -> None:
         other.load(checkpoint)
         for item in data[2:]:
             other.step(item)
-    assert zoo.same_bits(zoo.bits(whole.model), zoo.bits(resumed.model))
-    assert not zoo.same_bits(zoo.bits(whole.model), zoo.bits(forgetful.model))
+    assert equality.same_bits(equality.bits(whole.model), equality.bits(resumed.model))
+    assert not equality.same_bits(equality.bits(whole.model), equality.bits(forgetful.model))

@@ -9,57 +9,57 @@ import torch
 from torch import Tensor, nn
 
 from surrogap import GSAM, SAM
-from tests import zoo
-from tests.table import OBJECTIVES, RHO, every_objective
+from tests import equality, toy_models
+from tests.objective_cases import OBJECTIVES, RHO, every_objective
 
 
 @every_objective
 def test_gradients_accumulate(name: str, device: torch.device) -> None:
     """Several calls are m-sharpness: the sum of the directions of each."""
-    model = zoo.mlp().double().to(device)
-    first, second = zoo.batch(device=device, seed=1), zoo.batch(device=device, seed=2)
+    model = toy_models.mlp().double().to(device)
+    first, second = toy_models.batch(device=device, seed=1), toy_models.batch(device=device, seed=2)
     make = OBJECTIVES[name].make
-    expected = zoo.direction(make, model, first) + zoo.direction(make, model, second)
+    expected = toy_models.direction(make, model, first) + toy_models.direction(make, model, second)
     objective = make(model)
-    objective.backward(zoo.closure_of(model, first))
+    objective.backward(toy_models.closure_of(model, first))
     held = [p.grad for p in model.parameters()]
-    objective.backward(zoo.closure_of(model, second))
+    objective.backward(toy_models.closure_of(model, second))
     assert all(p.grad is g for p, g in zip(model.parameters(), held, strict=True))
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-15
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-15
     assert all(p.grad.stride() == p.stride() for p in model.parameters())
 
 
 @every_objective
 @pytest.mark.parametrize("sizes", [[4, 4], [1, 5, 2]])
 def test_a_list_of_closures_is_one_batch(name: str, sizes: list[int]) -> None:
-    model, (x, y) = zoo.mlp().double(), zoo.batch(8)
-    whole = zoo.direction(OBJECTIVES[name].make, model, (x, y))
+    model, (x, y) = toy_models.mlp().double(), toy_models.batch(8)
+    whole = toy_models.direction(OBJECTIVES[name].make, model, (x, y))
     parts = zip(x.split(sizes), y.split(sizes), strict=True)
     closures = [
-        lambda part=part: (zoo.cross_entropy(model, part) * len(part[1]) / 8, len(part[1]))
+        lambda part=part: (toy_models.cross_entropy(model, part) * len(part[1]) / 8, len(part[1]))
         for part in parts
     ]
     report = OBJECTIVES[name].make(model).backward(closures)
-    assert zoo.relative_error(zoo.flat_grad(model), whole) < 1e-13
+    assert equality.relative_error(toy_models.flat_grad(model), whole) < 1e-13
     if name != "MomentumSAM":
-        plain = float(zoo.cross_entropy(model, (x, y)).detach())
+        plain = float(toy_models.cross_entropy(model, (x, y)).detach())
         assert float(report.loss) == pytest.approx(plain, rel=1e-14)
     assert report.aux == sizes
 
 
 def test_the_list_differs_from_separate_calls() -> None:
     """One perturbation for all of them is not one each."""
-    model, (x, y) = zoo.mlp().double(), zoo.batch(8)
-    whole = zoo.direction(partial(SAM, rho=RHO), model, (x, y))
+    model, (x, y) = toy_models.mlp().double(), toy_models.batch(8)
+    whole = toy_models.direction(partial(SAM, rho=RHO), model, (x, y))
     halves = [
-        zoo.direction(partial(SAM, rho=RHO), model, part)
+        toy_models.direction(partial(SAM, rho=RHO), model, part)
         for part in zip(x.split(4), y.split(4), strict=True)
     ]
-    assert zoo.relative_error(sum(halves) / 2, whole) > 1e-3
+    assert equality.relative_error(sum(halves) / 2, whole) > 1e-3
 
 
 def test_aux_is_that_of_the_first_pass() -> None:
-    model, (x, y) = zoo.mlp(), zoo.batch()
+    model, (x, y) = toy_models.mlp(), toy_models.batch()
     x = x.float()
 
     def closure() -> tuple[Tensor, Tensor]:
@@ -69,64 +69,64 @@ def test_aux_is_that_of_the_first_pass() -> None:
     report = SAM(model, rho=1.0).backward(closure)
     assert torch.equal(report.aux, model(x))
     assert report.aux.grad_fn is None
-    assert SAM(model).backward(zoo.closure_of(model, (x, y))).aux is None
+    assert SAM(model).backward(toy_models.closure_of(model, (x, y))).aux is None
 
 
 @every_objective
 def test_backward_runs_in_the_calling_thread(name: str, device: torch.device) -> None:
-    model, data = zoo.mlp().to(device), zoo.batch(device=device)
+    model, data = toy_models.mlp().to(device), toy_models.batch(device=device)
     seen: set[tuple[int, bool]] = set()
 
-    def look(gradient: Tensor) -> None:
+    def observe(gradient: Tensor) -> None:
         # On a CPU torch does so whatever it is told.
         seen.add((threading.get_ident(), torch._C._is_multithreading_enabled()))
 
-    model[3].weight.register_hook(look)
-    OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
+    model[3].weight.register_hook(observe)
+    OBJECTIVES[name].make(model).backward(toy_models.closure_of(model, data))
     assert seen == {(threading.get_ident(), False)}
 
 
 @pytest.mark.parametrize("mode", [True, False])
 def test_what_thread_torch_uses_is_the_callers_choice_again(mode: bool) -> None:
-    model, data = zoo.mlp(), zoo.batch()
+    model, data = toy_models.mlp(), toy_models.batch()
 
     def fail(gradient: Tensor) -> None:
         raise KeyboardInterrupt
 
     with torch.autograd.set_multithreading_enabled(mode):
-        GSAM(model).backward(zoo.closure_of(model, data))
+        GSAM(model).backward(toy_models.closure_of(model, data))
         assert torch._C._is_multithreading_enabled() == mode
         model[3].weight.register_hook(fail)
         with pytest.raises(KeyboardInterrupt):
-            GSAM(model).backward(zoo.closure_of(model, data))
+            GSAM(model).backward(toy_models.closure_of(model, data))
         assert torch._C._is_multithreading_enabled() == mode
 
 
 def test_own_backward_is_called_once_per_pass() -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     seen: list[Tensor] = []
 
     def backward(loss: Tensor) -> None:
         seen.append(loss.detach())
         (3 * loss).backward()
 
-    expected = zoo.direction(SAM, model, data)
-    report = SAM(model).backward(zoo.closure_of(model, data), backward=backward)
+    expected = toy_models.direction(SAM, model, data)
+    report = SAM(model).backward(toy_models.closure_of(model, data), backward=backward)
     assert [float(report.loss), float(report.perturbed_loss)] == [float(loss) for loss in seen]
-    assert zoo.relative_error(zoo.flat_grad(model), 3 * expected) < 1e-10
+    assert equality.relative_error(toy_models.flat_grad(model), 3 * expected) < 1e-10
 
 
 def test_backward_may_be_called_without_gradients_enabled() -> None:
-    model, data = zoo.mlp(), zoo.batch()
-    expected = zoo.direction(SAM, model, data)
+    model, data = toy_models.mlp(), toy_models.batch()
+    expected = toy_models.direction(SAM, model, data)
     with torch.no_grad():
-        SAM(model).backward(zoo.closure_of(model, data))
-    assert torch.equal(zoo.flat_grad(model), expected)
+        SAM(model).backward(toy_models.closure_of(model, data))
+    assert torch.equal(toy_models.flat_grad(model), expected)
 
 
 def test_a_loss_with_one_element_is_a_scalar() -> None:
-    model, data = zoo.mlp(), zoo.batch()
-    closure = zoo.closure_of(model, data)
+    model, data = toy_models.mlp(), toy_models.batch()
+    closure = toy_models.closure_of(model, data)
     report = SAM(model).backward(lambda: closure().reshape(1, 1))
     assert report.loss.shape == report.gap.shape == ()
 
@@ -163,14 +163,14 @@ def test_bad_closures(
     bad: Callable[[nn.Module], object], error: type[Exception], message: str, number: int
 ) -> None:
     model = nn.Linear(3, 1)
-    before, passes = zoo.bits(model), iter([1, 2])
+    before, passes = equality.bits(model), iter([1, 2])
 
     def closure() -> object:
         return bad(model) if next(passes) == number else linear_loss(model)
 
     with pytest.raises(error, match=message):
         SAM(model).backward(closure)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -184,9 +184,9 @@ def test_a_later_closure_of_a_list_must_not_call_backward_either() -> None:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_nesting_is_refused(number: int) -> None:
-    model = zoo.convnet()
-    objective, plain = SAM(model), zoo.closure_of(model, zoo.batch())
-    before, passes = zoo.bits(model), iter([1, 2])
+    model = toy_models.convnet()
+    objective, plain = SAM(model), toy_models.closure_of(model, toy_models.batch())
+    before, passes = equality.bits(model), iter([1, 2])
 
     def closure() -> Tensor:
         if next(passes) == number:
@@ -195,16 +195,16 @@ def test_nesting_is_refused(number: int) -> None:
 
     with pytest.raises(RuntimeError, match="got one that called this objective's"):
         objective.backward(closure)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert all(p.grad is None for p in model.parameters())
     objective.backward(plain)
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_nesting_of_another_objective_is_refused(number: int) -> None:
-    model = zoo.convnet()
-    plain, passes = zoo.closure_of(model, zoo.batch()), iter([1, 2])
-    before = zoo.bits(model)
+    model = toy_models.convnet()
+    plain, passes = toy_models.closure_of(model, toy_models.batch()), iter([1, 2])
+    before = equality.bits(model)
 
     def closure() -> Tensor:
         if next(passes) == number:
@@ -213,7 +213,7 @@ def test_nesting_of_another_objective_is_refused(number: int) -> None:
 
     with pytest.raises(RuntimeError, match="closure must not call backward"):
         SAM(model).backward(closure)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from surrogap import SAM
-from tests import zoo
-from tests.table import OBJECTIVES, every_two_pass
+from tests import equality, toy_models
+from tests.objective_cases import OBJECTIVES, every_two_pass
 
 
 class Noisy(nn.Module):
@@ -57,7 +57,7 @@ def test_both_passes_draw_the_same_numbers(name: str, device: torch.device) -> N
     loss = plain(x)
     loss.backward()
     assert torch.equal(report.loss, loss)
-    assert zoo.relative_error(zoo.flat_grad(model), zoo.flat_grad(plain)) < 1e-14
+    assert equality.relative_error(toy_models.flat_grad(model), toy_models.flat_grad(plain)) < 1e-14
     assert after == draws(device)
 
 

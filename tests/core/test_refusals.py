@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from surrogap import GSAM, SAM, EntropySGD
-from tests import zoo
-from tests.table import OBJECTIVES, every_objective
+from tests import equality, toy_models
+from tests.objective_cases import OBJECTIVES, every_objective
 
 
 def stepping(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -22,19 +22,19 @@ def stepping(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
 @every_objective
 def test_a_backward_that_steps_the_optimizer(name: str, options: dict, make: type) -> None:
-    model = zoo.mlp()
-    optimizer, before = make(model.parameters(), lr=0.1, **options), zoo.bits(model)
+    model = toy_models.mlp()
+    optimizer, before = make(model.parameters(), lr=0.1, **options), equality.bits(model)
     with pytest.raises(RuntimeError, match="backward must leave the weights alone, got one that"):
         OBJECTIVES[name].make(model).backward(
-            zoo.closure_of(model, zoo.batch()), backward=partial(stepping, optimizer)
+            toy_models.closure_of(model, toy_models.batch()), backward=partial(stepping, optimizer)
         )
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     optimizer.step()  # it is allowed again
 
 
 def test_a_backward_that_moves_the_weights_itself() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
 
     def descend(loss: Tensor) -> None:
         loss.backward()
@@ -43,16 +43,16 @@ def test_a_backward_that_moves_the_weights_itself() -> None:
                 parameter.sub_(0.1 * parameter.grad)
 
     with pytest.raises(RuntimeError, match="backward must leave the weights alone"):
-        SAM(model).backward(zoo.closure_of(model, zoo.batch()), backward=descend)
+        SAM(model).backward(toy_models.closure_of(model, toy_models.batch()), backward=descend)
 
 
 def test_a_backward_that_steps_another_optimizer() -> None:
-    model, other = zoo.mlp(), nn.Linear(2, 2)
+    model, other = toy_models.mlp(), nn.Linear(2, 2)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    expected = zoo.direction(SAM, model, zoo.batch())
-    closure = zoo.closure_of(model, zoo.batch())
+    expected = toy_models.direction(SAM, model, toy_models.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
     SAM(model).backward(closure, backward=partial(stepping, optimizer))
-    assert torch.equal(zoo.flat_grad(model), expected)
+    assert torch.equal(toy_models.flat_grad(model), expected)
 
 
 class Scaled(nn.Module):
@@ -69,8 +69,8 @@ class Scaled(nn.Module):
 @every_objective
 @pytest.mark.parametrize("way", ["backward", "loss"])
 def test_a_parameter_outside_of_the_model(name: str, way: str) -> None:
-    model, criterion = zoo.mlp(), Scaled()
-    x, y = zoo.batch()
+    model, criterion = toy_models.mlp(), Scaled()
+    x, y = toy_models.batch()
     objective = OBJECTIVES[name].make(model)
     with pytest.raises(
         RuntimeError, match=r"outside of the objective's model, got one of shape \("
@@ -81,8 +81,8 @@ def test_a_parameter_outside_of_the_model(name: str, way: str) -> None:
 
 def test_what_may_be_in_the_graph_beside_the_model() -> None:
     """Inputs that require gradients, frozen parameters, and modules in one list."""
-    model, criterion = zoo.mlp(), Scaled()
-    x, y = zoo.batch()
+    model, criterion = toy_models.mlp(), Scaled()
+    x, y = toy_models.batch()
     x = x.float().requires_grad_()
     SAM(nn.ModuleList([model, criterion])).backward(lambda: criterion(model(x), y))
     assert criterion.temperature.grad is not None
@@ -92,8 +92,8 @@ def test_what_may_be_in_the_graph_beside_the_model() -> None:
 
 
 def test_the_graph_is_looked_at_once_for_a_model() -> None:
-    model, other = zoo.mlp(), zoo.mlp()
-    x, y = zoo.batch()
+    model, other = toy_models.mlp(), toy_models.mlp()
+    x, y = toy_models.batch()
     x = x.float()
     objective = SAM(model)
     objective.backward(lambda: nn.functional.cross_entropy(model(x), y))
@@ -103,49 +103,49 @@ def test_the_graph_is_looked_at_once_for_a_model() -> None:
         objective.backward(lambda: nn.functional.cross_entropy(model(x) + other(x), y))
 
 
-def bound_late(model: nn.Module, batches: list[zoo.Batch]) -> list[object]:
+def bound_late(model: nn.Module, batches: list[toy_models.Batch]) -> list[object]:
     closures = []
     for x, y in batches:
-        closures.append(lambda: zoo.cross_entropy(model, (x, y)))  # noqa: B023
+        closures.append(lambda: toy_models.cross_entropy(model, (x, y)))  # noqa: B023
     return closures
 
 
 def test_closures_that_all_see_the_last_micro_batch() -> None:
-    model = zoo.mlp()
-    batches = [zoo.batch(seed=seed) for seed in range(2)]
+    model = toy_models.mlp()
+    batches = [toy_models.batch(seed=seed) for seed in range(2)]
     message = "closure must be a list of functions with a batch each, got several that read the sa"
     with pytest.raises(ValueError, match=message):
         GSAM(model).backward(bound_late(model, batches))
-    closure = zoo.closure_of(model, batches[0])
+    closure = toy_models.closure_of(model, batches[0])
     with pytest.raises(ValueError, match="climb must be a list of functions with a batch each"):
         GSAM(model).backward(closure, climb=bound_late(model, batches))
 
 
 class Batch:
-    def __init__(self, model: nn.Module, data: zoo.Batch) -> None:
-        self.closure = zoo.closure_of(model, data)
+    def __init__(self, model: nn.Module, data: toy_models.Batch) -> None:
+        self.closure = toy_models.closure_of(model, data)
 
     def loss(self) -> Tensor:
         return self.closure()
 
 
 def test_closures_that_are_bound() -> None:
-    model = zoo.mlp().double()
-    batches = [zoo.batch(seed=seed) for seed in range(2)]
+    model = toy_models.mlp().double()
+    batches = [toy_models.batch(seed=seed) for seed in range(2)]
     lists = [
-        [zoo.closure_of(model, data) for data in batches],
-        [lambda data=data: zoo.cross_entropy(model, data) for data in batches],
-        [lambda *, data=data: zoo.cross_entropy(model, data) for data in batches],
-        [partial(zoo.cross_entropy, model, data) for data in batches],
+        [toy_models.closure_of(model, data) for data in batches],
+        [lambda data=data: toy_models.cross_entropy(model, data) for data in batches],
+        [lambda *, data=data: toy_models.cross_entropy(model, data) for data in batches],
+        [partial(toy_models.cross_entropy, model, data) for data in batches],
         [Batch(model, data).loss for data in batches],
     ]
     gradients = []
     for closures in lists:
         GSAM(model).backward(closures)
-        gradients.append(zoo.flat_grad(model))
+        gradients.append(toy_models.flat_grad(model))
         model.zero_grad()
     assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
-    closure = zoo.closure_of(model, batches[0])
+    closure = toy_models.closure_of(model, batches[0])
     EntropySGD(model).backward([closure] * 2)  # one function twice is meant
 
 
@@ -180,17 +180,17 @@ def engines() -> dict[str, type[nn.Module]]:
 )
 def test_engines(name: str, message: str, engines: dict[str, type[nn.Module]]) -> None:
     with pytest.raises(TypeError, match=message):
-        SAM(engines[name](zoo.mlp()))
+        SAM(engines[name](toy_models.mlp()))
     with pytest.raises(TypeError, match=message):
-        SAM(nn.ModuleList([engines[name](zoo.mlp())]))
+        SAM(nn.ModuleList([engines[name](toy_models.mlp())]))
 
 
 def test_hooks_of_deepspeed() -> None:
     """ZeRO's are on the parameters of the model that it was given."""
-    model, module = zoo.mlp(), ModuleType("deepspeed.runtime.zero.stage_1_and_2")
+    model, module = toy_models.mlp(), ModuleType("deepspeed.runtime.zero.stage_1_and_2")
     exec("def reduce(parameter): ...", module.__dict__)
     objective = SAM(model)
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(module.reduce)
     with pytest.raises(TypeError, match=r"model must not be run by DeepSpeed, got ZeRO\."):
-        objective.loss(zoo.closure_of(model, zoo.batch()))
+        objective.loss(toy_models.closure_of(model, toy_models.batch()))

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from surrogap import SAM, Report, Vanilla
 from surrogap.core.report import MEASURES
-from tests import reference, zoo
-from tests.table import ETA, OBJECTIVES, RHO, every_objective, every_two_pass, is_large
+from tests import reference, toy_models
+from tests.objective_cases import ETA, OBJECTIVES, RHO, every_objective, every_two_pass, is_large
 
 
 @every_two_pass
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_fields(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    model, data = zoo.mlp().to(device, dtype), zoo.batch(device=device)
-    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
-    report = OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
+    model, data = toy_models.mlp().to(device, dtype), toy_models.batch(device=device)
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data))
+    report = OBJECTIVES[name].make(model).backward(toy_models.closure_of(model, data))
     masks = {k: reference.selected(model, k).to(device) for k in (reference.is_no_bias, is_large)}
     adaptive = reference.adaptive_climb(f, w, RHO, ETA, masks[reference.is_no_bias])
     mask = masks[is_large] if name.endswith("partial") else None
@@ -47,8 +47,8 @@ def test_fields(name: str, dtype: torch.dtype, device: torch.device) -> None:
 def test_fields_are_scalars_of_full_precision_on_the_device(
     name: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    model, data = zoo.mlp().to(device, dtype), zoo.batch(device=device)
-    report = OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
+    model, data = toy_models.mlp().to(device, dtype), toy_models.batch(device=device)
+    report = OBJECTIVES[name].make(model).backward(toy_models.closure_of(model, data))
     for name in MEASURES:
         value = getattr(report, name)
         assert value.shape == ()
@@ -58,24 +58,24 @@ def test_fields_are_scalars_of_full_precision_on_the_device(
 
 
 def test_vanilla_reports_what_it_knows() -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
-    report = Vanilla(model).backward(zoo.closure_of(model, data))
-    assert float(report.grad_norm) == pytest.approx(float(zoo.flat_grad(model).norm()))
+    model, data = toy_models.mlp().double(), toy_models.batch()
+    report = Vanilla(model).backward(toy_models.closure_of(model, data))
+    assert float(report.grad_norm) == pytest.approx(float(toy_models.flat_grad(model).norm()))
     missing = (report.perturbed_loss, report.gap, report.perturbed_grad_norm, report.cosine)
     assert all(bool(value.isnan()) for value in (*missing, report.rho))
 
 
 def test_a_report_prints_its_measures() -> None:
-    model, data = zoo.mlp(), zoo.batch()
-    text = repr(SAM(model, rho=0.5).backward(zoo.closure_of(model, data)))
+    model, data = toy_models.mlp(), toy_models.batch()
+    text = repr(SAM(model, rho=0.5).backward(toy_models.closure_of(model, data)))
     assert text.startswith("Report(loss=")
     assert text.endswith("rho=0.5)")
 
 
 def test_a_report_keeps_what_it_saw() -> None:
     """It is derived when it is asked for, even after later steps and changes to `.grad`."""
-    model, data = zoo.mlp(), zoo.batch()
-    objective, closure = SAM(model), zoo.closure_of(model, data)
+    model, data = toy_models.mlp(), toy_models.batch()
+    objective, closure = SAM(model), toy_models.closure_of(model, data)
     early, late = objective.backward(closure), objective.backward(closure)
     expected = float(early.grad_norm), float(early.cosine)
     objective.backward(lambda: 100 * closure())
@@ -115,19 +115,19 @@ def test_cosine_of_small_gradients() -> None:
 
 def test_norms_are_of_this_call_alone() -> None:
     """Not of what earlier calls have left in `.grad`."""
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     objective = SAM(model)
-    first = objective.backward(zoo.closure_of(model, data))
-    second = objective.backward(zoo.closure_of(model, data))
+    first = objective.backward(toy_models.closure_of(model, data))
+    second = objective.backward(toy_models.closure_of(model, data))
     assert float(first.grad_norm) == float(second.grad_norm)
 
 
 def test_the_mean_of_micro_batches() -> None:
     """Of halves with a perturbation each, whose losses had been divided by two."""
-    model = zoo.mlp().double()
+    model = toy_models.mlp().double()
     objective = SAM(model, rho=RHO)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    closures = [zoo.closure_of(model, zoo.batch(seed=seed)) for seed in (1, 2)]
+    closures = [toy_models.closure_of(model, toy_models.batch(seed=seed)) for seed in (1, 2)]
     wholes = [objective.backward(closure) for closure in closures]
     halves = [
         objective.backward(lambda c=closure: (c() / 2, "aux"), scaler=scaler)
@@ -155,17 +155,17 @@ def test_the_mean_of_micro_batches() -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @every_objective
-@pytest.mark.parametrize("kind", zoo.MODELS)
+@pytest.mark.parametrize("kind", toy_models.MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_synchronisation(name: str, kind: str, dtype: torch.dtype) -> None:
     """Dropout, BatchNorm, a scaler and clipping included: CUDA would raise at the first wait."""
-    model = zoo.Attention(dropout=0.1) if kind == "attention" else zoo.MODELS[kind]()
+    model = toy_models.Attention(dropout=0.1) if kind == "attention" else toy_models.MODELS[kind]()
     model = model.to("cuda", dtype)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float32)
     objective, closure = (
         OBJECTIVES[name].make(model),
-        zoo.closure_of(model, zoo.batch(device="cuda")),
+        toy_models.closure_of(model, toy_models.batch(device="cuda")),
     )
 
     def step() -> Report:

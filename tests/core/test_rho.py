@@ -9,7 +9,7 @@ from torch import nn
 
 from surrogap import SAM, EntropySGD
 from surrogap.rho import InverseSqrt, ProportionalToLR, Schedule
-from tests import zoo
+from tests import equality, toy_models
 
 BOUNDS: dict[str, Any] = {"rho_max": 0.6, "rho_min": 0.1, "lr_max": 0.5, "lr_min": 0.1}
 
@@ -46,14 +46,14 @@ def test_proportional_to_lr_reads_tensors_and_the_group_it_is_told() -> None:
 
 @pytest.mark.parametrize("lr", [0.51, 0.5 * (1 + 1e-4), float("nan"), float("inf")])
 def test_lr_above_lr_max_is_a_mistake_in_units(lr: float) -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     base = optimizer()
     objective = SAM(model, rho=ProportionalToLR(base, **BOUNDS))
     base.param_groups[0]["lr"] = lr
-    before = zoo.bits(model)
+    before = equality.bits(model)
     with pytest.raises(ValueError, match=f"lr_max must bound the learning rate, got lr={lr} and"):
-        objective.backward(zoo.closure_of(model, zoo.batch()))
-    assert zoo.same_bits(before, zoo.bits(model))
+        objective.backward(toy_models.closure_of(model, toy_models.batch()))
+    assert equality.same_bits(before, equality.bits(model))
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -88,9 +88,9 @@ def test_proportional_to_lr_needs_an_optimizer() -> None:
 
 
 def test_inverse_sqrt_counts_steps() -> None:
-    model, data = zoo.mlp(), zoo.batch()
+    model, data = toy_models.mlp(), toy_models.batch()
     schedule = InverseSqrt(0.4)
-    objective, closure = SAM(model, rho=schedule), zoo.closure_of(model, data)
+    objective, closure = SAM(model, rho=schedule), toy_models.closure_of(model, data)
     used = [float(objective.backward(closure).rho) for _ in range(4)]
     assert used == pytest.approx([0.4 / math.sqrt(t) for t in (1, 2, 3, 4)])
     # Micro-batches of one step share its radius, and a step that fails is none.
@@ -127,6 +127,6 @@ def test_a_schedule_of_ones_own() -> None:
         def advance(self) -> None:
             self.rho /= 2
 
-    model = zoo.mlp()
-    objective, closure = SAM(model, rho=Halving()), zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp()
+    objective, closure = SAM(model, rho=Halving()), toy_models.closure_of(model, toy_models.batch())
     assert [float(objective.backward(closure).rho) for _ in range(3)] == [1.0, 0.5, 0.25]

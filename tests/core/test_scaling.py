@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from surrogap import EntropySGD
-from tests import zoo
-from tests.table import NUM_PASSES, OBJECTIVES, TWO_PASS, every_objective
+from tests import equality, toy_models
+from tests.objective_cases import NUM_PASSES, OBJECTIVES, TWO_PASS, every_objective
 
 SCALE = 2.0**12
 
@@ -21,15 +21,18 @@ def scaler_for(device: torch.device) -> GradScaler:
 
 @every_objective
 def test_scaled_direction_is_the_direction_times_the_scale(name: str, device: torch.device) -> None:
-    model, data = zoo.mlp().double().to(device), zoo.batch(device=device)
+    model, data = toy_models.mlp().double().to(device), toy_models.batch(device=device)
     plain = copy.deepcopy(model)
-    expected = OBJECTIVES[name].make(plain).backward(zoo.closure_of(plain, data))
+    expected = OBJECTIVES[name].make(plain).backward(toy_models.closure_of(plain, data))
     report = (
         OBJECTIVES[name]
         .make(model)
-        .backward(zoo.closure_of(model, data), scaler=scaler_for(device))
+        .backward(toy_models.closure_of(model, data), scaler=scaler_for(device))
     )
-    assert zoo.relative_error(zoo.flat_grad(model), SCALE * zoo.flat_grad(plain)) < 1e-13
+    assert (
+        equality.relative_error(toy_models.flat_grad(model), SCALE * toy_models.flat_grad(plain))
+        < 1e-13
+    )
     for field in ("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm", "cosine"):
         ours, theirs = getattr(report, field), getattr(expected, field)
         assert float(ours) == pytest.approx(float(theirs), rel=1e-12, nan_ok=True), field
@@ -37,15 +40,19 @@ def test_scaled_direction_is_the_direction_times_the_scale(name: str, device: to
 
 @every_objective
 def test_a_disabled_scaler_changes_nothing(name: str) -> None:
-    model, data = zoo.mlp(), zoo.batch()
-    expected = zoo.direction(OBJECTIVES[name].make, model, data)
+    model, data = toy_models.mlp(), toy_models.batch()
+    expected = toy_models.direction(OBJECTIVES[name].make, model, data)
     scaler = GradScaler("cpu", enabled=False)
-    OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data), scaler=scaler)
-    assert torch.equal(zoo.flat_grad(model), expected)
+    OBJECTIVES[name].make(model).backward(toy_models.closure_of(model, data), scaler=scaler)
+    assert torch.equal(toy_models.flat_grad(model), expected)
 
 
 def train(
-    name: str, model: nn.Module, data: zoo.Batch, scaler: GradScaler | None, dtype: torch.dtype
+    name: str,
+    model: nn.Module,
+    data: toy_models.Batch,
+    scaler: GradScaler | None,
+    dtype: torch.dtype,
 ) -> list[float]:
     """Three clipped steps under autocast; the gradient norms that clipping saw."""
     objective = OBJECTIVES[name].make(model)
@@ -76,7 +83,7 @@ def test_clipped_training_under_autocast(
     name: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Three steps are what they are in float32 without a scaler, to half precision."""
-    model, data = zoo.mlp().to(device), zoo.batch(device=device)
+    model, data = toy_models.mlp().to(device), toy_models.batch(device=device)
     plain = copy.deepcopy(model)
     scaler = scaler_for(device) if dtype == torch.float16 else None
     norms = train(name, model, data, scaler, dtype)
@@ -84,7 +91,7 @@ def test_clipped_training_under_autocast(
     assert norms == pytest.approx(expected, rel=0.05)
     moved = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     target = torch.cat([p.detach().reshape(-1) for p in plain.parameters()])
-    assert zoo.relative_error(moved, target) < 2e-3
+    assert equality.relative_error(moved, target) < 2e-3
     assert scaler is None or scaler.get_scale() == SCALE
 
 
@@ -93,9 +100,9 @@ def test_autocast_around_the_call_is_autocast_in_the_closure(
     name: str, device: torch.device
 ) -> None:
     """Its cache of cast weights, which lives as long as it, must not hide the perturbation."""
-    model, data = zoo.mlp().to(device), zoo.batch(device=device)
+    model, data = toy_models.mlp().to(device), toy_models.batch(device=device)
     inside, outside = copy.deepcopy(model), copy.deepcopy(model)
-    closure = zoo.closure_of(inside, data)
+    closure = toy_models.closure_of(inside, data)
 
     def cast() -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
@@ -104,8 +111,8 @@ def test_autocast_around_the_call_is_autocast_in_the_closure(
     expected = OBJECTIVES[name].make(inside, **loud(name)).backward(cast)
     with torch.autocast(device.type, torch.bfloat16):
         objective = OBJECTIVES[name].make(outside, **loud(name))
-        report = objective.backward(zoo.closure_of(outside, data))
-    assert torch.equal(zoo.flat_grad(outside), zoo.flat_grad(inside))
+        report = objective.backward(toy_models.closure_of(outside, data))
+    assert torch.equal(toy_models.flat_grad(outside), toy_models.flat_grad(inside))
     assert float(report.gap) == pytest.approx(float(expected.gap), nan_ok=True)
     assert name not in TWO_PASS or float(report.gap) > 0.01
 
@@ -114,12 +121,15 @@ def test_autocast_around_the_call_is_autocast_in_the_closure(
 @pytest.mark.parametrize("raises", [False, True])
 def test_autocast_around_the_call_remembers_nothing_of_it(name: str, raises: bool) -> None:
     """Its cache must not hold the weights of the last pass for what comes after."""
-    model, data = zoo.mlp(), zoo.batch()
+    model, data = toy_models.mlp(), toy_models.batch()
     plain, losses = copy.deepcopy(model), iter([1.0])
     with torch.autocast("cpu", torch.bfloat16):
         expected = plain(data[0].float())
     with torch.autocast("cpu", torch.bfloat16):
-        closure, objective = zoo.closure_of(model, data), OBJECTIVES[name].make(model, **loud(name))
+        closure, objective = (
+            toy_models.closure_of(model, data),
+            OBJECTIVES[name].make(model, **loud(name)),
+        )
         with suppress(StopIteration):
             objective.backward(lambda: closure() * (next(losses) if raises else 1.0))
         assert torch.equal(model(data[0].float()), expected)
@@ -137,10 +147,10 @@ def test_overflow(name: str, overflowing: set[int], poison: float, device: torch
     """An infinite gradient skips one step: weights intact, scale halved, the next step right."""
     if NUM_PASSES[name] == 1:
         overflowing = {1}
-    model, data = zoo.convnet().to(device), zoo.batch(device=device)
+    model, data = toy_models.convnet().to(device), toy_models.batch(device=device)
     scaler, number = scaler_for(device), iter(range(1, 100))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    objective, closure = OBJECTIVES[name].make(model), zoo.closure_of(model, data)
+    objective, closure = OBJECTIVES[name].make(model), toy_models.closure_of(model, data)
     weights = [p.detach().clone() for p in model.parameters()]
 
     def overflow() -> Tensor:
@@ -161,28 +171,28 @@ def test_overflow(name: str, overflowing: set[int], poison: float, device: torch
         scaler.update()
 
     step(overflow)
-    assert zoo.same_bits(weights, [p.detach() for p in model.parameters()])
+    assert equality.same_bits(weights, [p.detach() for p in model.parameters()])
     assert not optimizer.state
     assert scaler.get_scale() == SCALE / 2
     twin = copy.deepcopy(model)
-    expected = zoo.direction(OBJECTIVES[name].make, twin, data)
+    expected = toy_models.direction(OBJECTIVES[name].make, twin, data)
     expected *= min(1.0, 1.0 / (float(expected.norm()) + 1e-6))
     step(closure)
     assert scaler.get_scale() == SCALE / 2
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-5
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-5
     moved = torch.cat([p.detach().reshape(-1).cpu() for p in model.parameters()])
     start = torch.cat([w.reshape(-1).cpu() for w in weights])
-    assert zoo.relative_error(start - moved, 0.1 * expected) < 1e-4
+    assert equality.relative_error(start - moved, 0.1 * expected) < 1e-4
 
 
 @every_objective
 def test_without_a_scaler_non_finite_gradients_reach_grad(name: str) -> None:
     """So that a guard in the caller's loop sees them."""
-    model = zoo.mlp()
-    before, closure = zoo.bits(model), zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp()
+    before, closure = equality.bits(model), toy_models.closure_of(model, toy_models.batch())
     OBJECTIVES[name].make(model).backward(lambda: closure() * float("inf"))
-    assert zoo.same_bits(before, zoo.bits(model))
-    assert not bool(zoo.flat_grad(model).isfinite().any())
+    assert equality.same_bits(before, equality.bits(model))
+    assert not bool(toy_models.flat_grad(model).isfinite().any())
 
 
 @pytest.mark.parametrize("poison", [float("inf"), float("nan")])
@@ -198,7 +208,7 @@ def test_a_non_finite_gradient_climbs_nowhere(poison: float) -> None:
         if name in TWO_PASS:
             seen.clear()
             OBJECTIVES[name].make(model).backward(closure)
-            assert zoo.same_bits(seen[:1], seen[1:]), name
+            assert equality.same_bits(seen[:1], seen[1:]), name
 
 
 @pytest.mark.parametrize("averaging", [0.75, 0.0])
@@ -207,14 +217,14 @@ def test_a_non_finite_gradient_leads_no_walk_astray(poison: float, averaging: fl
     """It reaches `.grad`, for a scaler to see, while the loss of the passes to come is finite."""
     model, seen = nn.Linear(4, 1, bias=False), []
     slopes = iter([torch.tensor([1.0, poison, 3.0, -2.0]), *[torch.ones(4)] * 3])
-    before = zoo.bits(model)
+    before = equality.bits(model)
 
     def closure() -> Tensor:
         seen.append(model.weight.detach().clone())
         return (model.weight * next(slopes)).sum()
 
     EntropySGD(model, inner_steps=4, averaging=averaging, noise=0.0).backward(closure)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert all(bool(weight.isfinite().all()) for weight in seen)
     assert not torch.equal(seen[0], seen[1])
     assert model.weight.grad is not None
@@ -223,11 +233,14 @@ def test_a_non_finite_gradient_leads_no_walk_astray(poison: float, averaging: fl
 
 def test_entropy_sgd_with_a_scaler_walks_unscaled() -> None:
     """The walk is not homogeneous in the loss: a scale left in it would show."""
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     plain = copy.deepcopy(model)
     torch.manual_seed(2)
-    EntropySGD(plain, noise=0.01).backward(zoo.closure_of(plain, data))
+    EntropySGD(plain, noise=0.01).backward(toy_models.closure_of(plain, data))
     torch.manual_seed(2)
     scaler = GradScaler("cpu", init_scale=SCALE)
-    EntropySGD(model, noise=0.01).backward(zoo.closure_of(model, data), scaler=scaler)
-    assert zoo.relative_error(zoo.flat_grad(model), SCALE * zoo.flat_grad(plain)) < 1e-13
+    EntropySGD(model, noise=0.01).backward(toy_models.closure_of(model, data), scaler=scaler)
+    assert (
+        equality.relative_error(toy_models.flat_grad(model), SCALE * toy_models.flat_grad(plain))
+        < 1e-13
+    )

@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 from surrogap import ASAM, GSAM, SAM, GapPenalty, Objective
 from surrogap.core.geometry import Geometry, Kind
-from surrogap.core.selection import kinds
+from surrogap.core.selection import kinds_of
 from surrogap.core.weights import Weights
-from tests import reference, zoo
-from tests.table import RHO
+from tests import equality, reference, toy_models
+from tests.objective_cases import RHO
 
 
 class LlamaRMSNorm(nn.Module):
@@ -56,9 +56,9 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_are_found(name: str) -> None:
     model = nn.ModuleDict({"linear": nn.Linear(4, 4), "norm": NORMS[name]})
-    found = kinds("norms", Geometry(), Weights(model))
+    found = kinds_of("norms", Geometry(), Weights(model))
     names = [name for name, _ in model.named_parameters()]
-    assert {n for n, kind in zip(names, found, strict=True) if kind != Kind.STILL} == {
+    assert {n for n, kind in zip(names, found, strict=True) if kind != Kind.FIXED} == {
         n for n in names if n.startswith("norm.")
     }
 
@@ -66,15 +66,15 @@ def test_norms_are_found(name: str) -> None:
 @pytest.mark.parametrize("other", [nn.Linear(4, 4), WeightNorm(), Normalise(), nn.PReLU(4)])
 def test_others_are_not(other: nn.Module) -> None:
     model = nn.ModuleDict({"other": other, "norm": nn.LayerNorm(4)})
-    found = kinds("norms", Geometry(), Weights(model))
+    found = kinds_of("norms", Geometry(), Weights(model))
     names = [name for name, _ in model.named_parameters()]
     assert all(
-        (k != Kind.STILL) == n.startswith("norm.") for n, k in zip(names, found, strict=True)
+        (k != Kind.FIXED) == n.startswith("norm.") for n, k in zip(names, found, strict=True)
     )
 
 
 def test_frozen_norms_are_refused() -> None:
-    model = zoo.convnet()
+    model = toy_models.convnet()
     model[1].requires_grad_(False)
     with pytest.raises(ValueError, match="as with LoRA, unfreeze them, or leave perturb out"):
         SAM(model, perturb="norms")
@@ -82,20 +82,22 @@ def test_frozen_norms_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", [SAM, GSAM, ASAM, GapPenalty])
 def test_norms_are_what_a_function_would_select(kind: type[Objective]) -> None:
-    model, data = zoo.convnet(), zoo.batch()
-    norms = zoo.direction(lambda m: kind(m, perturb="norms"), model, data)
-    named = zoo.direction(lambda m: kind(m, perturb=lambda n, _: n.startswith("1.")), model, data)
+    model, data = toy_models.convnet(), toy_models.batch()
+    norms = toy_models.direction(lambda m: kind(m, perturb="norms"), model, data)
+    named = toy_models.direction(
+        lambda m: kind(m, perturb=lambda n, _: n.startswith("1.")), model, data
+    )
     assert torch.equal(norms, named)
 
 
 def test_sam_on_norms_is_the_reference() -> None:
-    model, data = zoo.Attention().double(), zoo.batch()
-    f, w = reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))
+    model, data = toy_models.Attention().double(), toy_models.batch()
+    f, w = reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data))
     mask = reference.selected(model, lambda name, _: ".norm" in name)
     assert 0 < mask.sum() < len(mask)
     expected = reference.sam(f, w, reference.climb(f, w, RHO, mask=mask))
-    ours = zoo.direction(lambda m: SAM(m, rho=RHO, perturb="norms"), model, data)
-    assert zoo.relative_error(ours, expected) < 1e-11
+    ours = toy_models.direction(lambda m: SAM(m, rho=RHO, perturb="norms"), model, data)
+    assert equality.relative_error(ours, expected) < 1e-11
 
 
 def gradients_of_passes(objective: Objective, model: nn.Module) -> list[set[str]]:
@@ -103,7 +105,7 @@ def gradients_of_passes(objective: Objective, model: nn.Module) -> list[set[str]
     names = {p: name for name, p in model.named_parameters()}
     passes: list[set[str]] = []
     hooks = [p.register_hook(lambda _, p=p: passes[-1].add(names[p])) for p in names]
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
 
     def counted() -> Tensor:
         passes.append(set())
@@ -116,7 +118,7 @@ def gradients_of_passes(objective: Objective, model: nn.Module) -> list[set[str]
 
 
 def test_the_first_pass_computes_what_climbs_alone() -> None:
-    model = zoo.convnet()
+    model = toy_models.convnet()
     every = {name for name, _ in model.named_parameters()}
     norms = {"1.weight", "1.bias"}
     for objective, first in (
@@ -132,7 +134,7 @@ def test_the_first_pass_computes_what_climbs_alone() -> None:
 
 
 def test_parameters_require_gradients_again_after_an_error() -> None:
-    model = zoo.convnet()
+    model = toy_models.convnet()
     with pytest.raises(ZeroDivisionError):
         SAM(model, perturb="norms").backward(lambda: 1 / 0)
     assert all(p.requires_grad for p in model.parameters())
@@ -140,8 +142,8 @@ def test_parameters_require_gradients_again_after_an_error() -> None:
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_under_activation_checkpointing(use_reentrant: bool) -> None:
-    model, data = zoo.convnet().double(), zoo.batch()
-    expected = zoo.direction(lambda m: SAM(m, perturb="norms"), model, data)
+    model, data = toy_models.convnet().double(), toy_models.batch()
+    expected = toy_models.direction(lambda m: SAM(m, perturb="norms"), model, data)
     x = data[0].requires_grad_()
 
     def closure() -> Tensor:
@@ -151,24 +153,24 @@ def test_under_activation_checkpointing(use_reentrant: bool) -> None:
     objective = SAM(model, perturb="norms")
     model[1].momentum = 0.0  # a checkpointed pass runs BatchNorm twice
     objective.backward(closure)
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-12
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-12
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_model() -> None:
-    model, data = zoo.convnet(), zoo.batch()
-    expected = zoo.direction(lambda m: SAM(m, perturb="norms"), model, data)
+    model, data = toy_models.convnet(), toy_models.batch()
+    expected = toy_models.direction(lambda m: SAM(m, perturb="norms"), model, data)
     compiled = torch.compile(model, backend="aot_eager")
     objective = SAM(compiled, perturb="norms")
     for _ in range(2):
         model.zero_grad()
-        objective.backward(zoo.closure_of(compiled, data))
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-5
+        objective.backward(toy_models.closure_of(compiled, data))
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-5
 
 
 def test_asam_scales_all_but_biases() -> None:
-    weights = Weights(zoo.Attention())
-    found = dict(zip(weights.names, kinds(None, Geometry(0.01), weights), strict=True))
+    weights = Weights(toy_models.Attention())
+    found = dict(zip(weights.names, kinds_of(None, Geometry(0.01), weights), strict=True))
     plain = {name for name, kind in found.items() if kind == Kind.PLAIN}
     assert plain == {name for name in found if name.endswith("bias")}
     assert "block.self_attn.in_proj_bias" in plain

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from surrogap.core.vectors import Layout, combine_, dot, squared_norm, total
-from tests import zoo
+from tests import equality
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -34,8 +34,8 @@ def test_copies_are_exact(dtype: torch.dtype, device: torch.device) -> None:
     vector = Layout(tensors).read(tensors)
     others = [torch.zeros_like(t) for t in tensors]
     vector.write_to_(others)
-    assert zoo.same_bits(tensors, others)
-    assert zoo.same_bits(tensors, vector.views())
+    assert equality.same_bits(tensors, others)
+    assert equality.same_bits(tensors, vector.views())
     for tensor, view in zip(tensors, vector.views(), strict=True):
         assert view.shape == tensor.shape
         assert view.stride() == torch.empty_like(tensor).stride()
@@ -47,13 +47,13 @@ def test_a_single_tensor_is_copied_too(index: int) -> None:
     tensors = pieces(torch.float32)[index : index + 1]
     vector, before = Layout(tensors).read(tensors), tensors[0].clone()
     tensors[0].zero_()
-    assert zoo.same_bits([before], vector.views())
+    assert equality.same_bits([before], vector.views())
 
 
 def test_tensors_in_another_memory_format_are_read_right() -> None:
     tensors = pieces(torch.float32)
     vector = Layout(tensors).read([t.contiguous() for t in tensors])
-    assert zoo.same_bits(tensors, vector.views())
+    assert equality.same_bits(tensors, vector.views())
 
 
 def test_none_reads_as_zero() -> None:
@@ -61,7 +61,7 @@ def test_none_reads_as_zero() -> None:
     views = Layout(tensors).read([None, *tensors[1:-1], None]).views()
     assert float(views[0]) == 0
     assert float(views[-1].norm()) == 0
-    assert zoo.same_bits(tensors[1:-1], views[1:-1])
+    assert equality.same_bits(tensors[1:-1], views[1:-1])
 
 
 def test_groups_are_one_per_device_dtype_and_label() -> None:
@@ -142,4 +142,4 @@ def test_combination(dtype: torch.dtype, device: torch.device) -> None:
     expected = -0.4 * flat(x).double() + 1.4 * flat(y).double()
     layout = Layout(x)
     result = combine_(a, layout.read(x), b, layout.read(y))
-    assert zoo.relative_error(flat(result.views()), expected) < torch.finfo(dtype).eps
+    assert equality.relative_error(flat(result.views()), expected) < torch.finfo(dtype).eps

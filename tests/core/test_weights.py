@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from surrogap import ASAM, GSAM, SAM
 from surrogap.core.objective import Objective
-from tests import zoo
-from tests.table import NUM_PASSES, OBJECTIVES, every_memoryless, every_objective
+from tests import equality, toy_models
+from tests.objective_cases import NUM_PASSES, OBJECTIVES, every_memoryless, every_objective
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -40,31 +40,31 @@ def raising_in_pass(number: int, error: BaseException, closure: Callable[[], Ten
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["mlp", "attention"])
 def test_weights_come_back(name: str, dtype: torch.dtype, kind: str, device: torch.device) -> None:
-    model = zoo.MODELS[kind]().to(device, dtype)
+    model = toy_models.MODELS[kind]().to(device, dtype)
     objective, closure = (
         OBJECTIVES[name].make(model),
-        zoo.closure_of(model, zoo.batch(device=device)),
+        toy_models.closure_of(model, toy_models.batch(device=device)),
     )
-    before, pointers = zoo.bits(model), [p.data_ptr() for p in model.parameters()]
+    before, pointers = equality.bits(model), [p.data_ptr() for p in model.parameters()]
     for _ in range(3):
         objective.backward(closure)
-        assert zoo.same_bits(before, zoo.bits(model))
+        assert equality.same_bits(before, equality.bits(model))
     assert pointers == [p.data_ptr() for p in model.parameters()]
-    assert zoo.flat_grad(model).norm() > 0
+    assert toy_models.flat_grad(model).norm() > 0
 
 
 @every_objective
 def test_the_second_pass_runs_elsewhere(name: str) -> None:
     """Else the test above would hold for an objective that never moves."""
-    model = zoo.mlp()
+    model = toy_models.mlp()
     seen: list[Tensor] = []
-    closure = zoo.closure_of(model, zoo.batch())
+    closure = toy_models.closure_of(model, toy_models.batch())
 
-    def look() -> Tensor:
+    def observe() -> Tensor:
         seen.append(torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()]))
         return closure()
 
-    OBJECTIVES[name].make(model).backward(look)
+    OBJECTIVES[name].make(model).backward(observe)
     start = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     distances = [float((w - start).norm()) for w in seen[name != "MomentumSAM" :]]
     assert len(distances) == {"Vanilla": 0, "EntropySGD": 2}.get(name, 1)
@@ -80,29 +80,29 @@ def test_nothing_changes_when_the_closure_raises(
     name: str, number: int, error: BaseException, device: torch.device
 ) -> None:
     number = min(number, NUM_PASSES[name])
-    model = zoo.convnet().to(device)
-    closure = zoo.closure_of(model, zoo.batch(device=device))
+    model = toy_models.convnet().to(device)
+    closure = toy_models.closure_of(model, toy_models.batch(device=device))
     model[0].weight.grad = torch.ones_like(model[0].weight)
     kept = model[0].weight.grad
-    before = zoo.bits(model)
+    before = equality.bits(model)
     objective = OBJECTIVES[name].make(model)
     with pytest.raises(type(error)):
         objective.backward(raising_in_pass(number, error, closure))
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert model[0].weight.grad is kept
     assert torch.equal(kept, torch.ones_like(kept))
     assert all(p.grad is None for p in list(model.parameters())[1:])
     # And the objective is as good as new.
     model[0].weight.grad = None
-    expected = zoo.direction(OBJECTIVES[name].make, model, zoo.batch(device=device))
+    expected = toy_models.direction(OBJECTIVES[name].make, model, toy_models.batch(device=device))
     objective.backward(closure)
-    assert torch.equal(zoo.flat_grad(model), expected)
+    assert torch.equal(toy_models.flat_grad(model), expected)
 
 
 @every_objective
 def test_nothing_changes_when_the_backward_pass_raises(name: str) -> None:
-    model = zoo.convnet()
-    closure, before = zoo.closure_of(model, zoo.batch()), zoo.bits(model)
+    model = toy_models.convnet()
+    closure, before = toy_models.closure_of(model, toy_models.batch()), equality.bits(model)
     calls = iter(range(100))
 
     def backward(loss: Tensor) -> None:
@@ -112,7 +112,7 @@ def test_nothing_changes_when_the_backward_pass_raises(name: str) -> None:
 
     with pytest.raises(BrokenError):
         OBJECTIVES[name].make(model).backward(closure, backward=backward)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -122,7 +122,7 @@ def test_nothing_changes_when_the_backward_pass_raises(name: str) -> None:
 def test_an_interrupt_at_any_moment(name: str) -> None:
     """A real signal, which may also strike while the weights are on their way there or back."""
     model, x = nn.Sequential(*(nn.Linear(32, 32) for _ in range(20))), torch.randn(4, 32)
-    objective, before = OBJECTIVES[name].make(model), zoo.bits(model)
+    objective, before = OBJECTIVES[name].make(model), equality.bits(model)
     generator, num_interrupts = random.Random(0), 0
     start = time.perf_counter()
     objective.backward(lambda: model(x).square().mean())
@@ -139,7 +139,7 @@ def test_an_interrupt_at_any_moment(name: str) -> None:
             except KeyboardInterrupt:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 num_interrupts += 1
-            assert zoo.same_bits(before, zoo.bits(model))
+            assert equality.same_bits(before, equality.bits(model))
             torch.set_grad_enabled(True)  # torch's own contexts can be cut short too
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -149,21 +149,24 @@ def test_an_interrupt_at_any_moment(name: str) -> None:
 
 @every_objective
 def test_graphs_from_before_the_call_stay_good(name: str, device: torch.device) -> None:
-    model, data = zoo.mlp().double().to(device), zoo.batch(device=device)
-    expected = zoo.direction(OBJECTIVES[name].make, model, data)
-    other = zoo.closure_of(model, zoo.batch(seed=5, device=device))()
-    OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
+    model, data = toy_models.mlp().double().to(device), toy_models.batch(device=device)
+    expected = toy_models.direction(OBJECTIVES[name].make, model, data)
+    other = toy_models.closure_of(model, toy_models.batch(seed=5, device=device))()
+    OBJECTIVES[name].make(model).backward(toy_models.closure_of(model, data))
     other.backward()
     twin = copy.deepcopy(model)
     twin.zero_grad()
-    zoo.closure_of(twin, zoo.batch(seed=5, device=device))().backward()
-    assert zoo.relative_error(zoo.flat_grad(model), expected + zoo.flat_grad(twin)) < 1e-14
+    toy_models.closure_of(twin, toy_models.batch(seed=5, device=device))().backward()
+    assert (
+        equality.relative_error(toy_models.flat_grad(model), expected + toy_models.flat_grad(twin))
+        < 1e-14
+    )
 
 
 def test_a_climb_that_fails_midway_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two dtypes, the first is there already when the second fails."""
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
-    before, copy_, calls = zoo.bits(model), torch._foreach_copy_, iter(range(100))
+    before, copy_, calls = equality.bits(model), torch._foreach_copy_, iter(range(100))
 
     def failing(*arguments: object) -> None:
         if next(calls) == 1:
@@ -174,13 +177,13 @@ def test_a_climb_that_fails_midway_is_undone(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(torch.OutOfMemoryError):
         SAM(model).backward(lambda: model[1](model[0](torch.ones(1, 2)).double()).sum())
     assert next(calls) > 2
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
 
 
 def test_an_interrupt_while_weights_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two dtypes, the first is back already when it strikes."""
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
-    before, copy_, calls, passes = zoo.bits(model), torch._foreach_copy_, [], iter([1.0])
+    before, copy_, calls, passes = equality.bits(model), torch._foreach_copy_, [], iter([1.0])
 
     def struck(*arguments: object) -> None:
         calls.append(None)
@@ -194,7 +197,7 @@ def test_an_interrupt_while_weights_are_put_back(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "_foreach_copy_", struck)
     with pytest.raises(KeyboardInterrupt):
         SAM(model, rho=1.0).backward(closure)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
 
 
 class Switching(nn.Module):
@@ -216,10 +219,10 @@ class Switching(nn.Module):
 def test_gradient_in_one_pass_only(name: str, dtype: torch.dtype) -> None:
     plans = {"Vanilla": ["ac"], "MomentumSAM": ["ac"], "EntropySGD": ["ab", "ab", "ac"]}
     model = Switching(plans.get(name, ["ab", "ac"])).to(dtype)
-    before = zoo.bits(model)
+    before = equality.bits(model)
     x = torch.randn(3, 4, dtype=dtype)
     OBJECTIVES[name].make(model).backward(lambda: model(x))
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     filled = {key for key, layer in model.layers.items() if layer.weight.grad is not None}
     is_g_p_alone = name in ("Vanilla", "MomentumSAM", "SAM-partial")
     assert filled == ({"a", "c"} if is_g_p_alone else {"a", "b", "c"})
@@ -237,7 +240,7 @@ def test_direction_where_one_pass_has_no_gradient() -> None:
         twin.plan = iter([names])
         twin.zero_grad()
         twin(x).backward()
-        return zoo.flat_grad(twin)
+        return toy_models.flat_grad(twin)
 
     g = use("ab")
     with torch.no_grad():
@@ -245,19 +248,19 @@ def test_direction_where_one_pass_has_no_gradient() -> None:
             p += 0.05 * step.view(p.shape) / (g.norm() + 1e-12)
     g_p = use("ac")
     expected = g_p - alpha * (g - (g @ g_p) / (g_p @ g_p) * g_p)
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-12
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-12
 
 
 def test_set_of_used_layers_may_change_from_step_to_step() -> None:
     """At learning rate 0 nothing may drift, whichever layers a step uses (a fault of peers)."""
     model = Switching(["ab", "ab", "cd", "cd", "bc", "bd", "a", "a"])
-    before = zoo.bits(model)
+    before = equality.bits(model)
     optimizer, objective = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9), SAM(model)
     for _ in range(4):
         optimizer.zero_grad()
         objective.backward(lambda: model(torch.ones(2, 4)))
         optimizer.step()
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
 
 
 @every_objective
@@ -273,9 +276,9 @@ def test_mixed_dtypes(name: str) -> None:
             return x.square().sum()
 
     model = Mixed()
-    before = zoo.bits(model)
+    before = equality.bits(model)
     OBJECTIVES[name].make(model).backward(lambda: model(torch.ones(2, 4)))
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     for part, dtype in zip(model.parts, DTYPES, strict=True):
         assert part.weight.grad.dtype == dtype
         assert part.weight.grad.norm() > 0
@@ -283,29 +286,29 @@ def test_mixed_dtypes(name: str) -> None:
 
 @every_objective
 def test_frozen_parameters_stay_out(name: str) -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     model[1].requires_grad_(False)
     small = copy.deepcopy(nn.Sequential(*list(model)[2:]))
     hidden = (model[1](data[0].flatten(1)), data[1])
-    expected = zoo.direction(OBJECTIVES[name].make, small, hidden)
-    before = zoo.bits(model)
-    assert torch.equal(zoo.direction(OBJECTIVES[name].make, model, data), expected)
-    assert zoo.same_bits(before, zoo.bits(model))
+    expected = toy_models.direction(OBJECTIVES[name].make, small, hidden)
+    before = equality.bits(model)
+    assert torch.equal(toy_models.direction(OBJECTIVES[name].make, model, data), expected)
+    assert equality.same_bits(before, equality.bits(model))
     assert model[1].weight.grad is None
 
 
 @every_objective
 def test_freezing_in_mid_training(name: str) -> None:
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     objective = OBJECTIVES[name].make(model)
-    objective.backward(zoo.closure_of(model, data))
+    objective.backward(toy_models.closure_of(model, data))
     model.zero_grad()
     model[1].requires_grad_(False)
-    before = zoo.bits(model)
-    expected = zoo.direction(OBJECTIVES[name].make, model, data)
-    objective.backward(zoo.closure_of(model, data))
-    assert torch.equal(zoo.flat_grad(model), expected)
-    assert zoo.same_bits(before, zoo.bits(model))
+    before = equality.bits(model)
+    expected = toy_models.direction(OBJECTIVES[name].make, model, data)
+    objective.backward(toy_models.closure_of(model, data))
+    assert torch.equal(toy_models.flat_grad(model), expected)
+    assert equality.same_bits(before, equality.bits(model))
     assert model[1].weight.grad is None
 
 
@@ -314,11 +317,11 @@ def test_freezing_in_mid_training(name: str) -> None:
 def test_gradients_have_the_layout_of_their_parameters(
     name: str, memory_format: torch.memory_format
 ) -> None:
-    model, data = zoo.convnet().double(), zoo.batch()
-    expected = zoo.direction(OBJECTIVES[name].make, model, data)
+    model, data = toy_models.convnet().double(), toy_models.batch()
+    expected = toy_models.direction(OBJECTIVES[name].make, model, data)
     model = model.to(memory_format=memory_format)
-    OBJECTIVES[name].make(model).backward(zoo.closure_of(model, data))
-    assert zoo.relative_error(zoo.flat_grad(model), expected) < 1e-12
+    OBJECTIVES[name].make(model).backward(toy_models.closure_of(model, data))
+    assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-12
     for p in model.parameters():
         assert p.grad.stride() == p.stride()
 
@@ -344,21 +347,21 @@ def test_parameters_that_are_views_with_gaps(name: str) -> None:
     with torch.no_grad():
         dense.weight.copy_(model.weight)
     OBJECTIVES[name].make(dense).backward(lambda: torch.tanh(dense.weight).square().sum())
-    assert zoo.relative_error(model.weight.grad, dense.weight.grad) < 1e-12
+    assert equality.relative_error(model.weight.grad, dense.weight.grad) < 1e-12
 
 
 def test_the_model_may_change_between_steps() -> None:
     """A layer replaced, added or removed is seen at the next step, without a word."""
-    model, data = zoo.mlp().double(), zoo.batch()
+    model, data = toy_models.mlp().double(), toy_models.batch()
     objective = SAM(model)
 
     def check() -> None:
         model.zero_grad()
-        before = zoo.bits(model)
-        expected = zoo.direction(SAM, model, data)
-        objective.backward(zoo.closure_of(model, data))
-        assert torch.equal(zoo.flat_grad(model), expected)
-        assert zoo.same_bits(before, zoo.bits(model))
+        before = equality.bits(model)
+        expected = toy_models.direction(SAM, model, data)
+        objective.backward(toy_models.closure_of(model, data))
+        assert torch.equal(toy_models.flat_grad(model), expected)
+        assert equality.same_bits(before, equality.bits(model))
 
     check()
     model[3] = nn.Linear(16, 3).double()
@@ -375,12 +378,12 @@ def test_the_model_may_change_between_steps() -> None:
 
 def test_a_thousand_steps_in_bfloat16_at_learning_rate_zero_do_not_drift() -> None:
     """Restoring by subtraction drifts by 1.7e-3 here (a fault of peers)."""
-    model = zoo.mlp().bfloat16()
-    before, closure = zoo.bits(model), zoo.closure_of(model, zoo.batch())
+    model = toy_models.mlp().bfloat16()
+    before, closure = equality.bits(model), toy_models.closure_of(model, toy_models.batch())
     objective = GSAM(model, rho=0.5)
     for _ in range(1000):
         objective.backward(closure)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
 
 
 def test_lazy_modules_take_shape_in_the_first_pass() -> None:
@@ -391,27 +394,27 @@ def test_lazy_modules_take_shape_in_the_first_pass() -> None:
     plain.load_state_dict(model.state_dict())
     objective = ASAM(plain, rho=0.5, perturb=lambda name, p: p.ndim >= 2)
     objective.backward(lambda: plain(x).square().sum())
-    assert torch.equal(zoo.flat_grad(model), zoo.flat_grad(plain))
+    assert torch.equal(toy_models.flat_grad(model), toy_models.flat_grad(plain))
 
 
 @every_memoryless
 @pytest.mark.parametrize("assigns", [False, True])
 def test_a_frozen_parameter_that_a_pass_writes_moves_once(assigns: bool, name: str) -> None:
-    model, data = zoo.Followed(assigns), zoo.batch()
+    model, data = toy_models.Followed(assigns), toy_models.batch()
     plain, objective = copy.deepcopy(model), OBJECTIVES[name].make(model)
     for _ in range(2):
         plain(data[0].float())
-        objective.backward(zoo.closure_of(model, data))
-        assert zoo.same_bits(zoo.bits(plain), zoo.bits(model))
+        objective.backward(toy_models.closure_of(model, data))
+        assert equality.same_bits(equality.bits(plain), equality.bits(model))
 
 
 def test_a_frozen_parameter_is_what_one_pass_makes_of_it_when_the_second_raises() -> None:
-    model, data = zoo.Followed(assigns=False), zoo.batch()
+    model, data = toy_models.Followed(assigns=False), toy_models.batch()
     plain, losses = copy.deepcopy(model), iter([1.0])
     plain(data[0].float())
     with pytest.raises(StopIteration):
-        SAM(model).backward(lambda: zoo.closure_of(model, data)() * next(losses))
-    assert zoo.same_bits(zoo.bits(plain), zoo.bits(model))
+        SAM(model).backward(lambda: toy_models.closure_of(model, data)() * next(losses))
+    assert equality.same_bits(equality.bits(plain), equality.bits(model))
 
 
 class Quantised(nn.Parameter):
@@ -436,7 +439,7 @@ def test_frozen_parameters_of_other_kinds_are_let_be() -> None:
 def test_parameters_that_a_pass_adds_or_thaws_are_refused(adds: bool, name: str) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
-    parameters, before = list(model.parameters()), zoo.bits(model)
+    parameters, before = list(model.parameters()), equality.bits(model)
     gradients = [torch.ones_like(p) for p in model[1].parameters()]
     for parameter, gradient in zip(model[1].parameters(), gradients, strict=True):
         parameter.grad = gradient.clone()
@@ -453,8 +456,8 @@ def test_parameters_that_a_pass_adds_or_thaws_are_refused(adds: bool, name: str)
     with pytest.raises(RuntimeError, match=message):
         objective.backward(closure)
     assert all(p.grad is None for p in model[0].parameters())
-    assert zoo.same_bits(gradients, [p.grad for p in model[1].parameters()])
-    assert zoo.same_bits(before, parameters)
+    assert equality.same_bits(gradients, [p.grad for p in model[1].parameters()])
+    assert equality.same_bits(before, parameters)
     objective.backward(lambda: model(torch.ones(2, 3)).sum())  # now that it is there
 
 
@@ -484,46 +487,46 @@ def test_torchscript_is_refused() -> None:
 
 
 def test_loss_must_reach_the_model() -> None:
-    model, other = zoo.mlp(), zoo.mlp()
+    model, other = toy_models.mlp(), toy_models.mlp()
     with pytest.raises(RuntimeError, match="loss must depend on the model's trainable parameters"):
-        SAM(model).backward(zoo.closure_of(other, zoo.batch()))
+        SAM(model).backward(toy_models.closure_of(other, toy_models.batch()))
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_sparse_gradients_are_refused_by_name() -> None:
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1))
-    before = zoo.bits(model)
+    before = equality.bits(model)
     message = "0.weight must have a dense gradient, got layout torch.sparse_coo. Build its layer"
     with pytest.raises(RuntimeError, match=message):
         SAM(model).backward(lambda: model(torch.tensor([1, 2])).sum())
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_gradients_of_another_dtype_are_refused_by_name() -> None:
     model = nn.Linear(3, 1).bfloat16()
     model.bias.grad_dtype = torch.float32
-    before = zoo.bits(model)
+    before = equality.bits(model)
     message = "bias must have a gradient of its own dtype, got torch.float32. Leave its grad_dtype"
     with pytest.raises(RuntimeError, match=message):
         SAM(model).backward(lambda: model(torch.ones(2, 3).bfloat16()).sum())
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_an_optimizer_inside_backward_is_refused_by_name() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     objective = SAM(model)
-    before = zoo.bits(model)
+    before = equality.bits(model)
     handle = model[3].bias.register_post_accumulate_grad_hook(lambda p: None)
     message = "3.bias must not have a post-accumulate-grad hook, got one. It would act on"
     with pytest.raises(RuntimeError, match=message):
-        objective.backward(zoo.closure_of(model, zoo.batch()))
+        objective.backward(toy_models.closure_of(model, toy_models.batch()))
     with pytest.raises(RuntimeError, match=message):
         GSAM(model)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     handle.remove()
-    objective.backward(zoo.closure_of(model, zoo.batch()))
+    objective.backward(toy_models.closure_of(model, toy_models.batch()))
 
 
 @pytest.mark.gpu
@@ -541,7 +544,7 @@ def test_one_model_on_two_devices(name: str) -> None:
 
     def run(second: str) -> tuple[Tensor, float]:
         model = Split(second)
-        before = zoo.bits(model)
+        before = equality.bits(model)
         objective: Objective = OBJECTIVES[name].make(model)
         threads: list[int] = []
         model.second.weight.register_hook(lambda gradient: threads.append(threading.get_ident()))
@@ -551,11 +554,11 @@ def test_one_model_on_two_devices(name: str) -> None:
 
         torch.autograd.grad(closure(), model.second.weight)
         report = objective.backward(closure)
-        assert zoo.same_bits(before, zoo.bits(model))
+        assert equality.same_bits(before, equality.bits(model))
         assert report.loss.device.type == second
         assert len(set(threads)) == 1  # as torch has it, so that both devices work at a time
-        return zoo.flat_grad(model), float(report.perturbed_grad_norm)
+        return toy_models.flat_grad(model), float(report.perturbed_grad_norm)
 
     (one, norm), (two, same_norm) = run("cpu"), run("cuda")
-    assert zoo.relative_error(two, one) < 1e-12
+    assert equality.relative_error(two, one) < 1e-12
     assert norm == pytest.approx(same_norm, rel=1e-12, nan_ok=True)

@@ -12,14 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.analysis import Hessian, Surface, eigenvalues
 from surrogap.core.shards import whole_of
-from tests import zoo
+from tests import equality, toy_models
 from tests.analysis.reference import batches, dense, network
 from tests.distributed.processes import Failure, Processes
 
 SHARES = {"mlp": [0, 1, 0], "convnet": [1, 1, 1], "attention": [1, 0, 0]}
 
 
-def part(share: list[int]) -> list[zoo.Batch]:
+def part(share: list[int]) -> list[toy_models.Batch]:
     return [b for b, rank in zip(batches(), share, strict=True) if rank == dist.get_rank()]
 
 
@@ -27,14 +27,14 @@ def replicated(name: str, share: list[int]) -> tuple[float, Tensor, Tensor, bool
     model = DistributedDataParallel(network(name), find_unused_parameters=True)
     if name == "convnet" and dist.get_rank():  # as they are after a training step
         model.module[1].running_mean.fill_(0.7)
-    before = zoo.bits(model)
+    before = equality.bits(model)
     surface = Surface(model, part(share))
     loss, gradient = surface.gradient()
     product = Hessian(surface) @ surface.space.random(5)
-    return float(loss), gradient, product, zoo.same_bits(before, zoo.bits(model))
+    return float(loss), gradient, product, equality.same_bits(before, equality.bits(model))
 
 
-@pytest.mark.parametrize("name", list(zoo.MODELS))
+@pytest.mark.parametrize("name", list(toy_models.MODELS))
 def test_ddp_is_one_process_with_all_of_the_data(name: str, two: Processes) -> None:
     whole = Surface(network(name), batches())
     loss, gradient = whole.gradient()
@@ -43,7 +43,7 @@ def test_ddp_is_one_process_with_all_of_the_data(name: str, two: Processes) -> N
         assert found_loss == pytest.approx(float(loss), rel=1e-12)
         torch.testing.assert_close(found_gradient, gradient)
         expected = dense(name) @ whole.space.random(5)
-        assert zoo.relative_error(product, expected) < 1e-12
+        assert equality.relative_error(product, expected) < 1e-12
         assert is_intact
 
 
@@ -64,7 +64,7 @@ def gathered(surface: Surface, vector: Tensor) -> Tensor:
     return torch.cat([whole_of(piece, p).full_tensor().reshape(-1) for piece, p in pieces])
 
 
-def pieces(sizes: tuple[int, ...]) -> list[zoo.Batch]:
+def pieces(sizes: tuple[int, ...]) -> list[toy_models.Batch]:
     """A batch of another size for each process."""
     return [batches(sizes)[dist.get_rank()]]
 
@@ -79,7 +79,9 @@ def spread(is_hybrid: bool) -> tuple[list[Tensor], list[float], bool]:
     product = Hessian(surface, "finite-differences") @ v
     numbers = [float(loss), float(surface.loss()), float(surface.space.norm(v))]
     after = [p.to_local().clone() for p in model.parameters()]
-    is_intact = zoo.same_bits(before, after) and all(p.grad is None for p in model.parameters())
+    is_intact = equality.same_bits(before, after) and all(
+        p.grad is None for p in model.parameters()
+    )
     vectors = [gathered(surface, x) for x in (v, gradient, product)]
     return vectors, numbers, is_intact
 
@@ -92,7 +94,7 @@ def test_fsdp_is_one_process_with_all_of_the_data(is_hybrid: bool, four: Process
     for vectors, numbers, is_intact in four.run(spread, is_hybrid):
         torch.testing.assert_close(vectors[0], v)
         torch.testing.assert_close(vectors[1], gradient)
-        assert zoo.relative_error(vectors[2], dense("mlp") @ v) < 1e-7
+        assert equality.relative_error(vectors[2], dense("mlp") @ v) < 1e-7
         assert numbers == pytest.approx([float(loss), float(loss), float(v.norm())], rel=1e-12)
         assert is_intact
 
@@ -136,7 +138,7 @@ def unequal() -> None:
 
 
 def dropping() -> None:
-    model = DistributedDataParallel(zoo.Attention(dropout=0.1 * dist.get_rank()).double())
+    model = DistributedDataParallel(toy_models.Attention(dropout=0.1 * dist.get_rank()).double())
     Surface(model, part([0, 1, 0]))
 
 

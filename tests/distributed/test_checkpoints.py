@@ -20,7 +20,7 @@ from torch.optim import SGD, AdamW
 
 from surrogap import GSAM, SAM, EntropySGD
 from surrogap.rho import InverseSqrt
-from tests import zoo
+from tests import equality, toy_models
 from tests.distributed.processes import Processes
 
 NUM_PARTS, SIZE = 4, 4  # of a global batch, and samples in each
@@ -64,7 +64,7 @@ class Run:
     def __init__(self, case: Case, seed: int) -> None:
         torch.manual_seed(seed)
         self.case = case
-        model = zoo.MODELS[case.network]().double()
+        model = toy_models.MODELS[case.network]().double()
         if case.wrapper == "ddp":
             model = DistributedDataParallel(model)
         else:
@@ -90,7 +90,7 @@ class Run:
             shares = (1 / len(batches), 1.0)
             of_loss, of_grad = reversed(shares) if self.objective is self.counter else shares
             for index, batch in enumerate(batches):
-                closure = scaled(zoo.closure_of(self.model, batch), of_loss)
+                closure = scaled(toy_models.closure_of(self.model, batch), of_loss)
                 self.objective.backward(closure, sync=index == len(batches) - 1)
             for parameter in self.model.parameters():
                 parameter.grad.mul_(of_grad)
@@ -98,11 +98,13 @@ class Run:
             self.optimizer.zero_grad()
             self.scheduler.step()
 
-    def _batches(self, step: int) -> list[zoo.Batch]:
+    def _batches(self, step: int) -> list[toy_models.Batch]:
         """This process's parts of the global batch: in one, unless each has its own climb."""
         num_mine = NUM_PARTS // dist.get_world_size()
         first = dist.get_rank() * num_mine
-        parts = [zoo.batch(SIZE, seed=100 * step + first + index) for index in range(num_mine)]
+        parts = [
+            toy_models.batch(SIZE, seed=100 * step + first + index) for index in range(num_mine)
+        ]
         if self.case.scope == "replica":
             return parts
         return [(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))]
@@ -182,7 +184,7 @@ def saved(four: Processes, tmp_path_factory: pytest.TempPathFactory) -> Callable
         case, folder = (CASES | BATCH_NORM)[name], tmp_path_factory.mktemp(name)
         (state, last), *others = four.run(start_save_and_go_on, case, folder)
         for other in others:
-            assert zoo.same_bits(other[1], last)
+            assert equality.same_bits(other[1], last)
         return Saved(case, folder, state, last)
 
     return run
@@ -190,7 +192,7 @@ def saved(four: Processes, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 def error(actual: list[Tensor], expected: list[Tensor]) -> float:
     """The largest relative error of a tensor."""
-    return max(zoo.relative_error(a, e) for a, e in zip(actual, expected, strict=True))
+    return max(equality.relative_error(a, e) for a, e in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", [*CASES, *BATCH_NORM])
@@ -199,8 +201,8 @@ def test_as_many_processes_go_on_bit_for_bit(
 ) -> None:
     run = saved(name)
     for found, last in four.run(resume, run.case, run.folder):
-        assert zoo.same_bits(found, run.state)
-        assert zoo.same_bits(last, run.last)
+        assert equality.same_bits(found, run.state)
+        assert equality.same_bits(last, run.last)
 
 
 @pytest.mark.parametrize("number", ["two", "one"])
@@ -210,7 +212,7 @@ def test_fewer_processes_go_on_to_rounding(
 ) -> None:
     run = saved(name)
     for found, last in request.getfixturevalue(number).run(resume, run.case, run.folder):
-        assert zoo.same_bits(found, run.state)
+        assert equality.same_bits(found, run.state)
         assert error(last, run.last) < 1e-10
 
 
@@ -222,7 +224,7 @@ def test_copies_go_on_as_pieces_and_pieces_as_copies(
     run = saved(name)
     other = replace(run.case, wrapper="fsdp2" if run.case.wrapper == "ddp" else "ddp")
     for found, last in request.getfixturevalue(number).run(resume, other, run.folder):
-        assert zoo.same_bits(found, run.state)
+        assert equality.same_bits(found, run.state)
         assert error(last, run.last) < 1e-10
 
 
@@ -233,5 +235,5 @@ def test_without_the_count_of_steps_it_goes_elsewhere(
     # So the tests above would notice if the radius or the scoping began anew.
     run = saved(name)
     for found, last in four.run(partial(resume, without_counter=True), run.case, run.folder):
-        assert zoo.same_bits(found, run.state)
+        assert equality.same_bits(found, run.state)
         assert error(last, run.last) > 1e-4

@@ -6,25 +6,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests import zoo
+from tests import equality, toy_models
 from tests.distributed.processes import Processes
-from tests.table import OBJECTIVES, every_objective, every_two_pass
+from tests.objective_cases import OBJECTIVES, every_objective, every_two_pass
 
 SIZE = 4  # samples in a process
 
 
-def shard(rank: int) -> zoo.Batch:
-    return zoo.batch(SIZE, seed=100 + rank)
+def shard(rank: int) -> toy_models.Batch:
+    return toy_models.batch(SIZE, seed=100 + rank)
 
 
-def whole(ranks: range) -> zoo.Batch:
+def whole(ranks: range) -> toy_models.Batch:
     shards = [shard(rank) for rank in ranks]
     return torch.cat([x for x, _ in shards]), torch.cat([y for _, y in shards])
 
 
 def model_of(network: str) -> nn.Module:
     torch.manual_seed(0)
-    return zoo.MODELS[network]().double()
+    return toy_models.MODELS[network]().double()
 
 
 def direction(name: str, network: str, scope: str | int | None) -> Tensor:
@@ -33,12 +33,14 @@ def direction(name: str, network: str, scope: str | int | None) -> Tensor:
     group = dist.new_subgroups(scope)[0] if isinstance(scope, int) else scope
     settings = {} if group is None else {"scope": group}
     objective = OBJECTIVES[name].make(model, **settings)
-    objective.backward(zoo.closure_of(model, shard(dist.get_rank())))
-    return zoo.flat_grad(model)
+    objective.backward(toy_models.closure_of(model, shard(dist.get_rank())))
+    return toy_models.flat_grad(model)
 
 
-def mean_direction(name: str, network: str, parts: list[zoo.Batch]) -> Tensor:
-    directions = [zoo.direction(OBJECTIVES[name].make, model_of(network), part) for part in parts]
+def mean_direction(name: str, network: str, parts: list[toy_models.Batch]) -> Tensor:
+    directions = [
+        toy_models.direction(OBJECTIVES[name].make, model_of(network), part) for part in parts
+    ]
     return torch.stack(directions).mean(0)
 
 
@@ -49,21 +51,21 @@ def test_replica_is_the_mean_of_the_shards_directions(
 ) -> None:
     expected = mean_direction(name, network, [shard(rank) for rank in range(4)])
     results = four.run(direction, name, network, None)
-    assert zoo.relative_error(results[0], expected) < 1e-12
-    assert zoo.same_bits(results[:1] * 3, results[1:])
+    assert equality.relative_error(results[0], expected) < 1e-12
+    assert equality.same_bits(results[:1] * 3, results[1:])
 
 
 @every_two_pass
 def test_global_is_the_direction_of_the_whole_batch(name: str, four: Processes) -> None:
     expected = mean_direction(name, "mlp", [whole(range(4))])
     results = four.run(direction, name, "mlp", "global")
-    assert zoo.relative_error(results[0], expected) < 1e-12
-    assert zoo.same_bits(results[:1] * 3, results[1:])
+    assert equality.relative_error(results[0], expected) < 1e-12
+    assert equality.same_bits(results[:1] * 3, results[1:])
 
 
 @every_two_pass
 def test_a_group_is_the_mean_of_the_groups_directions(name: str, four: Processes) -> None:
     expected = mean_direction(name, "mlp", [whole(range(2)), whole(range(2, 4))])
     results = four.run(direction, name, "mlp", 2)
-    assert zoo.relative_error(results[0], expected) < 1e-12
-    assert zoo.same_bits(results[:1] * 3, results[1:])
+    assert equality.relative_error(results[0], expected) < 1e-12
+    assert equality.same_bits(results[:1] * 3, results[1:])

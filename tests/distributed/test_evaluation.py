@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.evaluation import Scores, evaluate
-from tests import zoo
+from tests import toy_models
 from tests.distributed.processes import Processes, is_failure
 
 
@@ -24,19 +24,21 @@ def part(share: list[int]) -> list[tuple[Tensor, Tensor]]:
 
 
 def shared(share: list[int]) -> Scores:
-    return evaluate(zoo.convnet(), part(share))
+    return evaluate(toy_models.convnet(), part(share))
 
 
 def alone() -> Scores | None:
     return (
-        evaluate(zoo.convnet(), batches(), across_processes=False) if dist.get_rank() == 1 else None
+        evaluate(toy_models.convnet(), batches(), across_processes=False)
+        if dist.get_rank() == 1
+        else None
     )
 
 
 @pytest.mark.parametrize("share", [[0, 1, 0], [1, 0, 0], [1, 1, 1]])
 def test_the_whole_set_for_each(share: list[int], two: Processes) -> None:
     torch.manual_seed(0)
-    whole = evaluate(zoo.convnet(), batches())
+    whole = evaluate(toy_models.convnet(), batches())
     results = two.run(shared, share)
     assert results[0] == results[1]
     assert vars(results[0]) == pytest.approx(vars(whole), rel=1e-6)
@@ -47,12 +49,12 @@ def test_one_process_alone(two: Processes) -> None:
     torch.manual_seed(0)
     nobody, one = two.run(alone)
     assert nobody is None
-    assert vars(one) == pytest.approx(vars(evaluate(zoo.convnet(), batches())), rel=1e-6)
+    assert vars(one) == pytest.approx(vars(evaluate(toy_models.convnet(), batches())), rel=1e-6)
 
 
 def wrapped(share: list[int]) -> tuple[Scores, float]:
     """DDP whose statistics differ between the processes, as they do after a training step."""
-    model = DistributedDataParallel(zoo.convnet())
+    model = DistributedDataParallel(toy_models.convnet())
     statistics = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert statistics
     for norm in statistics:
@@ -68,7 +70,7 @@ def test_ddp_with_unequal_shares_uses_the_first_processes_statistics(
     share: list[int], two: Processes
 ) -> None:
     torch.manual_seed(0)
-    model = zoo.convnet()
+    model = toy_models.convnet()
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None:
             norm.running_mean.fill_(0.1)
@@ -80,7 +82,7 @@ def test_ddp_with_unequal_shares_uses_the_first_processes_statistics(
 
 def mistaken() -> Scores:
     x, y = batches()[0]
-    return evaluate(zoo.convnet(), [(x, y + 3 * dist.get_rank())])
+    return evaluate(toy_models.convnet(), [(x, y + 3 * dist.get_rank())])
 
 
 def test_a_mistake_in_one_process_is_told_in_each(two: Processes) -> None:

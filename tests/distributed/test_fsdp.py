@@ -34,9 +34,9 @@ from surrogap.core.fused import choose
 from surrogap.core.fused.arithmetic import Fused
 from surrogap.core.report import Report
 from surrogap.core.shards import Sharding
-from tests import table, zoo
+from tests import equality, objective_cases, toy_models
 from tests.distributed.processes import Processes
-from tests.table import OBJECTIVES, every_objective
+from tests.objective_cases import OBJECTIVES, every_objective
 
 SIZE = 4  # samples in a process
 MEASURES = ("grad_norm", "perturbed_grad_norm", "cosine")
@@ -75,16 +75,16 @@ def network(dtype: torch.dtype = torch.float64) -> Network:
     return Network().to(dtype)
 
 
-def part(rank: int) -> zoo.Batch:
-    return zoo.batch(SIZE, seed=100 + rank)
+def part(rank: int) -> toy_models.Batch:
+    return toy_models.batch(SIZE, seed=100 + rank)
 
 
-def whole(number: int) -> zoo.Batch:
+def whole(number: int) -> toy_models.Batch:
     parts = [part(rank) for rank in range(number)]
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
-def mine() -> zoo.Batch:
+def mine() -> toy_models.Batch:
     return part(dist.get_rank())
 
 
@@ -129,16 +129,18 @@ def measures(report: Report) -> Tensor:
     return torch.stack([getattr(report, name) for name in MEASURES]).nan_to_num()
 
 
-def step(model: nn.Module, name: str, data: zoo.Batch | None = None, **settings: Any) -> Report:
+def step(
+    model: nn.Module, name: str, data: toy_models.Batch | None = None, **settings: Any
+) -> Report:
     objective = OBJECTIVES[name].make(model, **settings)
-    return objective.backward(zoo.closure_of(model, mine() if data is None else data))
+    return objective.backward(toy_models.closure_of(model, mine() if data is None else data))
 
 
 def alone(name: str, number: int, **settings: Any) -> tuple[Tensor, Report]:
     """The direction and report of one process that has the batches of `number`."""
     model = network()
     report = step(model, name, whole(number), **settings)
-    return zoo.flat_grad(model), report
+    return toy_models.flat_grad(model), report
 
 
 def direction(
@@ -150,7 +152,7 @@ def direction(
     if prepare is not None:
         prepare(model)
     report = step(model, name)
-    assert zoo.same_bits(before, pieces(model))
+    assert equality.same_bits(before, pieces(model))
     for parameter in model.parameters():
         assert parameter.grad.placements == parameter.placements
         assert parameter.grad.to_local().shape == parameter.to_local().shape
@@ -161,8 +163,8 @@ def assert_like_one(
     results: list[tuple[Tensor, Tensor, Tensor]], expected: Tensor, report: Report
 ) -> None:
     for grad, numbers, _ in results:
-        assert zoo.relative_error(grad, expected) < 1e-12
-        assert zoo.relative_error(numbers, measures(report)) < 1e-12
+        assert equality.relative_error(grad, expected) < 1e-12
+        assert equality.relative_error(numbers, measures(report)) < 1e-12
     gaps = torch.stack([gap for *_, gap in results])
     assert torch.allclose(gaps.mean(), report.gap, rtol=1e-12, atol=0, equal_nan=True)
 
@@ -179,7 +181,7 @@ def test_the_direction_is_that_of_the_whole_batch(
 def keep_gathered(model: Any) -> None:
     model.set_reshard_after_backward(False)
     parameters = list(model.parameters())  # those it has while it is not gathered
-    zoo.cross_entropy(model, mine()).backward()
+    toy_models.cross_entropy(model, mine()).backward()
     for parameter in parameters:
         parameter.grad = None
 
@@ -234,7 +236,7 @@ def changed(change: Callable[[Network], None]) -> list[Tensor | None]:
     change(model)
     objective = OBJECTIVES["GSAM"].make(model)
     sharded(model, nested=False)
-    objective.backward(zoo.closure_of(model, mine()))
+    objective.backward(toy_models.closure_of(model, mine()))
     return [None if p.grad is None else p.grad.full_tensor() for p in model.parameters()]
 
 
@@ -248,7 +250,7 @@ def test_parameters_frozen_or_tied_or_out_of_reach(
     for grads in two.run(changed, change):
         for grad, parameter in zip(grads, model.parameters(), strict=True):
             assert (grad is None) == (parameter.grad is None)
-            assert grad is None or zoo.relative_error(grad, parameter.grad) < 1e-12
+            assert grad is None or equality.relative_error(grad, parameter.grad) < 1e-12
 
 
 class Moving(nn.Module):
@@ -274,11 +276,11 @@ def moved() -> None:
             fully_shard(module, mesh=everyone())
         backward = backward or SAM(model, rho=1e-9).backward
         torch.manual_seed(dist.get_rank())
-        backward(zoo.closure_of(model, mine()))
+        backward(toy_models.closure_of(model, mine()))
         results.append((flat_grad(model), torch.rand(()), *model.buffers()))
     (expected, *others), (grad, *our_others) = results
-    assert zoo.same_bits(others, our_others)
-    assert zoo.relative_error(grad, expected) < 1e-7
+    assert equality.same_bits(others, our_others)
+    assert equality.relative_error(grad, expected) < 1e-7
 
 
 def test_statistics_and_random_numbers_are_those_of_one_pass(two: Processes) -> None:
@@ -289,7 +291,9 @@ def scaled() -> tuple[Tensor, Tensor]:
     model = sharded(network(torch.float32))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
-    report = OBJECTIVES["GSAM"].make(model).backward(zoo.closure_of(model, mine()), scaler=scaler)
+    report = (
+        OBJECTIVES["GSAM"].make(model).backward(toy_models.closure_of(model, mine()), scaler=scaler)
+    )
     scaler.unscale_(optimizer)
     return flat_grad(model), measures(report)
 
@@ -297,8 +301,8 @@ def scaled() -> tuple[Tensor, Tensor]:
 def test_loss_scaling(two: Processes) -> None:
     expected, report = alone("GSAM", 2)
     for grad, numbers in two.run(scaled):
-        assert zoo.relative_error(grad, expected) < 1e-5
-        assert zoo.relative_error(numbers, measures(report)) < 1e-5
+        assert equality.relative_error(grad, expected) < 1e-5
+        assert equality.relative_error(numbers, measures(report)) < 1e-5
 
 
 def by_hand(model: nn.Module, closure: Callable[[], Tensor], rho: float, alpha: float) -> Tensor:
@@ -331,15 +335,15 @@ def by_hand(model: nn.Module, closure: Callable[[], Tensor], rho: float, alpha: 
 def in_mixed_precision() -> float:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = sharded(network(torch.float32), mp_policy=policy)
-    closure = zoo.closure_of(model, mine())
+    closure = toy_models.closure_of(model, mine())
     before = pieces(model)
-    expected = by_hand(model, closure, rho=table.RHO, alpha=table.ALPHA)
-    assert zoo.same_bits(before, pieces(model))
+    expected = by_hand(model, closure, rho=objective_cases.RHO, alpha=objective_cases.ALPHA)
+    assert equality.same_bits(before, pieces(model))
     step(model, "GSAM")
-    assert zoo.same_bits(before, pieces(model))
+    assert equality.same_bits(before, pieces(model))
     actual = torch.cat([piece.reshape(-1) for piece in grad_pieces(model)])
     assert actual.dtype == torch.float32
-    return zoo.relative_error(actual, expected)
+    return equality.relative_error(actual, expected)
 
 
 def test_mixed_precision_is_two_passes_by_hand(two: Processes) -> None:
@@ -352,11 +356,13 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def train(model: nn.Module, name: str, optimizer_name: str, data: zoo.Batch, steps: int) -> None:
+def train(
+    model: nn.Module, name: str, optimizer_name: str, data: toy_models.Batch, steps: int
+) -> None:
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
     objective = OBJECTIVES[name].make(model)
     for _ in range(steps):
-        objective.backward(zoo.closure_of(model, data))
+        objective.backward(toy_models.closure_of(model, data))
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
@@ -382,7 +388,7 @@ def trained_alone(name: str, optimizer: str, number: int) -> Tensor:
 def test_clipping_and_optimizers_as_always(name: str, optimizer: str, two: Processes) -> None:
     expected = trained_alone(name, optimizer, 2)
     for weights, _ in two.run(trained, name, optimizer, everyone):
-        assert zoo.relative_error(weights, expected) < 1e-11
+        assert equality.relative_error(weights, expected) < 1e-11
 
 
 def on_copies_of_shards(name: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -399,17 +405,17 @@ def test_copies_of_shards(name: str, four: Processes) -> None:
 @pytest.mark.parametrize("name", ["GSAM", "ASAM", "EntropySGD"])
 def test_copies_of_shards_stay_the_same(name: str, four: Processes) -> None:
     results = four.run(trained, name, "AdamW", copies_of_shards)
-    assert zoo.relative_error(results[0][0], trained_alone(name, "AdamW", 4)) < 1e-11
+    assert equality.relative_error(results[0][0], trained_alone(name, "AdamW", 4)) < 1e-11
     (_, first), (_, second), (_, first_copy), (_, second_copy) = results
-    assert zoo.same_bits(first, first_copy)
-    assert zoo.same_bits(second, second_copy)
+    assert equality.same_bits(first, first_copy)
+    assert equality.same_bits(second, second_copy)
 
 
 def with_noise_on_copies() -> None:
     model = sharded(network(), copies_of_shards())
     objective = EntropySGD(model, noise=1e-3)
     with pytest.raises(ValueError, match="noise must be 0 if processes hold copies of shards"):
-        objective.backward(zoo.closure_of(model, mine()))
+        objective.backward(toy_models.closure_of(model, mine()))
 
 
 def test_noise_is_refused_on_copies_of_shards(four: Processes) -> None:
@@ -419,14 +425,14 @@ def test_noise_is_refused_on_copies_of_shards(four: Processes) -> None:
 def with_noise() -> tuple[Tensor, list[Tensor]]:
     model = sharded(network())
     torch.manual_seed(dist.get_rank())
-    EntropySGD(model, noise=1.0).backward(zoo.closure_of(model, mine()))
+    EntropySGD(model, noise=1.0).backward(toy_models.closure_of(model, mine()))
     return flat_grad(model), grad_pieces(model)
 
 
 def test_noise_on_shards(two: Processes) -> None:
     (one, _), (other, _) = two.run(with_noise)
     assert torch.equal(one, other)
-    assert zoo.relative_error(one, alone("EntropySGD", 2)[0]) > 0.1
+    assert equality.relative_error(one, alone("EntropySGD", 2)[0]) > 0.1
 
 
 class Tokens(nn.Module):
@@ -479,7 +485,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-def split(plan: str, num_batches: int) -> tuple[nn.Module, zoo.Batch]:
+def split(plan: str, num_batches: int) -> tuple[nn.Module, toy_models.Batch]:
     """In each process: the model over all of them, and the batch of its group."""
     shape = (num_batches, dist.get_world_size() // num_batches)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
@@ -495,9 +501,9 @@ def split_direction(name: str, plan: str, num_batches: int, adds: bool) -> tuple
     model, data = split(plan, num_batches)
     before = [local(p) for p in model.parameters()]
     if adds:
-        zoo.cross_entropy(model, data).backward()
+        toy_models.cross_entropy(model, data).backward()
     report = step(model, name, data)
-    assert zoo.same_bits(before, [local(p) for p in model.parameters()])
+    assert equality.same_bits(before, [local(p) for p in model.parameters()])
     grad = torch.cat([full(p.grad).reshape(-1) for p in model.parameters()])
     return grad, measures(report)
 
@@ -512,11 +518,11 @@ def test_split_layers(
     processes = two if num_batches == 1 else four
     model = tokens()
     if adds:
-        zoo.cross_entropy(model, whole(num_batches)).backward()
+        toy_models.cross_entropy(model, whole(num_batches)).backward()
     report = step(model, name, whole(num_batches))
     for grad, numbers in processes.run(split_direction, name, plan, num_batches, adds):
-        assert zoo.relative_error(grad, zoo.flat_grad(model)) < 1e-12
-        assert zoo.relative_error(numbers, measures(report)) < 1e-12
+        assert equality.relative_error(grad, toy_models.flat_grad(model)) < 1e-12
+        assert equality.relative_error(numbers, measures(report)) < 1e-12
 
 
 def refused_scopes() -> None:
@@ -546,18 +552,20 @@ def test_global_scope(two: Processes) -> None:
 def test_perturb_by_name(two: Processes) -> None:
     """All that climbs lies in one process."""
     expected = alone("GSAM", 2, **OF_GATE)
-    assert zoo.relative_error(expected[0], alone("GSAM", 2)[0]) > 1e-3
+    assert equality.relative_error(expected[0], alone("GSAM", 2)[0]) > 1e-3
     assert_like_one(two.run(with_settings, True), *expected)
 
 
-def halves(data: zoo.Batch) -> list[zoo.Batch]:
+def halves(data: toy_models.Batch) -> list[toy_models.Batch]:
     return list(zip(*(tensor.chunk(2) for tensor in data), strict=True))
 
 
 def accumulated(name: str, one_perturbation: bool) -> Tensor:
     model = sharded(network())
     objective = OBJECTIVES[name].make(model)
-    closures = [lambda half=half: zoo.cross_entropy(model, half) / 2 for half in halves(mine())]
+    closures = [
+        lambda half=half: toy_models.cross_entropy(model, half) / 2 for half in halves(mine())
+    ]
     if one_perturbation:
         objective.backward(closures)
     else:
@@ -569,14 +577,14 @@ def accumulated(name: str, one_perturbation: bool) -> Tensor:
 @pytest.mark.parametrize("name", ["GSAM", "ASAM", "EntropySGD"])
 def test_a_list_of_closures_is_the_whole_batch(name: str, two: Processes) -> None:
     for grad in two.run(accumulated, name, True):
-        assert zoo.relative_error(grad, alone(name, 2)[0]) < 1e-12
+        assert equality.relative_error(grad, alone(name, 2)[0]) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["GSAM", "ASAM"])
 def test_several_calls_are_the_mean_of_their_directions(name: str, two: Processes) -> None:
     micro_batches = zip(*(halves(part(rank)) for rank in range(2)), strict=True)
     directions = [
-        zoo.direction(
+        toy_models.direction(
             OBJECTIVES[name].make,
             network(),
             (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])),
@@ -584,12 +592,12 @@ def test_several_calls_are_the_mean_of_their_directions(name: str, two: Processe
         for parts in micro_batches
     ]
     for grad in two.run(accumulated, name, False):
-        assert zoo.relative_error(grad, torch.stack(directions).mean(0)) < 1e-11
+        assert equality.relative_error(grad, torch.stack(directions).mean(0)) < 1e-11
 
 
 def added(name: str) -> Tensor:
     model = sharded(network())
-    zoo.cross_entropy(model, mine()).backward()
+    toy_models.cross_entropy(model, mine()).backward()
     before = [p.grad for p in model.parameters()]
     step(model, name)
     assert all(p.grad is grad for p, grad in zip(model.parameters(), before, strict=True))
@@ -600,7 +608,7 @@ def added(name: str) -> Tensor:
 def test_adds_to_a_gradient(name: str, two: Processes) -> None:
     expected = alone("Vanilla", 2)[0] + alone(name, 2)[0]
     for grad in two.run(added, name):
-        assert zoo.relative_error(grad, expected) < 1e-12
+        assert equality.relative_error(grad, expected) < 1e-12
 
 
 class BrokenError(Exception):
@@ -646,17 +654,17 @@ def broken(name: str, path: str, pass_number: int, place: str, settings: dict[st
     objective = OBJECTIVES[name].make(model)
     fault = Fault(model.get_submodule(path), pass_number, place)
     with pytest.raises(BrokenError):
-        objective.backward(zoo.closure_of(model, mine()))
+        objective.backward(toy_models.closure_of(model, mine()))
     fault.repair()
     assert all(map(is_, parameters, model.parameters()))
     assert all(p.grad is grad for p, grad in zip(parameters, grads, strict=True))
-    assert zoo.same_bits(before, pieces(model))
-    assert zoo.same_bits(grad_bits, grad_pieces(model))
+    assert equality.same_bits(before, pieces(model))
+    assert equality.same_bits(grad_bits, grad_pieces(model))
     with torch.no_grad():
         assert torch.equal(model(mine()[0]), untouched(mine()[0]))
-    objective.backward(zoo.closure_of(model, mine()))
+    objective.backward(toy_models.closure_of(model, mine()))
     step(untouched, name)
-    assert zoo.same_bits(grad_pieces(untouched), grad_pieces(model))
+    assert equality.same_bits(grad_pieces(untouched), grad_pieces(model))
 
 
 SETTINGS: list[dict[str, Any]] = [{}, {"reshard_after_forward": False}]
@@ -699,7 +707,7 @@ class Messages(TorchDispatchMode):
 def num_messages(name: str | None, warm: int) -> dict[str, list[int]]:
     """In each process: what a step sends, of FSDP's own backward if there is no name."""
     model = sharded(network())
-    closure = zoo.closure_of(model, mine())
+    closure = toy_models.closure_of(model, mine())
     backward = OBJECTIVES[name].make(model).backward if name else lambda f: f().backward()
     for _ in range(warm):
         backward(closure)
@@ -737,10 +745,12 @@ def fused_and_flat(name: str, mesh: Callable[[], DeviceMesh]) -> tuple[float, fl
         before = pieces(model)
         with patch("surrogap.core.ascent.choose", choice):
             report = step(model, name)
-        assert zoo.same_bits(before, pieces(model))
+        assert equality.same_bits(before, pieces(model))
         results.append((flat_grad(model), measures(report)))
     (grad, numbers), (expected, expected_numbers) = results
-    return zoo.relative_error(grad, expected), zoo.relative_error(numbers, expected_numbers)
+    return equality.relative_error(grad, expected), equality.relative_error(
+        numbers, expected_numbers
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton interprets kernels without a GPU")
@@ -782,14 +792,14 @@ def offloaded(name: str, device: str) -> None:
         before = pieces(model)
         torch.manual_seed(1)
         with patch("surrogap.core.weights.sharding_of", everywhere):
-            report = step(model, name, zoo.batch(device=device))
-        assert zoo.same_bits(before, pieces(model))
+            report = step(model, name, toy_models.batch(device=device))
+        assert equality.same_bits(before, pieces(model))
         assert report.loss.device.type == device
         results.append((flat_pieces(model), measures(report), torch.rand((), device=device)))
     (expected, numbers, random), (grad, offloaded_numbers, offloaded_random) = results
     assert grad.device.type == "cpu"
-    assert zoo.relative_error(grad, expected) < 1e-12
-    assert zoo.relative_error(offloaded_numbers, numbers) < 1e-12
+    assert equality.relative_error(grad, expected) < 1e-12
+    assert equality.relative_error(offloaded_numbers, numbers) < 1e-12
     assert torch.equal(random, offloaded_random)
 
 
@@ -814,17 +824,23 @@ def fused_on_shards(name: str) -> None:
             patch.object(Fused, "takes", takes),
             patch("surrogap.core.weights.sharding_of", everywhere),
         ):
-            report = objective.backward(zoo.closure_of(model, zoo.batch(device="cuda")))
-        assert zoo.same_bits(before, pieces(model))
-        results.append((type(objective._arithmetic), flat_pieces(model), measures(report)))
+            report = objective.backward(
+                toy_models.closure_of(model, toy_models.batch(device="cuda"))
+            )
+        assert equality.same_bits(before, pieces(model))
+        results.append(
+            (type(objective._workspace.arithmetic), flat_pieces(model), measures(report))
+        )
     (cls, grad, numbers), (plain_cls, expected, expected_numbers) = results
     assert (cls, plain_cls) == (Fused, Flat)
-    assert zoo.relative_error(grad, expected) < 1e-5
-    assert zoo.relative_error(numbers, expected_numbers) < 1e-5
+    assert equality.relative_error(grad, expected) < 1e-5
+    assert equality.relative_error(numbers, expected_numbers) < 1e-5
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name in table.TWO_PASS if name != "Intermittent"])
+@pytest.mark.parametrize(
+    "name", [name for name in objective_cases.TWO_PASS if name != "Intermittent"]
+)
 def test_fused_arithmetic_on_shards_on_a_gpu(name: str, on_a_gpu: Processes) -> None:
     on_a_gpu.run(fused_on_shards, name)
 
@@ -853,11 +869,13 @@ def extra_copies(name: str) -> float:
 
     plain = peak(lambda: closure().backward())
     ours = peak(lambda: objective.backward(closure))
-    assert isinstance(objective._arithmetic, Fused)
+    assert isinstance(objective._workspace.arithmetic, Fused)
     return (ours - plain) / sum(piece.nbytes for piece in pieces(model))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name in table.TWO_PASS if name != "Intermittent"])
+@pytest.mark.parametrize(
+    "name", [name for name in objective_cases.TWO_PASS if name != "Intermittent"]
+)
 def test_two_copies_of_shards_while_it_runs(name: str, on_a_gpu: Processes) -> None:
     assert on_a_gpu.run(extra_copies, name)[0] < 2.05

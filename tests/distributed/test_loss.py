@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surrogap import GSAM, SAM, Vanilla
 from surrogap.rho import InverseSqrt
-from tests import zoo
+from tests import equality, toy_models
 from tests.distributed import test_fsdp as fsdp
 from tests.distributed.processes import Processes
 from tests.distributed.test_ddp import mean_direction, model_of, shard, whole
 from tests.distributed.test_replicas import fingerprint
-from tests.table import OBJECTIVES, every_objective
+from tests.objective_cases import OBJECTIVES, every_objective
 
 
 def both_ways(name: str, scope: str | None) -> list[Tensor]:
@@ -28,10 +28,10 @@ def both_ways(name: str, scope: str | None) -> list[Tensor]:
     for way in range(2):
         model = DistributedDataParallel(model_of("mlp"))
         objective = OBJECTIVES[name].make(model, **settings)
-        closure = zoo.closure_of(model, shard(dist.get_rank()))
+        closure = toy_models.closure_of(model, shard(dist.get_rank()))
         for _ in range(2):
             objective.backward(closure) if way else objective.loss(closure).backward()
-        gradients.append(zoo.flat_grad(model))
+        gradients.append(toy_models.flat_grad(model))
     return gradients
 
 
@@ -41,15 +41,15 @@ def test_it_adds_what_backward_adds(name: str, two: Processes) -> None:
     expected = 2 * mean_direction(name, "mlp", [shard(0), shard(1)])
     for by_loss, by_backward in results:
         assert torch.equal(by_loss, by_backward)
-        assert zoo.relative_error(by_loss, expected) < 1e-12
-    assert zoo.same_bits(*results)
+        assert equality.relative_error(by_loss, expected) < 1e-12
+    assert equality.same_bits(*results)
 
 
 def test_with_global_scope(two: Processes) -> None:
     expected = 2 * mean_direction("GSAM", "mlp", [whole(range(2))])
     for by_loss, by_backward in two.run(both_ways, "GSAM", "global"):
         assert torch.equal(by_loss, by_backward)
-        assert zoo.relative_error(by_loss, expected) < 1e-12
+        assert equality.relative_error(by_loss, expected) < 1e-12
 
 
 MakeLoss = Callable[[Callable[[], Tensor]], Tensor]
@@ -65,14 +65,14 @@ def loop(model: Any, make_loss: MakeLoss, num_steps: int = 3) -> Tensor:
         for index, part in enumerate(parts):
             context: AbstractContextManager[object] = nullcontext() if index else model.no_sync()
             with context:
-                loss = make_loss(zoo.closure_of(model, part)) / 2
+                loss = make_loss(toy_models.closure_of(model, part)) / 2
                 scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    return torch.cat([tensor.double().reshape(-1) for tensor in zoo.bits(model.module)])
+    return torch.cat([tensor.double().reshape(-1) for tensor in equality.bits(model.module)])
 
 
 def unperturbed(network: str, options: dict[str, Any]) -> list[Tensor]:
@@ -105,10 +105,10 @@ def test_accumulation_scaling_and_clipping_together(name: str, two: Processes) -
     parts = [(x[p], y[p]) for x, y in (shard(0), shard(1)) for p in (slice(0, 2), slice(2, 4))]
     expected = mean_direction(name, "mlp", parts)
     expected *= min(1.0, float(0.1 / (expected.norm() + 1e-6)))  # as clip_grad_norm_ does
-    start = torch.cat([tensor.reshape(-1) for tensor in zoo.bits(model_of("mlp"))])
+    start = torch.cat([tensor.reshape(-1) for tensor in equality.bits(model_of("mlp"))])
     results = two.run(one_step, name)
     for after in results:
-        assert zoo.relative_error(after - start, -0.1 * expected) < 1e-11
+        assert equality.relative_error(after - start, -0.1 * expected) < 1e-11
     assert torch.equal(*results)
 
 
@@ -117,7 +117,7 @@ def inside_no_sync(case: str) -> tuple[Tensor, int]:
     model = DistributedDataParallel(model_of("mlp"))
     rho = InverseSqrt(0.1)
     objective = GSAM(model, rho=rho, alpha=0.4)
-    closure = zoo.closure_of(model, shard(dist.get_rank()))
+    closure = toy_models.closure_of(model, shard(dist.get_rank()))
     with patch.object(dist, "all_reduce", side_effect=AssertionError):
         if case == "backward alone":
             loss = objective.loss(closure)
@@ -130,20 +130,22 @@ def inside_no_sync(case: str) -> tuple[Tensor, int]:
         if case == "sync=False":
             model.zero_grad()
             objective.loss(closure, sync=False).backward()
-    return zoo.flat_grad(model), rho.num_steps
+    return toy_models.flat_grad(model), rho.num_steps
 
 
 @pytest.mark.parametrize("case", ["loss", "backward alone", "objective.backward", "sync=False"])
 def test_inside_no_sync_nothing_is_averaged_or_counted(case: str, two: Processes) -> None:
     for rank, (gradient, num_steps) in enumerate(two.run(inside_no_sync, case)):
-        assert zoo.relative_error(gradient, mean_direction("GSAM", "mlp", [shard(rank)])) < 1e-12
+        assert (
+            equality.relative_error(gradient, mean_direction("GSAM", "mlp", [shard(rank)])) < 1e-12
+        )
         assert num_steps == 0
 
 
 def messages() -> tuple[int, int]:
     """The elements that are averaged in one call, and the number of parameters."""
     model = DistributedDataParallel(model_of("mlp"))
-    closure, sizes, send = zoo.closure_of(model, shard(dist.get_rank())), [], dist.all_reduce
+    closure, sizes, send = toy_models.closure_of(model, shard(dist.get_rank())), [], dist.all_reduce
 
     def watched(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         sizes.append(tensor.numel())
@@ -163,7 +165,7 @@ def test_the_direction_is_averaged_exactly_once(two: Processes) -> None:
 
 def many_steps(scope: str) -> tuple[str, str]:
     """In bfloat16, with another weight of the loss in each process."""
-    model = DistributedDataParallel(zoo.convnet().bfloat16())
+    model = DistributedDataParallel(toy_models.convnet().bfloat16())
     start = fingerprint(model)
     objective = GSAM(model, scope=scope)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -189,9 +191,11 @@ def test_replicas_stay_identical(scope: str, four: Processes) -> None:
 
 def weighted(scope: str) -> Tensor:
     model = DistributedDataParallel(model_of("mlp"))
-    loss = GSAM(model, rho=0.1, scope=scope).loss(zoo.closure_of(model, shard(dist.get_rank())))
+    loss = GSAM(model, rho=0.1, scope=scope).loss(
+        toy_models.closure_of(model, shard(dist.get_rank()))
+    )
     ((1.0 + dist.get_rank()) * loss).backward()
-    return zoo.flat_grad(model)
+    return toy_models.flat_grad(model)
 
 
 def test_processes_may_weigh_their_losses(two: Processes) -> None:
@@ -201,7 +205,7 @@ def test_processes_may_weigh_their_losses(two: Processes) -> None:
     expected = {"replica": (first + 2 * second) / 2, "global": 1.5 * shared}
     for scope, direction in expected.items():
         for gradient in two.run(weighted, scope):
-            assert zoo.relative_error(gradient, direction) < 1e-12
+            assert equality.relative_error(gradient, direction) < 1e-12
 
 
 def with_another_term(order: str) -> Tensor:
@@ -214,7 +218,7 @@ def with_another_term(order: str) -> Tensor:
     if order == "after":
         other = model(x).square().mean()
     (loss + other).backward()
-    return zoo.flat_grad(model)
+    return toy_models.flat_grad(model)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
@@ -224,22 +228,22 @@ def test_other_terms_are_averaged_too(order: str, two: Processes) -> None:
     for rank in range(2):
         model = model_of("mlp")
         model(shard(rank)[0]).square().mean().backward()
-        expected += zoo.flat_grad(model) / 2
+        expected += toy_models.flat_grad(model) / 2
     results = two.run(with_another_term, order)
     for gradient in results:
-        assert zoo.relative_error(gradient, expected) < 1e-12
+        assert equality.relative_error(gradient, expected) < 1e-12
     assert torch.equal(*results)
 
 
 def dropped() -> tuple[list[Tensor], list[Tensor]]:
     """Buffers after a loss that never goes backward, and a plain step of DDP after it."""
     model = DistributedDataParallel(model_of("convnet"))
-    closure = zoo.closure_of(model, shard(dist.get_rank()))
+    closure = toy_models.closure_of(model, shard(dist.get_rank()))
     GSAM(model).loss(closure)
     assert all(parameter.grad is None for parameter in model.parameters())
     buffers = [buffer.clone() for buffer in model.buffers()]
     closure().backward()
-    return buffers, [zoo.flat_grad(model)]
+    return buffers, [toy_models.flat_grad(model)]
 
 
 def test_a_loss_that_is_dropped_leaves_a_forward_pass(two: Processes) -> None:
@@ -247,8 +251,8 @@ def test_a_loss_that_is_dropped_leaves_a_forward_pass(two: Processes) -> None:
     model = model_of("convnet")
     model(shard(0)[0])
     for buffers, gradient in results:
-        assert zoo.same_bits(buffers, list(model.buffers()))
-        assert zoo.same_bits(gradient, results[0][1])
+        assert equality.same_bits(buffers, list(model.buffers()))
+        assert equality.same_bits(gradient, results[0][1])
 
 
 def sharded_step(name: str, hybrid: bool) -> tuple[Tensor, Tensor]:
@@ -258,7 +262,7 @@ def sharded_step(name: str, hybrid: bool) -> tuple[Tensor, Tensor]:
         mesh = fsdp.copies_of_shards() if hybrid else None
         model = fsdp.sharded(fsdp.network(), mesh)
         objective = OBJECTIVES[name].make(model)
-        closure = zoo.closure_of(model, fsdp.mine())
+        closure = toy_models.closure_of(model, fsdp.mine())
         if way:
             objective.backward(closure)
         else:
@@ -271,14 +275,14 @@ def sharded_step(name: str, hybrid: bool) -> tuple[Tensor, Tensor]:
 def test_fsdp2(name: str, two: Processes) -> None:
     expected, _ = fsdp.alone(name, 2)
     for by_loss, by_backward in two.run(sharded_step, name, False):
-        assert zoo.relative_error(by_loss, 1.5 * expected) < 1e-11  # by the mean weight
-        assert zoo.relative_error(by_backward, expected) < 1e-11
+        assert equality.relative_error(by_loss, 1.5 * expected) < 1e-11  # by the mean weight
+        assert equality.relative_error(by_backward, expected) < 1e-11
 
 
 def test_hybrid_sharding(four: Processes) -> None:
     expected, _ = fsdp.alone("GSAM", 4)
     for by_loss, _ in four.run(sharded_step, "GSAM", True):
-        assert zoo.relative_error(by_loss, 2.5 * expected) < 1e-11
+        assert equality.relative_error(by_loss, 2.5 * expected) < 1e-11
 
 
 def sharded_accumulation(way: str) -> tuple[Tensor, int]:
@@ -286,7 +290,7 @@ def sharded_accumulation(way: str) -> tuple[Tensor, int]:
     model = fsdp.sharded(fsdp.network())
     rho = InverseSqrt(0.1)
     objective = GSAM(model, rho=rho, alpha=0.4)
-    closure = zoo.closure_of(model, fsdp.mine())
+    closure = toy_models.closure_of(model, fsdp.mine())
     for index in range(2):
         model.set_requires_gradient_sync(index == 1)
         if way == "loss":
@@ -311,5 +315,5 @@ def parameter_groups(module: Any) -> list[Any]:
 def test_fsdp2_that_is_set_not_to_reduce(way: str, two: Processes) -> None:
     expected, _ = fsdp.alone("GSAM", 2)
     for gradient, num_steps in two.run(sharded_accumulation, way):
-        assert zoo.relative_error(gradient, expected) < 1e-11
+        assert equality.relative_error(gradient, expected) < 1e-11
         assert num_steps == 1

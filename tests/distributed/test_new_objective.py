@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from surrogap import MomentumSAM
-from tests import reference, zoo
+from tests import equality, reference, toy_models
 from tests.core.test_new_objective import RHO, SIGMA, flat, friendly
 from tests.distributed.processes import Processes
 from tests.distributed.test_ddp import model_of
@@ -19,12 +19,14 @@ from tests.new_objective import FriendlySAM
 STEPS = 20
 
 
-def data_of(rank: int, step: int) -> zoo.Batch:
-    return zoo.batch(4, seed=100 * step + rank)
+def data_of(rank: int, step: int) -> toy_models.Batch:
+    return toy_models.batch(4, seed=100 * step + rank)
 
 
-def loss_at(model: nn.Module, data: zoo.Batch) -> reference.Loss:
-    return reference.loss_of(copy.deepcopy(model), lambda net: zoo.cross_entropy(net, data))[0]
+def loss_at(model: nn.Module, data: toy_models.Batch) -> reference.Loss:
+    return reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data))[
+        0
+    ]
 
 
 def train_friendly(scope: str) -> tuple[Tensor, dict[str, Tensor]]:
@@ -32,7 +34,7 @@ def train_friendly(scope: str) -> tuple[Tensor, dict[str, Tensor]]:
     objective = FriendlySAM(model, rho=RHO, sigma=SIGMA, scope=scope)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
-        objective.backward(zoo.closure_of(model, data_of(dist.get_rank(), step)))
+        objective.backward(toy_models.closure_of(model, data_of(dist.get_rank(), step)))
         optimizer.step()
         optimizer.zero_grad()
     return flat(model), objective.state_dict()["along"]
@@ -46,10 +48,10 @@ def test_friendly_sam_keeps_a_mean_for_each_process(two: Processes) -> None:
         pairs = [friendly(f, w, m) for f, m in zip(losses, means, strict=True)]
         w, means = w - 0.1 * (pairs[0][0] + pairs[1][0]) / 2, [m for _, m in pairs]
     results = two.run(train_friendly, "replica")
-    assert zoo.same_bits([results[0][0]], [results[1][0]])
-    assert zoo.relative_error(results[0][0], w) < 1e-9
+    assert equality.same_bits([results[0][0]], [results[1][0]])
+    assert equality.relative_error(results[0][0], w) < 1e-9
     for (_, state), m in zip(results, means, strict=True):
-        assert zoo.relative_error(torch.cat([t.reshape(-1) for t in state.values()]), m) < 1e-9
+        assert equality.relative_error(torch.cat([t.reshape(-1) for t in state.values()]), m) < 1e-9
         assert all(not name.startswith("module.") for name in state)
 
 
@@ -61,8 +63,8 @@ def test_friendly_sam_of_all_processes_has_one_mean(two: Processes) -> None:
         d, m = friendly(lambda v, fs=losses: (fs[0](v) + fs[1](v)) / 2, w, m)
         w = w - 0.1 * d
     results = two.run(train_friendly, "global")
-    assert zoo.same_bits(list(results[0][1].values()), list(results[1][1].values()))
-    assert zoo.relative_error(results[0][0], w) < 1e-9
+    assert equality.same_bits(list(results[0][1].values()), list(results[1][1].values()))
+    assert equality.relative_error(results[0][0], w) < 1e-9
 
 
 def train_momentum(wrapper: str) -> Tensor:
@@ -77,10 +79,12 @@ def train_momentum(wrapper: str) -> Tensor:
     for step in range(STEPS):
         parts = [data_of(r, step) for r in range(world)] if wrapper == "one" else None
         if parts is None:
-            objective.backward(zoo.closure_of(model, data_of(rank, step)))
+            objective.backward(toy_models.closure_of(model, data_of(rank, step)))
         else:
             objective.backward(
-                lambda parts=parts: sum(zoo.cross_entropy(model, part) for part in parts) / world
+                lambda parts=parts: (
+                    sum(toy_models.cross_entropy(model, part) for part in parts) / world
+                )
             )
         optimizer.step()
         optimizer.zero_grad()
@@ -92,5 +96,5 @@ def train_momentum(wrapper: str) -> Tensor:
 def test_momentum_sam_trains_as_one_process_does(wrapper: str, two: Processes) -> None:
     expected = two.run(train_momentum, "one")[0]
     results = two.run(train_momentum, wrapper)
-    assert zoo.same_bits(results[:1], results[1:])
-    assert zoo.relative_error(results[0], expected) < 1e-10
+    assert equality.same_bits(results[:1], results[1:])
+    assert equality.relative_error(results[0], expected) < 1e-10

@@ -10,10 +10,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from surrogap import GSAM, SAM, Intermittent
-from tests import zoo
+from tests import equality, toy_models
 from tests.distributed.processes import Processes
 from tests.distributed.test_ddp import mean_direction, model_of, shard
-from tests.table import OBJECTIVES
+from tests.objective_cases import OBJECTIVES
 
 
 class Outer(nn.Module):
@@ -31,10 +31,10 @@ def made_before_wrapping(way: str, wrapper: str, name: str) -> str:
     model = model_of("mlp")
     objective = OBJECTIVES[name].make(nn.ModuleList([model]) if wrapper == "list" else model)
     wrapped = Outer(model) if wrapper == "outer" else DistributedDataParallel(model)
-    before = zoo.bits(model)
+    before = equality.bits(model)
     with pytest.raises(ValueError, match="model must be the wrapped one") as error:
-        getattr(objective, way)(zoo.closure_of(wrapped, shard(dist.get_rank())))
-    assert zoo.same_bits(before, zoo.bits(model))
+        getattr(objective, way)(toy_models.closure_of(wrapped, shard(dist.get_rank())))
+    assert equality.same_bits(before, equality.bits(model))
     wrapped(shard(0)[0]).sum().backward()  # nothing is left behind
     return str(error.value)
 
@@ -68,17 +68,17 @@ def trained_alone() -> Tensor:
     objective.loss(
         lambda: nn.functional.cross_entropy(model(x), y) + 0.0 * teacher(x).sum()
     ).backward()
-    return zoo.flat_grad(model)
+    return toy_models.flat_grad(model)
 
 
 def test_independent_training_is_allowed(two: Processes) -> None:
     for rank, gradient in enumerate(two.run(trained_alone)):
         expected = mean_direction("GSAM", "mlp", [shard(rank)])
-        assert zoo.relative_error(gradient, expected) < 1e-12
+        assert equality.relative_error(gradient, expected) < 1e-12
 
 
 def first_generation(when: str) -> str:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     objective = SAM(model) if when == "after" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # FSDP1 is deprecated
@@ -100,9 +100,9 @@ def test_fsdp1(when: str, two: Processes) -> None:
 
 def static() -> str:
     with pytest.raises(ValueError, match="static_graph") as error:
-        SAM(DistributedDataParallel(zoo.mlp(), static_graph=True))
-    model = DistributedDataParallel(zoo.mlp(), find_unused_parameters=True)
-    SAM(model).loss(zoo.closure_of(model, shard(dist.get_rank()))).backward()
+        SAM(DistributedDataParallel(toy_models.mlp(), static_graph=True))
+    model = DistributedDataParallel(toy_models.mlp(), find_unused_parameters=True)
+    SAM(model).loss(toy_models.closure_of(model, shard(dist.get_rank()))).backward()
     return str(error.value)
 
 
@@ -116,7 +116,7 @@ def sharded_with_another() -> None:
     from tests.distributed import test_fsdp as fsdp
 
     model, scale = fsdp.sharded(fsdp.network()), nn.Parameter(torch.ones(()).double())
-    closure = zoo.closure_of(model, fsdp.mine())
+    closure = toy_models.closure_of(model, fsdp.mine())
     GSAM(model).loss(closure).backward()
     with pytest.raises(RuntimeError, match="outside of the objective's model, got one of shape"):
         GSAM(model).loss(lambda: closure() * scale)

@@ -13,22 +13,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surrogap import GSAM, SAM
 from surrogap.rho import InverseSqrt
-from tests import zoo
+from tests import equality, toy_models
 from tests.distributed.processes import Processes, is_failure
 from tests.distributed.test_ddp import mean_direction, model_of, shard, whole
-from tests.table import OBJECTIVES, every_objective
+from tests.objective_cases import OBJECTIVES, every_objective
 
 
 def fingerprint(model: nn.Module) -> str:
     """Of all weights and buffers, to the bit."""
     digest = hashlib.sha256()
-    for tensor in zoo.bits(model):
+    for tensor in equality.bits(model):
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
 def thousand_steps(name: str, scope: str) -> tuple[str, str, bool]:
-    model = DistributedDataParallel(zoo.convnet().bfloat16())
+    model = DistributedDataParallel(toy_models.convnet().bfloat16())
     start = fingerprint(model)
     objective = OBJECTIVES[name].make(model, scope=scope)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -54,7 +54,7 @@ def test_a_thousand_steps_in_bfloat16(name: str, scope: str, four: Processes) ->
 
 def overflowing_steps(scope: str, number: int) -> list[tuple[str, float, bool]]:
     """After each of three steps; pass `number` of the second overflows in one process alone."""
-    model = DistributedDataParallel(zoo.convnet().double())
+    model = DistributedDataParallel(toy_models.convnet().double())
     objective = GSAM(model, scope=scope)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = GradScaler("cpu", init_scale=2.0**10)
@@ -63,16 +63,16 @@ def overflowing_steps(scope: str, number: int) -> list[tuple[str, float, bool]]:
         passes = iter([1, 2])
 
         def closure(step: int = step, passes: Iterator[int] = passes) -> Tensor:
-            loss = zoo.cross_entropy(model, data)
+            loss = toy_models.cross_entropy(model, data)
             overflows = next(passes) == number and step == 1 and dist.get_rank() == 1
             return loss * 1e306 if overflows else loss  # times the scale it is infinite
 
-        before = zoo.bits(model.module)[: len(list(model.parameters()))]
+        before = equality.bits(model.module)[: len(list(model.parameters()))]
         optimizer.zero_grad()
         objective.backward(closure, scaler=scaler)
         scaler.step(optimizer)
         scaler.update()
-        moved = not zoo.same_bits(before, zoo.bits(model.module)[: len(before)])
+        moved = not equality.same_bits(before, equality.bits(model.module)[: len(before)])
         records.append((fingerprint(model), scaler.get_scale(), moved))
     return records
 
@@ -134,26 +134,26 @@ def test_a_parameter_unused_in_one_process(name: str, two: Processes) -> None:
         assert gradients[4:] == [None, None]  # no process reached the last branch
         for gradient, expected in zip(gradients[:4], sums, strict=False):
             assert gradient is not None
-            assert zoo.relative_error(gradient, expected) < 1e-12
+            assert equality.relative_error(gradient, expected) < 1e-12
 
 
 def test_a_parameter_unused_in_one_process_with_global_scope(two: Processes) -> None:
     results = two.run(partly_unused, "GSAM", "global")
     assert results[0][1] == results[1][1]
     assert results[0][0][4:] == [None, None]
-    assert zoo.same_bits(results[0][0][:4], results[1][0][:4])
+    assert equality.same_bits(results[0][0][:4], results[1][0][:4])
 
 
 def raising_in(failing: int) -> tuple[bool, bool]:
     """Whether weights and gradients are what they were, after an error here or elsewhere."""
-    model = DistributedDataParallel(zoo.convnet().double())
+    model = DistributedDataParallel(toy_models.convnet().double())
     rank = dist.get_rank()
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 0.5)
-    before, passes = zoo.bits(model), iter([1, 2])
+    before, passes = equality.bits(model), iter([1, 2])
 
     def closure() -> Tensor:
-        loss = zoo.cross_entropy(model, shard(rank))
+        loss = toy_models.cross_entropy(model, shard(rank))
         if next(passes) == 2 and rank == failing:
             raise MemoryError
         return loss
@@ -162,7 +162,7 @@ def raising_in(failing: int) -> tuple[bool, bool]:
         SAM(model).backward(closure)
     gradients = [parameter.grad for parameter in model.parameters()]
     return (
-        zoo.same_bits(before, zoo.bits(model)),
+        equality.same_bits(before, equality.bits(model)),
         all(g is not None and bool((g == 0.5).all()) for g in gradients),
     )
 
@@ -194,7 +194,7 @@ def accumulated(scope: str, name: str) -> tuple[Tensor, Tensor]:
         objective.backward(closures[1], scaler=scaler)
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    gradient = zoo.flat_grad(model)
+    gradient = toy_models.flat_grad(model)
     scaler.step(optimizer)
     return gradient, nn.utils.parameters_to_vector(model.parameters()).detach()
 
@@ -211,15 +211,15 @@ def test_accumulation_scaling_and_clipping_together(scope: str, name: str, two: 
     results = two.run(accumulated, scope, name)
     start = nn.utils.parameters_to_vector(model_of("mlp").parameters()).detach()
     for gradient, after in results:
-        assert zoo.relative_error(gradient, expected) < 1e-12
-        assert zoo.relative_error(after, start - 0.1 * expected) < 1e-12
-    assert zoo.same_bits(list(results[0]), list(results[1]))
+        assert equality.relative_error(gradient, expected) < 1e-12
+        assert equality.relative_error(after, start - 0.1 * expected) < 1e-12
+    assert equality.same_bits(list(results[0]), list(results[1]))
 
 
 def buffers_after_steps(broadcast: bool) -> list[Tensor]:
     model = DistributedDataParallel(model_of("convnet"), broadcast_buffers=broadcast)
     for _ in range(2):
-        SAM(model).backward(zoo.closure_of(model, shard(dist.get_rank())))
+        SAM(model).backward(toy_models.closure_of(model, shard(dist.get_rank())))
     return [buffer.clone() for buffer in model.buffers()]
 
 
@@ -232,20 +232,20 @@ def test_statistics_are_those_of_the_first_process_unless_told_otherwise(
         model = model_of("convnet")
         for _ in range(2):
             model(shard(0 if broadcast else rank)[0])
-        assert zoo.same_bits(buffers, list(model.buffers()))
+        assert equality.same_bits(buffers, list(model.buffers()))
 
 
 def beside_plain_steps(options: dict[str, Any]) -> list[Tensor]:
     """A plain step of DDP, one of an objective, and a plain one again."""
     model = DistributedDataParallel(model_of("mlp"), **options)
-    closure, gradients = zoo.closure_of(model, shard(dist.get_rank())), []
+    closure, gradients = toy_models.closure_of(model, shard(dist.get_rank())), []
     for step in range(3):
         model.zero_grad()
         if step == 1:
             GSAM(model, rho=0.1).backward(closure)
         else:
             closure().backward()
-        gradients.append(zoo.flat_grad(model))
+        gradients.append(toy_models.flat_grad(model))
     return gradients
 
 
@@ -259,20 +259,20 @@ def test_plain_steps_before_and_after(options: dict[str, Any], two: Processes) -
     plain, direction = (mean_direction(name, "mlp", shards) for name in ("Vanilla", "GSAM"))
     for gradients in two.run(beside_plain_steps, options):
         for gradient, expected in zip(gradients, [plain, direction, plain], strict=True):
-            assert zoo.relative_error(gradient, expected) < 1e-12
+            assert equality.relative_error(gradient, expected) < 1e-12
 
 
 def added_to_what_was_there() -> Tensor:
     model = DistributedDataParallel(model_of("mlp"))
     for _ in range(2):
-        SAM(model, rho=0.1).backward(zoo.closure_of(model, shard(dist.get_rank())))
-    return zoo.flat_grad(model)
+        SAM(model, rho=0.1).backward(toy_models.closure_of(model, shard(dist.get_rank())))
+    return toy_models.flat_grad(model)
 
 
 def test_gradients_add_up(two: Processes) -> None:
     expected = 2 * mean_direction("SAM", "mlp", [shard(0), shard(1)])
     for gradient in two.run(added_to_what_was_there):
-        assert zoo.relative_error(gradient, expected) < 1e-12
+        assert equality.relative_error(gradient, expected) < 1e-12
 
 
 def in_many_buckets() -> Tensor:
@@ -288,31 +288,31 @@ def in_many_buckets() -> Tensor:
 def test_a_direction_may_travel_in_many_buckets(two: Processes) -> None:
     expected = 2 * mean_direction("SAM", "mlp", [shard(0), shard(1)])
     for gradient in two.run(in_many_buckets):
-        assert zoo.relative_error(gradient, expected) < 1e-12
+        assert equality.relative_error(gradient, expected) < 1e-12
 
 
 def names_seen() -> list[str]:
     names: list[str] = []
-    inner = nn.ModuleDict({"net": DistributedDataParallel(zoo.mlp())})
+    inner = nn.ModuleDict({"net": DistributedDataParallel(toy_models.mlp())})
     SAM(inner, perturb=lambda name, _: bool(names.append(name)) or True)
     SAM(
-        DistributedDataParallel(torch.compile(zoo.mlp())),
+        DistributedDataParallel(torch.compile(toy_models.mlp())),
         perturb=lambda name, _: bool(names.append(name)) or True,
     )
     return names
 
 
 def test_predicates_see_the_names_of_the_model_itself(two: Processes) -> None:
-    plain = [name for name, _ in zoo.mlp().named_parameters()]
+    plain = [name for name, _ in toy_models.mlp().named_parameters()]
     expected = [f"net.{name}" for name in plain] + plain
     assert two.run(names_seen) == [expected] * 2
 
 
 def counted_steps() -> int:
-    model = DistributedDataParallel(zoo.mlp().double())
+    model = DistributedDataParallel(toy_models.mlp().double())
     rho = InverseSqrt(0.1)
     objective = SAM(model, rho=rho)
-    closure = zoo.closure_of(model, shard(dist.get_rank()))
+    closure = toy_models.closure_of(model, shard(dist.get_rank()))
     for sync in (False, False, True, True):
         objective.backward(closure, sync=sync)
     return rho.state_dict()["num_steps"]
@@ -323,11 +323,11 @@ def test_schedules_count_the_calls_that_synchronise(two: Processes) -> None:
 
 
 def refused(case: str) -> str:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     wrapped = DistributedDataParallel(model)
     groups = [dist.new_group([rank]) for rank in range(2)]
     several = nn.ModuleList(
-        DistributedDataParallel(zoo.mlp(), process_group=group)
+        DistributedDataParallel(toy_models.mlp(), process_group=group)
         for group in (groups[dist.get_rank()], dist.group.WORLD)
     )
     arguments: dict[str, Any] = {
@@ -347,12 +347,12 @@ def refused(case: str) -> str:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("unwrapped", "ValueError: scope must be left out for a model that is neither wrapped"),
-        ("unwrapped, a group", "ValueError: scope must be left out for a model that is neither"),
-        ("not in it", "ValueError: scope must be a process group with this process in it"),
-        ("several", "ValueError: model must be wrapped in DistributedDataParallel over one proc"),
-        ("a number", "TypeError: scope must be 'replica', 'global' or a process group, got int"),
-        ("unknown", "ValueError: scope must be 'replica', 'global' or a process group, got 'loc"),
+        ("unwrapped", "InvalidValueError: scope must be left out for a model that is"),
+        ("unwrapped, a group", "InvalidValueError: scope must be left out for a model that is"),
+        ("not in it", "InvalidValueError: scope must be a process group with this process in it"),
+        ("several", "InvalidValueError: model must be wrapped in DistributedDataParallel"),
+        ("a number", "InvalidTypeError: scope must be 'replica', 'global' or a process group"),
+        ("unknown", "InvalidValueError: scope must be 'replica', 'global' or a process group"),
     ],
 )
 def test_scopes_that_are_refused(case: str, message: str, two: Processes) -> None:
@@ -361,11 +361,11 @@ def test_scopes_that_are_refused(case: str, message: str, two: Processes) -> Non
 
 
 def test_one_process_may_be_told_any_scope() -> None:
-    model, data = zoo.mlp(), zoo.batch()
-    expected = zoo.direction(SAM, model, data)
+    model, data = toy_models.mlp(), toy_models.batch()
+    expected = toy_models.direction(SAM, model, data)
     for scope in ("replica", "global"):
-        SAM(model, scope=scope).backward(zoo.closure_of(model, data))
-        assert torch.equal(zoo.flat_grad(model), expected)
+        SAM(model, scope=scope).backward(toy_models.closure_of(model, data))
+        assert torch.equal(toy_models.flat_grad(model), expected)
         model.zero_grad()
     with pytest.raises(ValueError, match="scope must be 'replica', 'global' or a process group"):
         SAM(model, scope="local")
@@ -380,17 +380,17 @@ def test_a_failure_is_reported(two: Processes) -> None:
 def without_sync() -> tuple[Tensor, list[Tensor]]:
     model = DistributedDataParallel(model_of("convnet"))
     model(shard(0)[0])  # DDP sends its buffers around in the first pass
-    SAM(model, rho=0.1).backward(zoo.closure_of(model, shard(dist.get_rank())), sync=False)
-    return zoo.flat_grad(model), list(model.buffers())
+    SAM(model, rho=0.1).backward(toy_models.closure_of(model, shard(dist.get_rank())), sync=False)
+    return toy_models.flat_grad(model), list(model.buffers())
 
 
 def test_without_sync_nothing_is_shared(two: Processes) -> None:
     for rank, (gradient, buffers) in enumerate(two.run(without_sync)):
         model = model_of("convnet")
         model(shard(0)[0])
-        SAM(model, rho=0.1).backward(zoo.closure_of(model, shard(rank)))
-        assert zoo.relative_error(gradient, zoo.flat_grad(model)) < 1e-14
-        assert zoo.same_bits(buffers, list(model.buffers()))
+        SAM(model, rho=0.1).backward(toy_models.closure_of(model, shard(rank)))
+        assert equality.relative_error(gradient, toy_models.flat_grad(model)) < 1e-14
+        assert equality.same_bits(buffers, list(model.buffers()))
 
 
 class Mixed(nn.Module):
@@ -417,4 +417,4 @@ def test_parameters_of_several_dtypes(two: Processes) -> None:
     GSAM(model, rho=0.1).backward(lambda: nn.functional.cross_entropy(model(x), y))
     expected = torch.cat([p.grad.double().flatten() for p in model.parameters()])
     for gradient in two.run(in_two_dtypes, "global"):
-        assert zoo.relative_error(gradient, expected) < 1e-6
+        assert equality.relative_error(gradient, expected) < 1e-6

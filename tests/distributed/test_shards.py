@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from surrogap import SAM
-from surrogap.core.shards import piece_of, whole_of
+from surrogap.core.shards import shard_of, whole_of
 from tests.distributed.processes import Processes
 
 
@@ -24,7 +24,7 @@ def offloaded() -> tuple[str, str, bool]:
     return (
         mesh.device_type,
         parameter.grad.device.type,
-        torch.equal(piece_of(parameter.grad, parameter), piece),
+        torch.equal(shard_of(parameter.grad, parameter), piece),
     )
 
 

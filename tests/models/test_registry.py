@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from surrogap import GSAM, models
-from tests import zoo
+from tests import equality
 
 SMALL = [name for name in models.names() if name.startswith("small_")]
 NARROW = [name for name in SMALL if name.endswith("_narrow")]
@@ -29,9 +29,9 @@ def test_names_are_ours_or_mean_what_they_mean_in_timm() -> None:
 
 @pytest.mark.parametrize("name", [*NARROW, "small_mlp"])
 def test_the_seed_decides_the_weights(name: str) -> None:
-    first, again, other = (zoo.bits(seeded(name, seed, image_size=28)) for seed in (0, 0, 1))
-    assert zoo.same_bits(first, again)
-    assert not zoo.same_bits(first, other)
+    first, again, other = (equality.bits(seeded(name, seed, image_size=28)) for seed in (0, 0, 1))
+    assert equality.same_bits(first, again)
+    assert not equality.same_bits(first, other)
 
 
 @every_small

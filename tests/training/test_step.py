@@ -14,7 +14,7 @@ from surrogap.training.config import Config
 from surrogap.training.parts import parts_of
 from surrogap.training.processes import World
 from surrogap.training.step import MEASURES, EagerStep, NonFiniteLossError
-from tests import zoo
+from tests import equality, toy_models
 from tests.training import made_up
 
 WORLD = World(torch.device("cpu"))
@@ -23,7 +23,7 @@ PLAIN: dict[str, Any] = {"lr": 1.0, "momentum": 0.0, "batch_size": 8}
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    x, y = zoo.batch()
+    x, y = toy_models.batch()
     return x.float(), y
 
 
@@ -47,22 +47,22 @@ def eager(config: Config, model: nn.Module) -> EagerStep:
 
 
 def grad(make: Any, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-    return zoo.direction(make, model, data)
+    return toy_models.direction(make, model, data)
 
 
 def test_a_step_is_the_objectives_direction() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     moved, measures = direction(model, objective="gsam", rho=0.1, alpha=0.3)
     expected = grad(lambda m: GSAM(m, rho=0.1, alpha=0.3), model, batch())
     torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-6)
-    loss = zoo.cross_entropy(model, batch()).item()
+    loss = toy_models.cross_entropy(model, batch()).item()
     assert measures["loss"] == pytest.approx(loss, rel=1e-5)
     assert measures["gap"] == pytest.approx(measures["perturbed_loss"] - measures["loss"], abs=1e-6)
     assert measures["accuracy"] == float((model(batch()[0]).argmax(1) == batch()[1]).float().mean())
 
 
 def test_micro_batches_that_share_a_perturbation_change_nothing() -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     whole, seen = direction(model, objective="sam", rho=0.1)
     parts, seen_in_parts = direction(model, objective="sam", rho=0.1, micro_batches=4)
     torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
@@ -72,16 +72,18 @@ def test_micro_batches_that_share_a_perturbation_change_nothing() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_micro_batches_with_a_perturbation_each(precision: str) -> None:
     """The mean of the directions of the parts (m-sharpness), and of what they measure."""
-    model, (x, y) = zoo.mlp(), batch()
+    model, (x, y) = toy_models.mlp(), batch()
     changes = {"micro_batches": 2, "perturbation": "each", "precision": precision}
     moved, measures = direction(model, objective="sam", rho=0.1, **changes)
     parts = [(x[:4], y[:4]), (x[4:], y[4:])]
     expected = sum(grad(lambda m: SAM(m, rho=0.1), model, part) for part in parts) / 2
     tolerance = {"fp32": 1e-4, "fp16": 2e-2}[precision]
-    assert zoo.relative_error(moved, torch.as_tensor(expected)) < tolerance
+    assert equality.relative_error(moved, torch.as_tensor(expected)) < tolerance
     norms, losses = [], []
     for part in parts:
-        report = SAM(copied := copy.deepcopy(model), rho=0.1).backward(zoo.closure_of(copied, part))
+        report = SAM(copied := copy.deepcopy(model), rho=0.1).backward(
+            toy_models.closure_of(copied, part)
+        )
         norms.append(float(report.grad_norm))
         losses.append(float(report.loss))
     assert measures["loss"] == pytest.approx(sum(losses) / 2, rel=tolerance)
@@ -89,7 +91,7 @@ def test_micro_batches_with_a_perturbation_each(precision: str) -> None:
 
 
 def test_walks_of_micro_batches_are_averaged() -> None:
-    model, (x, y) = zoo.mlp(), batch()
+    model, (x, y) = toy_models.mlp(), batch()
     settings: dict[str, Any] = {"gamma": 0.5, "inner_steps": 2, "noise": 0.0}
     moved, measures = direction(
         model, objective="entropy-sgd", micro_batches=2, perturbation="each", **settings
@@ -99,22 +101,24 @@ def test_walks_of_micro_batches_are_averaged() -> None:
         for part in [(x[:4], y[:4]), (x[4:], y[4:])]
     ]
     torch.testing.assert_close(moved, torch.stack(walks).mean(0), rtol=1e-3, atol=1e-6)
-    assert measures["loss"] == pytest.approx(zoo.cross_entropy(model, (x, y)).item(), rel=1e-5)
+    assert measures["loss"] == pytest.approx(
+        toy_models.cross_entropy(model, (x, y)).item(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_clipping_shortens_the_direction(precision: str) -> None:
     """With fp16, the norm is that of the unscaled direction."""
-    moved, _ = direction(zoo.mlp(), clip_norm=0.01, precision=precision)
+    moved, _ = direction(toy_models.mlp(), clip_norm=0.01, precision=precision)
     assert float(moved.norm()) == pytest.approx(0.01, rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_is_close(precision: str) -> None:
-    model = zoo.mlp()
+    model = toy_models.mlp()
     whole, _ = direction(model, objective="gsam", rho=0.1)
     lower, _ = direction(model, objective="gsam", rho=0.1, precision=precision)
-    assert 0 < zoo.relative_error(lower, whole) < 0.05
+    assert 0 < equality.relative_error(lower, whole) < 0.05
 
 
 def test_attention_is_not_cudnns() -> None:
@@ -132,14 +136,14 @@ def test_attention_is_not_cudnns() -> None:
 
 
 def test_channels_last_is_the_same(tmp_path: Path) -> None:
-    model = zoo.convnet()
+    model = toy_models.convnet()
     torch.testing.assert_close(
         direction(model)[0], direction(model, channels_last=True)[0], rtol=1e-4, atol=1e-6
     )
 
 
 def test_a_climb_on_a_part_of_the_batch() -> None:
-    model, (x, y) = zoo.mlp(), batch()
+    model, (x, y) = toy_models.mlp(), batch()
     moved, measures = direction(model, objective="sam", rho=0.1, climb_fraction=0.25)
     copied = copy.deepcopy(model)
 
@@ -171,18 +175,18 @@ def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(
     changes: dict[str, Any], perturbation: str
 ) -> None:
     """Weights, statistics, momentum and counters, whichever pass has lost it."""
-    model = zoo.convnet()  # with statistics, which such a batch would spoil
+    model = toy_models.convnet()  # with statistics, which such a batch would spoil
     changes = PLAIN | changes | {"perturbation": perturbation, "micro_batches": 2}
     step = eager(Config().override(**changes), model)
     x, y = batch()
     step(x, y)
-    before, state = zoo.bits(model), step.objective.state_dict()
+    before, state = equality.bits(model), step.objective.state_dict()
     momenta = copy.deepcopy(step.optimizer.state_dict()["state"])
     lost = x.clone()
     lost[-1] = torch.nan  # in the second micro-batch
     with pytest.raises(NonFiniteLossError):
         step(lost, y)
-    assert zoo.same_bits(before, zoo.bits(model))
+    assert equality.same_bits(before, equality.bits(model))
     assert step.objective.state_dict() == state
     made_up.assert_same(step.optimizer.state_dict()["state"], momenta)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -191,8 +195,8 @@ def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_every_pass_is_looked_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss that only one pass of two micro-batches has lost, and one question for all."""
-    step = eager(Config().override(**PLAIN, objective="sam", micro_batches=2), zoo.convnet())
-    before, whole, num_passes, asked = zoo.bits(step.model), step._loss_and_accuracy, 0, 0
+    step = eager(Config().override(**PLAIN, objective="sam", micro_batches=2), toy_models.convnet())
+    before, whole, num_passes, asked = equality.bits(step.model), step._loss_and_accuracy, 0, 0
 
     def loss_and_accuracy(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal num_passes
@@ -210,7 +214,7 @@ def test_every_pass_is_looked_at(number: int, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(NonFiniteLossError):
         step(*batch())
     assert (num_passes, asked) == (4, 1)
-    assert zoo.same_bits(before, zoo.bits(step.model))
+    assert equality.same_bits(before, equality.bits(step.model))
     step(*batch())
     assert asked == 2
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from surrogap.core.shards import is_sharded, piece_of
+from surrogap.core.shards import is_sharded, shard_of
 from surrogap.core.vectors import total
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidValueError
@@ -81,7 +81,7 @@ class Space:
         """A vector from a tensor for each trainable parameter, or from this process's pieces."""
         vector = self.zeros()
         for piece, tensor in zip(self.pieces(vector), tensors, strict=True):
-            piece.copy_(piece_of(tensor.detach(), tensor))
+            piece.copy_(shard_of(tensor.detach(), tensor))
         return vector
 
     def random(self, seed: int, *stream: str | int) -> Tensor:

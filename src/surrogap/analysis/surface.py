@@ -19,9 +19,9 @@ from surrogap.analysis.batches import LossFn, cross_entropy, num_samples_of
 from surrogap.analysis.space import Space
 from surrogap.core import gradients
 from surrogap.core.buffers import Buffers
-from surrogap.core.passes import RandomState
+from surrogap.core.fsdp import FullySharded
+from surrogap.core.random_state import RandomState
 from surrogap.core.replicas import Replicas
-from surrogap.core.shards import fsdp_modules
 from surrogap.core.vectors import Layout, wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
@@ -291,7 +291,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def _fsdp_groups(model: nn.Module) -> list[Any]:
     """The processes over which FSDP takes the mean of gradients: one group for each dimension."""
-    for module in fsdp_modules(model.modules()):
+    for module in FullySharded(model.modules()).modules:
         group = module._get_fsdp_state()._fsdp_param_group
         if group is not None:
             info = group.mesh_info

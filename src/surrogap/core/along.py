@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surrogap.core import gradients
-from surrogap.core.shards import piece_of
+from surrogap.core.shards import shard_of
 from surrogap.core.vectors import wide
 from surrogap.core.weights import Weights
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 # The names that optimizers give their momentum: SGD and RMSprop; the Adam family.
 _MOMENTA = ("momentum_buffer", "exp_avg")
@@ -86,18 +87,20 @@ class Momentum(Along):
     def __post_init__(self) -> None:
         name, groups = type(self.optimizer).__name__, getattr(self.optimizer, "param_groups", None)
         if not isinstance(groups, list):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"optimizer must be a torch optimizer, got {name}. Pass the one that will step."
             )
         if name == "ZeroRedundancyOptimizer":
-            raise TypeError(
+            raise InvalidTypeError(
                 "optimizer must hold the momentum of all parameters, got ZeroRedundancyOptimizer, "
                 "of which each process holds a part. Use fully_shard to save memory instead."
             )
         if any(group.get("maximize") for group in groups):
-            raise ValueError("optimizer must minimize, got maximize=True. Negate the loss instead.")
+            raise InvalidValueError(
+                "optimizer must minimize, got maximize=True. Negate the loss instead."
+            )
         if not any(group.get("momentum") or "betas" in group for group in groups):
-            raise ValueError(
+            raise InvalidValueError(
                 f"optimizer must have momentum, got {name} without. Pass SGD with momentum=0.9, "
                 "say, or an optimizer of the Adam family."
             )
@@ -116,7 +119,7 @@ class Momentum(Along):
             for state in states
         ]
         if any(states) and not any(momentum is not None for momentum in momenta):
-            raise ValueError(
+            raise InvalidValueError(
                 f"optimizer must keep its momentum as {' or '.join(_MOMENTA)}, got "
                 f"{type(self.optimizer).__name__} with {', '.join(next(filter(None, states)))}. "
                 "Pass SGD with momentum, or an optimizer of the Adam family."
@@ -135,7 +138,7 @@ class States:
         """Return the states of `parameters`, zeros at first."""
         for parameter in parameters:
             if parameter not in self._tensors:
-                piece = piece_of(parameter, parameter)
+                piece = shard_of(parameter, parameter)
                 self._tensors[parameter] = torch.zeros_like(piece, dtype=wide(piece.dtype))
         return [self._tensors[parameter] for parameter in parameters]
 
@@ -157,7 +160,7 @@ class States:
         """Move to the proposed states, unless the direction in `.grad` is not finite."""
         if not proposed:
             return
-        direction = gradients.pieces(weights, gradients.current(weights))
+        direction = gradients.shards(weights, gradients.current(weights))
         is_finite = gradients.total_squared_norm(weights, direction).isfinite()
         for m, after in proposed:
             m.copy_(torch.where(is_finite.to(m.device), after, m))

@@ -67,7 +67,7 @@ class Arithmetic(ABC):
         """Take over the parameters of another step's task, if it fits; return whether it did."""
         return False
 
-    def recording(self, num_steps: int) -> AbstractContextManager[None]:
+    def capturing(self, num_steps: int) -> AbstractContextManager[None]:
         """Context for capturing `num_steps` steps in a CUDA graph, which keeps this alive."""
         return nullcontext()
 
@@ -133,7 +133,6 @@ class Flat(Arithmetic):
         """See `Arithmetic`."""
         return self._vv
 
-    @torch.no_grad()
     def restore(self) -> None:
         """See `Arithmetic`."""
         if self._w is not None:
@@ -152,7 +151,7 @@ class Flat(Arithmetic):
         for kind, *flats in zip(self._kinds, w.flats, v.flats, point, strict=True):
             step_here, climbs_here = scalar_for(flats[0], step), climbs.to(flats[0].device)
             for w_chunk, v_chunk, out in chunks(*flats):
-                if kind == Kind.STILL:
+                if kind == Kind.FIXED:
                     out.copy_(w_chunk)
                     continue
                 start, along = widened(w_chunk), widened(v_chunk)

@@ -1,7 +1,7 @@
 """One step with an ascent: a pass at `w`, the climb, a pass at `w + delta`, and the way back."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -17,10 +17,9 @@ from surrogap.core.fused import choose
 from surrogap.core.geometry import Kind
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
-from surrogap.core.selection import kinds
-from surrogap.core.shards import is_sharded, piece_of
+from surrogap.core.selection import kinds_of
+from surrogap.core.shards import is_sharded, shard_of
 from surrogap.core.vectors import Gradients, wide, widened
-from surrogap.core.weights import Weights
 
 if TYPE_CHECKING:
     from surrogap.core.objective import Objective
@@ -32,18 +31,16 @@ class AscentStep:
 
     Args:
         objective: The objective, whose parts say which passes and gradients are needed.
-        weights: The model's tensors.
         passes: The passes.
         numbers: The radius and the coefficients, as numbers or as scalars on the device.
     """
 
-    def __init__(
-        self, objective: "Objective", weights: Weights, passes: Passes, numbers: Sequence[Number]
-    ) -> None:
+    def __init__(self, objective: "Objective", passes: Passes, numbers: Sequence[Number]) -> None:
         assert objective.along is not None
         self._objective = objective
         self._along = objective.along
-        self._weights = weights
+        self._workspace = objective._workspace
+        self._weights = objective._workspace.weights
         self._passes = passes
         self._rho = numbers[0]
         self._coefficients = Coefficients(*numbers[1:])
@@ -56,13 +53,16 @@ class AscentStep:
         random_state = passes.random_state(weights.devices)
         first = self._first_pass() if self._along.needs_gradient else None
         is_same_batch = passes.first is passes
-        roles = self._roles()
-        is_g_whole = is_same_batch and Kind.STILL not in roles
+        kinds = self._kinds()
+        is_g_whole = is_same_batch and Kind.FIXED not in kinds
         self._keeps_g = first is not None and (self._uses_g or is_g_whole)
-        self._indices = [i for i, role in enumerate(roles) if self._keeps_g or role != Kind.STILL]
-        arithmetic = self._choose(roles)
-        self._objective._arithmetic = None  # until the step has succeeded: it holds the copies
-        with nullcontext() if first is None else self._repeating(random_state.replayed()):
+        self._indices = [i for i, kind in enumerate(kinds) if self._keeps_g or kind != Kind.FIXED]
+        arithmetic = self._choose(kinds)
+        self._workspace.arithmetic = None  # until the step has succeeded: it holds the copies
+        with ExitStack() as stack:
+            if first is not None:  # draw the first pass's random numbers again, and move no buffer
+                stack.enter_context(unmoved(weights, self._workspace.buffers_after_first))
+                stack.enter_context(random_state.replayed())
             try:
                 self._climb(arithmetic, None if first is None else passes.scale(first[0].device))
                 perturbed_loss, aux = passes.run(weights)
@@ -76,17 +76,18 @@ class AscentStep:
                 except BaseException:
                     arithmetic.restore()
                     raise
-        self._objective._arithmetic = arithmetic
+        self._workspace.arithmetic = arithmetic
         scale = passes.scale(perturbed_loss.device)
         if first is not None and is_same_batch:
             loss, aux = first
             return direction, Report(loss, perturbed_loss, aux, self._rho, products, scale)
         nan = torch.full_like(perturbed_loss, torch.nan)
-        partly = partial(_without_g, products)
-        return direction, Report(nan, perturbed_loss, aux, self._rho, partly, scale, True)
+        return direction, Report(
+            nan, perturbed_loss, aux, self._rho, lambda: _of_g_p(products()[2]), scale, True
+        )
 
-    def _roles(self) -> list[Kind]:
-        return kinds(self._objective.perturb, self._objective.geometry, self._weights)
+    def _kinds(self) -> list[Kind]:
+        return kinds_of(self._objective.perturb, self._objective.geometry, self._weights)
 
     def _first_pass(self) -> tuple[Tensor, Any]:
         """Run the pass at `w`, and return its loss and aux. Its gradients stay in `.grad`."""
@@ -95,46 +96,40 @@ class AscentStep:
         # FSDP does not follow `requires_grad`, and computes all gradients in any case.
         is_partial = not (self._uses_g or objective.perturb is None or weights.are_sharded)
         if is_partial and not weights.are_lazy:
-            pairs = zip(weights.parameters, self._roles(), strict=True)
-            idle = [parameter for parameter, role in pairs if role == Kind.STILL]
-        with weights.without_gradients(idle) if idle else nullcontext():
+            pairs = zip(weights.parameters, self._kinds(), strict=True)
+            idle = [parameter for parameter, kind in pairs if kind == Kind.FIXED]
+        with gradients.disabled(weights, idle) if idle else nullcontext():
             result = self._passes.first.run(weights)
         weights.check_after_first_pass()
-        objective._check_memory(weights)  # not before, since lazy modules have no dtype then
+        objective._check_memory()  # not before, since lazy modules have no dtype then
         return result
 
-    @contextmanager
-    def _repeating(self, replayed: Any) -> Iterator[None]:
-        """Context in which a pass draws the first one's random numbers, and moves no buffer."""
-        with unmoved(self._weights, self._objective._buffers_after_first), replayed:
-            yield
-
-    def _choose(self, roles: Sequence[Kind]) -> Arithmetic:
+    def _choose(self, kinds: Sequence[Kind]) -> Arithmetic:
         objective, indices = self._objective, self._indices
         # Without `g` to keep there is one copy in any case; beside another vector, `g` has its own.
         is_low = objective.memory == "low" and isinstance(self._along, Gradient)
         tensors, shardings = self._weights.tensors, self._weights.shardings
         task = Task(
             [tensors[index] for index in indices],
-            [roles[index] for index in indices],
+            [kinds[index] for index in indices],
             [shardings[index] for index in indices],
             eta=objective.geometry.eta or 0.0,
             eps=objective.eps,
             memory="low" if is_low or not self._keeps_g else "exact",
         )
-        return choose(task, last=objective._arithmetic)
+        return choose(task, last=self._workspace.arithmetic)
 
     def _climb(self, arithmetic: Arithmetic, scale: Tensor | None) -> None:
         """Move the weights to `w + delta`."""
-        along, take = self._along, self._objective._take
+        along, workspace = self._along, self._workspace
         if isinstance(along, Gradient):  # in one expression, so that `g` is freed in time
-            arithmetic.climb(take(self._weights, self._indices), self._rho, scale)
+            arithmetic.climb(workspace.take(self._indices), self._rho, scale)
             return
         parameters = [self._weights.parameters[index] for index in self._indices]
         tensors = [self._weights.tensors[index] for index in self._indices]
-        g = take(self._weights, self._indices) if along.needs_gradient else []
+        g = workspace.take(self._indices) if along.needs_gradient else []
         plain = [_unscaled(piece, p, scale) for piece, p in zip(g, tensors, strict=bool(g))]
-        states = self._objective._states
+        states = workspace.states
         m = states.of(parameters) if along.has_state else []
         vector = along.vector(parameters, plain, m)
         v = [_like(*row) for row in zip(vector, parameters, tensors, strict=True)]
@@ -146,12 +141,12 @@ class AscentStep:
         self, arithmetic: Arithmetic, *, is_first: bool
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """Return the direction and the inner products, from the gradients of the last pass."""
-        g_p = self._objective._take(self._weights)
+        g_p = self._workspace.take()
         if self._keeps_g:
             return arithmetic.combination(g_p, self._coefficients)
         if not is_first:
             _pass_on_overflow(arithmetic.squared_norm(), g_p)
-        return g_p, _of_g_p(gradients.total_squared_norm(self._weights, g_p))
+        return g_p, partial(_of_g_p, gradients.total_squared_norm(self._weights, g_p))
 
 
 def _pass_on_overflow(squared_norm: Tensor, direction: Gradients) -> None:
@@ -160,14 +155,10 @@ def _pass_on_overflow(squared_norm: Tensor, direction: Gradients) -> None:
     smallest.add_(0.0 * squared_norm.to(smallest))
 
 
-def _of_g_p(pp: Tensor) -> Callable[[], Tensor]:
+def _of_g_p(pp: Tensor) -> Tensor:
     """Return inner products of which only `<g_p, g_p>` is known."""
     nan = torch.full_like(pp, torch.nan)
-    return lambda: torch.stack([nan, nan, pp])
-
-
-def _without_g(products: Callable[[], Tensor]) -> Tensor:
-    return _of_g_p(products()[2])()
+    return torch.stack([nan, nan, pp])
 
 
 def _unscaled(g: Tensor | None, like: Tensor, scale: Tensor | None) -> Tensor:
@@ -181,5 +172,5 @@ def _like(v: Any, parameter: nn.Parameter, tensor: Tensor) -> Tensor | None:
     """Return this process's shard of `v`, in the dtype of the parameter."""
     if v is None:
         return None
-    piece: Tensor = piece_of(v, parameter) if is_sharded(v) else v
+    piece: Tensor = shard_of(v, parameter) if is_sharded(v) else v
     return piece.to(tensor.dtype)

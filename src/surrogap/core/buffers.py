@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from surrogap.core.vectors import groups_of
 from surrogap.core.weights import Weights, are_same, contents
 
 Dictionaries = list[dict[str, Tensor | None]]
@@ -67,10 +68,9 @@ class Buffers:
         self._writable = [t for t in tensors if t is not None and _is_writable(t)]
         self._originals = [t.detach() for t in self._writable]
         self._addresses = _addresses(self._writable)
-        groups: dict[object, list[Tensor]] = {}
-        for words in map(_words, self._writable):
-            groups.setdefault((words.device, words.dtype), []).append(words)
-        self._groups = [(g, [torch.empty_like(t) for t in g]) for g in groups.values()]
+        words = list(map(_words, self._writable))
+        groups = [[words[index] for index in group] for group in groups_of(words)]
+        self._groups = [(group, list(map(torch.empty_like, group))) for group in groups]
 
 
 @contextmanager

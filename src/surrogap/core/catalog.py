@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from surrogap.core.objective import Objective
 
-_SHARED = {"perturb": None, "scope": None, "memory": "exact", "eps": 1e-12}
+# The arguments that two-pass objectives share, and their defaults.
+SHARED = {"perturb": None, "scope": None, "memory": "exact", "eps": 1e-12}
 
 
 @final
@@ -52,13 +53,13 @@ class Entry:
 OBJECTIVES: Mapping[str, Entry] = MappingProxyType(
     {
         "vanilla": Entry("objectives.Vanilla", {}, passes=1),
-        "sam": Entry("objectives.SAM", {"rho": 0.05, **_SHARED}),
+        "sam": Entry("objectives.SAM", {"rho": 0.05, **SHARED}),
         "gsam": Entry(
             "objectives.GSAM",
-            {"rho": 0.05, "alpha": 0.4, "minimize": "perturbed", **_SHARED},
+            {"rho": 0.05, "alpha": 0.4, "minimize": "perturbed", **SHARED},
         ),
-        "asam": Entry("objectives.ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **_SHARED}),
-        "gap-penalty": Entry("objectives.GapPenalty", {"rho": 0.05, "lam": 0.1, **_SHARED}),
+        "asam": Entry("objectives.ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **SHARED}),
+        "gap-penalty": Entry("objectives.GapPenalty", {"rho": 0.05, "lam": 0.1, **SHARED}),
         "momentum-sam": Entry(
             "objectives.MomentumSAM",
             {"rho": 3.0, "perturb": None, "eps": 1e-12},

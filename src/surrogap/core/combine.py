@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, final
 from torch import Tensor
 
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidValueError
 
 # A setting of a step: a Python number, or a scalar on the device where a captured step reads it.
 Number: TypeAlias = float | Tensor
@@ -85,7 +86,7 @@ class SurrogateGap(Combine):
             return Coefficients(a_0=0.0 - alpha, b_0=1.0, b_1=alpha)
         if self.minimize == "plain":
             return Coefficients(a_0=1.0, b_0=alpha, a_1=-alpha)
-        raise ValueError(
+        raise InvalidValueError(
             f'minimize must be "perturbed" or "plain", got {self.minimize!r}. '
             'Pass "perturbed" for min(f_p, h), the paper\'s method, "plain" for min(f, h).'
         )

@@ -13,6 +13,7 @@ from surrogap.core.replicas import Replicas
 from surrogap.core.report import Report
 from surrogap.core.vectors import Gradients, scale_
 from surrogap.core.weights import Weights, are_same
+from surrogap.errors import UnsupportedError
 
 
 @final
@@ -66,7 +67,7 @@ class Direction:
         """
         weights = self._weights
         if not are_same(weights.parameters, self._parameters):
-            raise RuntimeError(
+            raise UnsupportedError(
                 "model must keep its trainable parameters from objective.loss to backward, got "
                 "others. Freeze and thaw between steps."
             )
@@ -107,7 +108,7 @@ class Deferred(torch.autograd.Function):
         """
         on_backward, ctx.on_backward = ctx.on_backward, None
         if on_backward is None:
-            raise RuntimeError(
+            raise UnsupportedError(
                 "loss must go backward once, got a second time. Its direction has been added to "
                 ".grad: call objective.loss again."
             )

@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from surrogap.errors import InvalidTypeError
+
 _DIRECT = "Use DistributedDataParallel of torch.nn.parallel, or torch.distributed.fsdp.fully_shard."
 
 # The beginning of a class's module and of its name, and why an objective cannot train it.
@@ -46,4 +48,4 @@ def check_owner(module: str, name: str) -> None:
     """
     for prefix, start, message in _REFUSED:
         if module.startswith(prefix) and name.startswith(start):
-            raise TypeError(message.format(name=name))
+            raise InvalidTypeError(message.format(name=name))

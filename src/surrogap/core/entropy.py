@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from surrogap.core.arguments import number
 from surrogap.core.buffers import unmoved
 from surrogap.core.combine import Number
-from surrogap.core.objective import Objective, plain_report
+from surrogap.core.gradients import total_squared_norm
+from surrogap.core.objective import Objective
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
 from surrogap.core.rho import num_steps
 from surrogap.core.shards import has_copies
 from surrogap.core.vectors import Gradients, Layout, Vector, chunks, scalar_for, widened
-from surrogap.core.weights import Weights
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 
 @final
@@ -73,7 +74,7 @@ class EntropySGD(Objective):
         scoping: float = 0.0,
     ) -> None:
         if isinstance(inner_steps, bool) or not isinstance(inner_steps, int):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"inner_steps must be a whole number, got {type(inner_steps).__name__}. "
                 "Pass one such as 5."
             )
@@ -92,7 +93,7 @@ class EntropySGD(Objective):
         try:
             return _gamma(self.gamma) * (1.0 + self.scoping) ** self.num_steps
         except OverflowError:
-            raise ValueError(
+            raise InvalidValueError(
                 f"scoping must keep gamma finite, got scoping={self.scoping} after "
                 f"{self.num_steps} steps. Pass a smaller one, such as 1e-4."
             ) from None
@@ -125,11 +126,10 @@ class EntropySGD(Objective):
     def _numbers(self) -> list[Number]:
         return [self.gamma_now]
 
-    def _direction(
-        self, weights: Weights, passes: Passes, numbers: Sequence[Number]
-    ) -> tuple[Gradients, Report]:
+    def _direction(self, passes: Passes, numbers: Sequence[Number]) -> tuple[Gradients, Report]:
+        workspace, weights = self._workspace, self._workspace.weights
         if self.noise and any(map(has_copies, weights.parameters)):
-            raise ValueError(
+            raise InvalidValueError(
                 f"noise must be 0 if processes hold copies of shards of the weights, got "
                 f"{self.noise}. Each would draw its own noise: pass noise=0, or shard over all."
             )
@@ -138,30 +138,30 @@ class EntropySGD(Objective):
         scale = passes.scale(loss.device)
         tensors = weights.tensors
         layout = Layout(tensors)
-        gradients = self._take(weights)
+        gradients = workspace.take()
         is_reached = [gradient is not None for gradient in gradients]
         g = layout.read(gradients)
-        report = plain_report(loss, aux, weights, gradients, scale)
+        report = Report.plain(loss, aux, total_squared_norm(weights, gradients), scale)
         w = layout.read(tensors)
-        walk = _Walk(self, numbers[0], w, scale)
-        with unmoved(weights, self._buffers_after_first):
+        inner = _LangevinSteps(self, numbers[0], w, scale)
+        with unmoved(weights, workspace.buffers_after_first):
             try:
-                walk.step_(g)
+                inner.step_(g)
                 for _ in range(self.inner_steps - 1):
-                    walk.v.write_to_(tensors)
+                    inner.v.write_to_(tensors)
                     passes.run(weights)
-                    gradients = self._take(weights)
+                    gradients = workspace.take()
                     for index, gradient in enumerate(gradients):
                         is_reached[index] |= gradient is not None
-                    walk.step_(layout.read(gradients))
+                    inner.step_(layout.read(gradients))
             finally:
                 # As in `Objective`: Ctrl-C may strike here too.
                 try:
-                    _restore(w, tensors)
+                    w.write_to_(tensors)
                 except BaseException:
-                    _restore(w, tensors)
+                    w.write_to_(tensors)
                     raise
-        views = walk.direction().views()
+        views = inner.direction().views()
         return [
             v if reached else None for v, reached in zip(views, is_reached, strict=True)
         ], report
@@ -171,12 +171,7 @@ def _gamma(gamma: float) -> float:
     return number("gamma", gamma, above=0, remedy="Pass a number such as 0.03.")
 
 
-@torch.no_grad()
-def _restore(w: Vector, tensors: list[Tensor]) -> None:
-    w.write_to_(tensors)
-
-
-class _Walk:
+class _LangevinSteps:
     """The Langevin steps `v` from `w` and their running average `mu`, in at least float32.
 
     Args:

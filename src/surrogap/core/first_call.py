@@ -13,7 +13,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.core.engines import check_engine
+from surrogap.core.shards import is_distributed
 from surrogap.core.weights import Weights
+from surrogap.errors import InvalidValueError, UnsupportedError
 
 
 @contextmanager
@@ -26,7 +28,7 @@ def outside_wrappers(weights: Weights) -> Iterator[None]:
         TypeError: It runs inside a wrapper that an objective cannot train.
         ValueError: It runs inside DistributedDataParallel.
     """
-    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    is_alone = not is_distributed() or dist.get_world_size() == 1
     if is_alone or weights.wrappers or weights.are_sharded:
         yield
         return
@@ -37,7 +39,7 @@ def outside_wrappers(weights: Weights) -> Iterator[None]:
             return
         check_engine(type(module))
         if isinstance(module, DistributedDataParallel):
-            raise ValueError(
+            raise InvalidValueError(
                 "model must be the wrapped one, got the model inside DistributedDataParallel. "
                 "Build the objective after wrapping, from what DistributedDataParallel, "
                 "accelerator.prepare or fabric.setup returned; else replicas drift apart."
@@ -61,7 +63,7 @@ def check_leaves(loss: Tensor, weights: Weights) -> None:
     known, leaves = weights.identities(), list(_leaves(loss))
     others = [p for p in leaves if isinstance(p, nn.Parameter) and id(p) not in known]
     if others and len(others) < len(leaves):  # otherwise it is another model's loss, refused later
-        raise RuntimeError(
+        raise UnsupportedError(
             "loss must depend on no trainable parameter outside of the objective's model, got one "
             f"of shape {tuple(others[0].shape)}. It would get the sum of both passes' gradients: "
             "pass nn.ModuleList([model, other]) to the objective, or freeze the other."

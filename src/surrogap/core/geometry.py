@@ -12,7 +12,7 @@ from typing import final
 class Kind(IntEnum):
     """The value of `T` on a parameter."""
 
-    STILL = 0  # 0: the parameter does not climb
+    FIXED = 0  # 0: the parameter does not climb
     PLAIN = 1  # 1
     SCALED = 2  # |w| + eta
 

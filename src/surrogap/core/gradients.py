@@ -6,11 +6,12 @@ from itertools import repeat
 from operator import attrgetter, is_
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from surrogap.core.shards import added_up, piece_of, totals, whole_of
+from surrogap.core.shards import reduced_like, shard_of, totals, whole_of
 from surrogap.core.vectors import Gradients, are_any, groups_of, present_of, squared_norm
 from surrogap.core.weights import Weights
+from surrogap.errors import UnsupportedError
 
 Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
 
@@ -33,11 +34,36 @@ def cleared(weights: Weights) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        weights.reset()  # first, since it clears `.grad`
+        weights.fsdp.reset()  # first, since it clears `.grad`
         raise
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
+
+
+@contextmanager
+def disabled(weights: Weights, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Context in which passes compute no gradient of `parameters`.
+
+    `backward(inputs=...)` would do as much, but fails under reentrant checkpointing.
+    """
+    try:
+        _require(weights, parameters, False)
+        yield
+    finally:
+        _require(weights, parameters, True)
+
+
+def _require(weights: Weights, parameters: Sequence[nn.Parameter], value: bool) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(value)
+    # A compiled model of torch 2.11 does not look at `requires_grad`, but at whether the
+    # dictionaries of its modules were written to; without this it would run the other graph.
+    changed = set(map(id, parameters))
+    for module in weights.modules:
+        if any(id(parameter) in changed for parameter in module._parameters.values()):
+            module._parameters["requires_grad"] = None
+            del module._parameters["requires_grad"]
 
 
 def take(weights: Weights) -> Gradients:
@@ -46,10 +72,10 @@ def take(weights: Weights) -> Gradients:
     Raises:
         RuntimeError: There is no gradient at all, or one is sparse.
     """
-    weights.reshard()
-    gradients = pieces(weights, current(weights))
+    weights.fsdp.reshard()
+    gradients = shards(weights, current(weights))
     if not are_any(gradients):
-        raise RuntimeError(
+        raise UnsupportedError(
             "loss must depend on the model's trainable parameters, got a gradient for none of "
             "them. Build the objective from the model that the closure runs."
         )
@@ -58,11 +84,11 @@ def take(weights: Weights) -> Gradients:
     return gradients
 
 
-def pieces(weights: Weights, gradients: Gradients) -> Gradients:
+def shards(weights: Weights, gradients: Gradients) -> Gradients:
     """Return this process's shards of gradients."""
     if not weights.are_sharded:
         return gradients
-    return list(map(piece_of, gradients, weights.parameters))
+    return list(map(shard_of, gradients, weights.parameters))
 
 
 def total_squared_norm(weights: Weights, gradients: Gradients) -> Tensor:
@@ -94,8 +120,8 @@ def add(weights: Weights, direction: Gradients, mean: Mean | None) -> None:
             parameter.grad = gradient
         return
     if weights.are_sharded:
-        before = list(map(added_up, before, weights.parameters))
-    own = pieces(weights, before)
+        before = list(map(reduced_like, before, weights.parameters))
+    own = shards(weights, before)
     if mean is not None:
         direction = mean(_sum(own, direction), weights.tensors)
     wholes = direction
@@ -127,12 +153,12 @@ def _check(weights: Weights, gradients: Gradients) -> None:
 def _refuse(weights: Weights, gradients: Gradients) -> None:
     for name, parameter, gradient in zip(weights.names, weights.parameters, gradients, strict=True):
         if gradient is not None and gradient.layout is not torch.strided:
-            raise RuntimeError(
+            raise UnsupportedError(
                 f"{name} must have a dense gradient, got layout {gradient.layout}. "
                 "Build its layer with sparse=False."
             )
         if gradient is not None and gradient.dtype is not parameter.dtype:
-            raise RuntimeError(
+            raise UnsupportedError(
                 f"{name} must have a gradient of its own dtype, got {gradient.dtype}. "
                 "Leave its grad_dtype as it is."
             )

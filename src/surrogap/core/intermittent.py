@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, final
 
-from torch import Tensor
-
 from surrogap.core.combine import Number
-from surrogap.core.objective import Objective, PartSetting
+from surrogap.core.objective import Objective
 from surrogap.core.rho import num_steps
+from surrogap.core.settings import PartSetting
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 
 @final
@@ -38,23 +38,25 @@ class Intermittent(Objective):
     [False, True, False, True]
     """
 
-    _fixed = ("every", "start")
+    _fixed = ("objective", "every", "start")
 
     rho = PartSetting("objective")
 
     def __init__(self, objective: Objective, *, every: int = 1, start: int = 0) -> None:
         if not isinstance(objective, Objective):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"objective must be an objective, got {type(objective).__name__}. "
                 "Pass one such as SAM(model)."
             )
         for name, value, least in (("every", every, 1), ("start", start, 0)):
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(
+                raise InvalidTypeError(
                     f"{name} must be an integer, got {type(value).__name__}. Pass {least}."
                 )
             if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}. Pass {least}.")
+                raise InvalidValueError(
+                    f"{name} must be at least {least}, got {value}. Pass {least}."
+                )
         self.objective = objective
         self.every = every
         self.start = start
@@ -101,18 +103,9 @@ class Intermittent(Objective):
     def _current(self) -> Objective:
         return self.objective._current if self.is_active else self
 
-    def _variants(self) -> list[Objective]:
-        if self.every == 1 and self.start == 0:
-            return self.objective._variants()
-        return [*self.objective._variants(), Objective(self.model, scope=self.scope)]
+    def _forms(self) -> list[Objective]:
+        forms = self.objective._forms()
+        return forms if self.every == 1 and self.start == 0 else [*forms, self]
 
-    def _circumstances(self) -> list[tuple[str, object]]:
-        return [*super()._circumstances(), *self.objective._circumstances()]
-
-    @property
-    def _variant(self) -> int:
-        return self.objective._variant if self.is_active else -1
-
-    @property
-    def _state_tensors(self) -> list[Tensor]:
-        return self.objective._state_tensors
+    def _invariants(self) -> list[tuple[str, object]]:
+        return [*super()._invariants(), *self.objective._invariants()]

@@ -13,41 +13,33 @@ pass, and if only the ascent step does, the first pass computes the gradients of
 climb.
 """
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, TypedDict, get_args
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from surrogap.core import gradients
-from surrogap.core.along import Along, States
+from surrogap.core.along import Along
 from surrogap.core.arguments import number
-from surrogap.core.arithmetic import Arithmetic, Memory
+from surrogap.core.arithmetic import Memory
 from surrogap.core.ascent import AscentStep
-from surrogap.core.buffers import Buffers
+from surrogap.core.catalog import SHARED
 from surrogap.core.combine import Combine, Number, PerturbedGradient
 from surrogap.core.direction import Deferred, Direction
 from surrogap.core.geometry import Geometry
-from surrogap.core.passes import Closure, Passes, forget_weights
-from surrogap.core.replicas import Replicas, Scope
+from surrogap.core.passes import Closure, Passes
+from surrogap.core.replicas import Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
-from surrogap.core.selection import Perturb, check_perturb, kinds
+from surrogap.core.selection import Perturb, check_perturb, kinds_of
+from surrogap.core.settings import settings_of
 from surrogap.core.vectors import Gradients, wide
 from surrogap.core.weights import Weights
-
-
-class Shared(TypedDict, total=False):
-    """The keyword arguments that two-pass objectives share; `Objective` documents them."""
-
-    perturb: Perturb
-    scope: Scope
-    memory: Memory
-    eps: float
+from surrogap.core.workspace import Workspace
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 
 class Objective:
@@ -95,8 +87,6 @@ class Objective:
     # The attributes that a captured step cannot follow when they change.
     _fixed: ClassVar[tuple[str, ...]] = ("model", "perturb", "scope", "memory")
 
-    _arithmetic: Arithmetic | None
-
     def __init__(
         self,
         model: nn.Module,
@@ -111,13 +101,13 @@ class Objective:
         eps: float = 1e-12,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"model must be a torch.nn.Module, got {type(model).__name__}. "
                 "Pass the model itself, not its parameters or its optimizer."
             )
         check_perturb(perturb)
         if memory not in get_args(Memory):
-            raise ValueError(
+            raise InvalidValueError(
                 f'memory must be "exact" or "low", got {memory!r}. Leave it out for "exact".'
             )
         if not isinstance(rho, Schedule):
@@ -132,15 +122,11 @@ class Objective:
         self.memory = memory
         self.eps = number("eps", eps, remedy="Leave it out for 1e-12.")
         self.report: Report | None = None
-        self._is_running = False
-        self._states = States()
-        self._allocate()
-        self._weights = Weights(model)
-        self._replicas_of: tuple[object, object] = (None, None)
-        self._refresh()
-        if along is not None and not self._weights.are_lazy:
-            kinds(self.perturb, self.geometry, self._weights)
-        self._check_memory(self._weights)
+        self._workspace = Workspace(model, scope)
+        weights = self._workspace.weights
+        if along is not None and not weights.are_lazy:
+            kinds_of(self.perturb, self.geometry, weights)
+        self._check_memory()
 
     @property
     def num_passes(self) -> int:
@@ -198,11 +184,10 @@ class Objective:
         """
         self._check_climb(climb is not None)
         passes = Passes(closure, scaler, backward, climb)
-        with self._running():
+        with self._workspace.running():
             objective, numbers = self._current, self._numbers()
-            weights = objective._refresh()
-            sync = sync and weights.synchronises
-            self.report = objective._add_direction(weights, passes, numbers, sync)
+            sync = objective._refresh().synchronises and sync
+            self.report = objective._add_direction(passes, numbers, sync)
         if sync:
             self._advance()
         return self.report
@@ -252,22 +237,20 @@ class Objective:
         (True, False)
         """
         if not callable(closure):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"closure must be one function, got {type(closure).__name__}. For a list of "
                 "micro-batches with one perturbation call objective.backward."
             )
         passes = Passes(closure, scaler)
         if not torch.is_grad_enabled():
             loss, aux = passes.evaluate()
-            self.report = unmeasured_report(loss, aux)
+            self.report = Report.plain(loss.detach().to(wide(loss.dtype)), aux)
             return loss
-        with self._running():
+        with self._workspace.running():
             objective, numbers = self._current, self._numbers()
-            weights = objective._refresh()
-            with objective._buffers_before.kept(weights.buffers, on_error_only=True):
-                direction = objective._find_direction(
-                    weights, passes, numbers, sync and weights.synchronises
-                )
+            is_shared = objective._refresh().synchronises and sync
+            with objective._buffers_kept():
+                direction = objective._find_direction(passes, numbers, is_shared)
         self.report = report = direction.report
 
         def on_backward(incoming: Tensor) -> None:
@@ -286,8 +269,8 @@ class Objective:
         state: dict[str, Any] = {}
         if isinstance(self.rho, Schedule) and (of_rho := self.rho.state_dict()):
             state["rho"] = of_rho
-        if self._states.tensors:
-            state["along"] = self._states.state_dict(self._refresh())
+        if self._workspace.states.tensors:
+            state["along"] = self._workspace.states.state_dict(self._refresh())
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -298,76 +281,25 @@ class Objective:
         """
         if isinstance(self.rho, Schedule):
             self.rho.load_state_dict(state.get("rho", {}))
-        self._states.load_state_dict(self._refresh(), state.get("along", {}))
+        self._workspace.states.load_state_dict(self._refresh(), state.get("along", {}))
 
     def __repr__(self) -> str:
         settings: dict[str, object] = {} if self.along is None else {"rho": self.rho}
         for part in (self.along, self.geometry, self.combine):
-            settings |= _settings(part)
-        usual: dict[str, object] = {"perturb": None, "scope": None, "memory": "exact", "eps": 1e-12}
-        settings |= {k: getattr(self, k) for k, v in usual.items() if getattr(self, k) != v}
+            settings |= settings_of(part)
+        settings |= {k: getattr(self, k) for k, v in SHARED.items() if getattr(self, k) != v}
         listed = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         return f"{type(self).__name__}({listed})"
 
     # The rest is for the core: `capture` and `Intermittent` call it too.
 
     def _refresh(self) -> Weights:
-        """Return the weights, and find the processes, as they are now."""
-        weights = self._weights
-        weights.refresh()
-        if not (weights.wrappers is self._replicas_of[0] and self.scope is self._replicas_of[1]):
-            self._replicas = Replicas(
-                weights.wrappers, self.scope, are_weights_sharded=weights.are_sharded
-            )
-            self._replicas_of = weights.wrappers, self.scope
-        return weights
+        return self._workspace.refresh(self.scope)
 
     @property
     def _current(self) -> "Objective":
         """The objective of the current step."""
         return self
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Context of a call, in which the closure must not make another."""
-        if self._is_running:
-            raise RuntimeError(
-                "closure must not call backward, got one that called this objective's. "
-                "Return the loss; the objective calls backward itself, once per pass."
-            )
-        self._is_running = True
-        try:
-            yield
-        finally:
-            self._is_running = False
-
-    def _add_direction(
-        self, weights: Weights, passes: Passes, numbers: Sequence[Number], sync: bool
-    ) -> Report:
-        with torch.no_grad(), self._buffers_before.kept(weights.buffers, on_error_only=True):
-            direction = self._find_direction(weights, passes, numbers, sync)
-            direction.add(sync)
-        return direction.report
-
-    def _find_direction(
-        self, weights: Weights, passes: Passes, numbers: Sequence[Number], sync: bool
-    ) -> Direction:
-        """Run the passes, and leave `.grad` as it is."""
-        replicas = self._replicas
-        with (
-            torch.no_grad(),
-            gradients.cleared(weights),
-            replicas.unsynchronised(),
-            weights.reducing(),
-        ):
-            try:
-                tensors, report = self._direction(weights, passes, numbers)
-            finally:
-                forget_weights()
-            weights.is_checked = True
-            if sync:
-                replicas.share_buffers(weights.buffers)
-        return Direction(tensors, report, weights, replicas, self._states)
 
     def _numbers(self) -> list[Number]:
         """Return the settings that may differ from step to step, checked."""
@@ -378,118 +310,64 @@ class Objective:
         if isinstance(self.rho, Schedule):
             self.rho.advance()
 
-    def _direction(
-        self, weights: Weights, passes: Passes, numbers: Sequence[Number]
-    ) -> tuple[Gradients, Report]:
+    def _add_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Report:
+        with torch.no_grad(), self._buffers_kept():
+            direction = self._find_direction(passes, numbers, sync)
+            direction.add(sync)
+        return direction.report
+
+    def _buffers_kept(self) -> AbstractContextManager[None]:
+        """Context that restores the buffers if the body raises."""
+        workspace = self._workspace
+        return workspace.buffers_before.kept(workspace.weights.buffers, on_error_only=True)
+
+    def _find_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Direction:
+        """Run the passes, and leave `.grad` as it is."""
+        workspace = self._workspace
+        with workspace.passing(sync):
+            tensors, report = self._direction(passes, numbers)
+        return Direction(tensors, report, workspace.weights, workspace.replicas, workspace.states)
+
+    def _direction(self, passes: Passes, numbers: Sequence[Number]) -> tuple[Gradients, Report]:
         """Run the passes, with `.grad` empty before and after, and restore the weights.
 
         Args:
-            weights: The model's tensors.
             passes: The passes.
             numbers: What `_numbers` returned, or scalars on the device that hold it.
         """
         if self.along is not None:
-            return AscentStep(self, weights, passes, numbers).run()
+            return AscentStep(self, passes, numbers).run()
+        weights = self._workspace.weights
         loss, aux = passes.run(weights)
-        g = self._take(weights)
-        return g, plain_report(loss, aux, weights, g, passes.scale(loss.device))
-
-    def _take(self, weights: Weights, indices: Sequence[int] | None = None) -> Gradients:
-        """Return the gradients of a pass: this process's, or their mean over the scope."""
-        g, tensors = gradients.take(weights), weights.tensors
-        if indices is not None and len(indices) < len(g):
-            g, tensors = [g[i] for i in indices], [tensors[i] for i in indices]
-        return self._replicas.mean_in_scope(g, tensors)
+        g = self._workspace.take()
+        squared_norm = gradients.total_squared_norm(weights, g)
+        return g, Report.plain(loss, aux, squared_norm, passes.scale(loss.device))
 
     def _check_climb(self, is_given: bool) -> None:
         if is_given and not self._climbs_from_gradient:
-            raise ValueError(
+            raise InvalidValueError(
                 f"climb must be left out for {type(self).__name__}, got one. It has no first pass "
                 "that could run on a part of the batch."
             )
 
-    def _check_memory(self, weights: Weights) -> None:
+    def _check_memory(self) -> None:
         """Refuse half precision: it rounds away most of the ascent step, and `g` with it."""
-        if self.memory == "low" and any(p.itemsize < 4 for p in weights.parameters):
-            raise ValueError(
+        parameters = self._workspace.weights.parameters
+        if self.memory == "low" and any(p.itemsize < 4 for p in parameters):
+            raise InvalidValueError(
                 'memory must be "exact" for parameters in half precision, got "low". Keep them in '
                 "float32 and use autocast, or leave memory out."
             )
 
-    def _allocate(self) -> None:
-        """Create what holds memory between steps: copies of buffers, and the arithmetic."""
-        # Buffers as they are before a step, and as its first pass leaves them.
-        self._buffers_before, self._buffers_after_first = Buffers(), Buffers()
-        self._arithmetic = None
+    def _forms(self) -> "list[Objective]":
+        """Return the objectives that `_current` may be, each to be captured on its own."""
+        return [self]
 
-    def _variants(self) -> "list[Objective]":
-        """Return an objective for each form that a step may take, to be captured on its own.
-
-        They share the states of this one, and have memory of their own.
-        """
-        twin = copy.copy(self)
-        twin._allocate()
-        return [twin]
-
-    @property
-    def _variant(self) -> int:
-        """The index of the current step's form among `_variants`."""
-        return 0
-
-    @property
-    def _state_tensors(self) -> list[Tensor]:
-        return self._states.tensors
-
-    def _circumstances(self) -> list[tuple[str, object]]:
-        """Return what a captured step relies on, by name."""
+    def _invariants(self) -> list[tuple[str, object]]:
+        """Return by name what must not change once a step is captured."""
         needs_whole_g = self.perturb is None or self.combine.coefficients().use_g
         return [
             *((f"The objective's {name}", getattr(self, name)) for name in self._fixed),
             # Alpha has left 0, or reached it.
             ("The objective's need for the gradient of all weights", needs_whole_g),
         ]
-
-    def _recording(self, num_calls: int) -> AbstractContextManager[None]:
-        """Context for recording `num_calls` calls into a CUDA graph."""
-        return nullcontext() if self._arithmetic is None else self._arithmetic.recording(num_calls)
-
-
-class PartSetting:
-    """A setting of one of an objective's parts, as an attribute of the objective."""
-
-    def __init__(self, part: str) -> None:
-        self._part = part
-
-    def __set_name__(self, owner: type[Objective], name: str) -> None:
-        self._name = name
-
-    def __get__(self, objective: Objective | None, owner: type[Objective]) -> Any:
-        return self if objective is None else getattr(getattr(objective, self._part), self._name)
-
-    def __set__(self, objective: Objective, value: object) -> None:
-        setattr(getattr(objective, self._part), self._name, value)
-
-
-def plain_report(
-    loss: Tensor, aux: object, weights: Weights, g: Gradients, scale: Tensor | None
-) -> Report:
-    """Return the report of a step without an ascent step."""
-    nan = torch.full_like(loss, torch.nan)
-    products = torch.stack([gradients.total_squared_norm(weights, g).to(loss), nan, nan])
-    return Report(loss, nan, aux, torch.nan, lambda: products, scale)
-
-
-def unmeasured_report(loss: Tensor, aux: object) -> Report:
-    """Return the report of a pass without gradients."""
-    loss = loss.detach().to(wide(loss.dtype))
-    nan = torch.full_like(loss, torch.nan)
-    return Report(loss, nan, aux, torch.nan, lambda: torch.stack([nan, nan, nan]))
-
-
-def _settings(part: object) -> dict[str, object]:
-    """Return the settings of a part that differ from their defaults, or have none."""
-    if not is_dataclass(part):
-        own = getattr(part, "__dict__", {})
-        return {name: value for name, value in own.items() if not name.startswith("_")}
-    shown = (f for f in fields(part) if f.repr and getattr(part, f.name) != f.default)
-    return {f.name: getattr(part, f.name) for f in shown}

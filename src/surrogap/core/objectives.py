@@ -12,9 +12,10 @@ from surrogap.core.along import Gradient, Momentum
 from surrogap.core.arguments import number
 from surrogap.core.combine import Penalty, PerturbedGradient, SurrogateGap
 from surrogap.core.geometry import Geometry
-from surrogap.core.objective import Objective, PartSetting, Shared
+from surrogap.core.objective import Objective
 from surrogap.core.rho import Schedule
 from surrogap.core.selection import Perturb
+from surrogap.core.settings import PartSetting, Shared
 
 
 @final
@@ -28,12 +29,7 @@ class Vanilla(Objective):
     True
     """
 
-    def __init__(self, model: nn.Module, **unknown: object) -> None:
-        if unknown:
-            raise TypeError(
-                f"Vanilla must get a model alone, got {', '.join(unknown)} too. It makes no second "
-                "pass: for rho use SAM, for alpha use GSAM or ASAM."
-            )
+    def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
 
 

@@ -1,10 +1,9 @@
-"""The passes of a step: the closures, and the random numbers that they share."""
+"""The passes of a step: closures run forward and backward."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache, partial
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +15,10 @@ from torch.utils._pytree import tree_map_only
 
 from surrogap.core.first_call import check_leaves, outside_wrappers
 from surrogap.core.gradients import current
+from surrogap.core.random_state import RandomState, RandomStates
 from surrogap.core.vectors import are_any, wide
 from surrogap.core.weights import Weights
+from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 Closure = Callable[[], Tensor | tuple[Tensor, Any]]
 
@@ -51,32 +52,32 @@ class Passes:
         climb: Closure | Sequence[Closure] | None = None,
         *,
         name: str = "closure",
-        random_state: "Callable[[Iterable[torch.device]], Replayable] | None" = None,
+        random_state: RandomStates = RandomState,
     ) -> None:
         self._is_single = callable(closure)
         closures = [closure] if callable(closure) else closure
         if not isinstance(closures, list | tuple) or not all(map(callable, closures)):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"{name} must be a function that runs the forward pass and returns the loss, or a "
                 f"list of them, got {type(closure).__name__}. {_EXAMPLE}"
             )
         if not closures:
-            raise ValueError(f"{name} must not be an empty list, got []. {_EXAMPLE}")
+            raise InvalidValueError(f"{name} must not be an empty list, got []. {_EXAMPLE}")
         _check_late_binding(name, closures)
         if scaler is not None and not isinstance(scaler, GradScaler):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}. "
                 "Leave it out to train without loss scaling."
             )
         if backward is not None and not callable(backward):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"backward must be a function of the loss, got {type(backward).__name__}. "
                 "Leave it out to call loss.backward()."
             )
         self._closures: Sequence[Closure] = closures
         self._scaler = scaler
         self._backward = backward or Tensor.backward
-        self.random_state = random_state or RandomState
+        self.random_state = random_state
         self.first = self
         if climb is not None:
             self.first = Passes(climb, scaler, backward, name="climb", random_state=random_state)
@@ -108,15 +109,20 @@ class Passes:
         with torch.enable_grad():
             with outside_wrappers(weights) if is_first_call else nullcontext():
                 loss, aux = _checked(closure())
-            _check_graph(loss)
+            if not loss.requires_grad:
+                raise UnsupportedError(
+                    "closure must return a loss with a graph, got one without. Compute it inside "
+                    "the closure, from the model's output, without detach(), item() or no_grad()."
+                )
             if _versions(weights) != versions:
-                raise RuntimeError(
+                raise UnsupportedError(
                     "closure must not call backward, got one that changed .grad. "
                     "Return the loss; the objective calls backward itself, once per pass."
                 )
             if is_first_call:
                 check_leaves(loss, weights)
-            with _in_this_thread(weights.devices), self._guarded(weights):
+            guard = nullcontext() if self._backward is Tensor.backward else _unmoved(weights)
+            with _in_this_thread(weights.devices), guard:
                 self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled to CUDA graphs reuses the memory of what it returns; by a
         # kernel, since copies of memory were slow to launch in a profile.
@@ -125,9 +131,6 @@ class Passes:
         # stream has accumulated cannot be captured in another.
         aux = tree_map_only(Tensor, Tensor.detach, aux)
         return copy if copy.ndim == 0 else copy.reshape(()), aux
-
-    def _guarded(self, weights: Weights) -> AbstractContextManager[None]:
-        return nullcontext() if self._backward is Tensor.backward else _unmoved(weights)
 
     def evaluate(self) -> tuple[Tensor, Any]:
         """Run the forward pass of a single closure, and return its loss and aux.
@@ -166,7 +169,7 @@ def _in_this_thread(devices: set[torch.device]) -> AbstractContextManager[None]:
 @contextmanager
 def _unmoved(weights: Weights) -> Iterator[None]:
     """Context in which the caller's `backward` must not step the optimizer."""
-    refusal = RuntimeError(
+    refusal = UnsupportedError(
         "backward must leave the weights alone, got one that moves them. If it steps the "
         "optimizer, as timm's NativeScaler does, pass scaler= instead, and step afterwards."
     )
@@ -203,7 +206,7 @@ def _check_late_binding(name: str, closures: Sequence[Closure]) -> None:
             continue
         key = (id(closure.__code__), *map(id, closure.__closure__ or ()))
         if seen.setdefault(key, closure) is not closure:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{name} must be a list of functions with a batch each, got several that read the "
                 "same variables, as those made in a loop do: all would see the last batch. Bind "
                 "them: lambda x=x, y=y: loss_fn(model(x), y)."
@@ -214,79 +217,13 @@ def _checked(result: Any) -> tuple[Tensor, Any]:
     """Return the loss and aux that a closure returned."""
     loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(loss, Tensor):
-        raise TypeError(
+        raise InvalidTypeError(
             "closure must return the loss as a tensor, or (loss, aux), "
             f"got {type(loss).__name__}. {_EXAMPLE}"
         )
     if loss.numel() != 1 or not loss.is_floating_point():
-        raise RuntimeError(
+        raise UnsupportedError(
             f"closure must return a real scalar, got shape {tuple(loss.shape)} and dtype "
             f"{loss.dtype}. Reduce the loss with .mean() or .sum()."
         )
     return loss, aux
-
-
-def _check_graph(loss: Tensor) -> None:
-    if not loss.requires_grad:
-        raise RuntimeError(
-            "closure must return a loss with a graph, got one without. Compute it inside the "
-            "closure, from the model's output, without detach(), item() or no_grad()."
-        )
-
-
-class Replayable(Protocol):
-    """Random numbers that can be drawn twice."""
-
-    def replayed(self) -> AbstractContextManager[None]:
-        """Context that draws the same numbers again, and restores the generators afterwards."""
-
-
-class RandomState:
-    """The upcoming random numbers of torch's global generators.
-
-    Not of Python's and NumPy's, whose states would take 0.1 and 0.4 ms a step to read and write;
-    nor of a generator that the closure passes on by hand.
-
-    Args:
-        devices: The devices whose generators to include beside the CPU's.
-    """
-
-    def __init__(self, devices: Iterable[torch.device]) -> None:
-        self._generators = [_CPU]
-        self._generators += [_of_device(device) for device in devices if device.type != "cpu"]
-        self._states = [generator.get() for generator in self._generators]
-
-    @contextmanager
-    def replayed(self) -> Iterator[None]:
-        """See `Replayable`."""
-        end = [generator.get() for generator in self._generators]
-        self._set(self._states)
-        try:
-            yield
-        finally:
-            self._set(end)
-
-    def _set(self, states: Sequence[Any]) -> None:
-        for generator, state in zip(self._generators, states, strict=True):
-            generator.set(state)
-
-
-class _Generator(NamedTuple):
-    get: Callable[[], Any]
-    set: Callable[[Any], object]
-
-
-_CPU = _Generator(torch.default_generator.get_state, torch.default_generator.set_state)
-
-
-@lru_cache
-def _of_device(device: torch.device) -> _Generator:
-    module = torch.get_device_module(device)
-    if device.type == "mps":  # a single generator, whose functions take no device
-        return _Generator(module.get_rng_state, module.set_rng_state)
-    if device.type == "cuda":  # as below, without the detours
-        generator = torch.cuda.default_generators[device.index]
-        return _Generator(generator.get_state, generator.set_state)
-    return _Generator(
-        partial(module.get_rng_state, device), partial(module.set_rng_state, device=device)
-    )

@@ -8,7 +8,7 @@ weights stay the same on all processes, bit for bit.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, Union
 
 import torch
@@ -16,8 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from surrogap.core.vectors import Gradients, Layout
+from surrogap.core.shards import is_distributed, mean_over
+from surrogap.core.vectors import Gradients, Layout, groups_of
 from surrogap.core.weights import contents
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:  # some builds of torch have none
     from torch.distributed import ProcessGroup
@@ -52,7 +54,7 @@ class Replicas:
     ) -> None:
         _check(scope)
         if are_weights_sharded and scope not in (None, "global"):
-            raise ValueError(
+            raise InvalidValueError(
                 f"scope must be 'global' for sharded weights, got {scope!r}. A process holds only "
                 "a part of the weights, so it cannot climb alone: leave scope out."
             )
@@ -60,12 +62,12 @@ class Replicas:
             _check_unwrapped(scope)
         groups = [wrapper.process_group for wrapper in wrappers]
         if any(group != groups[0] for group in groups):
-            raise ValueError(
+            raise InvalidValueError(
                 "model must be wrapped in DistributedDataParallel over one process group, got "
                 "several. Wrap it as a whole."
             )
         if any(wrapper.static_graph for wrapper in wrappers):
-            raise ValueError(
+            raise InvalidValueError(
                 "model must be wrapped without static_graph=True, got it. DDP then counts on a "
                 "synchronised pass each time, and the passes of an objective run inside no_sync: "
                 "leave it out, or pass find_unused_parameters=True."
@@ -76,12 +78,9 @@ class Replicas:
         if scope == "global" or _size(self._in_scope) == _size(self._everyone):
             self._in_scope = self._everyone
 
-    def unsynchronised(self) -> AbstractContextManager[None]:
-        """Forward and backward passes in the body leave `.grad` to this process."""
-        return self._unsynchronised() if self._wrappers else nullcontext()
-
     @contextmanager
-    def _unsynchronised(self) -> Iterator[None]:
+    def unsynchronised(self) -> Iterator[None]:
+        """Context in which DDP does not average the gradients of a pass."""
         with ExitStack() as stack:
             for wrapper in self._wrappers:
                 # After a forward pass outside, whether backward followed or not, DDP may still be
@@ -111,11 +110,7 @@ class Replicas:
 
     def mean_number(self, scalar: Tensor) -> Tensor:
         """Return the mean of a scalar over all processes; of equal ones, exactly theirs."""
-        if self._everyone is None or self._everyone.size() == 1:
-            return scalar
-        sum_of_all = scalar.to(torch.float64, copy=True)
-        dist.all_reduce(sum_of_all, group=self._everyone)
-        return (sum_of_all / self._everyone.size()).to(scalar)
+        return scalar if _size(self._everyone) == 1 else mean_over([self._everyone], scalar)
 
     def _mean(
         self, gradients: Gradients, parameters: Sequence[Tensor], group: "ProcessGroup | None"
@@ -153,7 +148,7 @@ class Replicas:
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
         return flags.nonzero().flatten().tolist()
 
-    def share_buffers(self, homes: list[dict[str, Tensor | None]]) -> None:
+    def share_buffers(self, dictionaries: list[dict[str, Tensor | None]]) -> None:
         """Gives every process the first one's, where DDP is set to keep them equal.
 
         DDP itself does so before a forward pass, but not while it leaves gradients alone.
@@ -161,7 +156,7 @@ class Replicas:
         is_wanted = any(wrapper.broadcast_buffers for wrapper in self._wrappers)
         if not is_wanted or _size(self._everyone) == 1:
             return
-        tensors = [buffer for buffer in contents(homes) if buffer is not None]
+        tensors = [buffer for buffer in contents(dictionaries) if buffer is not None]
         for bucket in _buckets(range(len(tensors)), tensors):
             mine = [tensors[index] for index in bucket]
             vector = Layout(mine).read(mine)
@@ -181,17 +176,13 @@ def _check(scope: object) -> None:
     if _is_group(scope):
         return
     if dist.is_available() and scope == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(
+        raise InvalidValueError(
             "scope must be a process group with this process in it, got one without. Each process "
             "passes its own, such as the first result of torch.distributed.new_subgroups."
         )
-    if scope is not None and not isinstance(scope, str):
-        raise TypeError(
-            "scope must be 'replica', 'global' or a process group, got "
-            f"{type(scope).__name__}. Leave it out for the usual one."
-        )
     if scope not in (None, "replica", "global"):
-        raise ValueError(
+        error = InvalidValueError if isinstance(scope, str) else InvalidTypeError
+        raise error(
             f"scope must be 'replica', 'global' or a process group, got {scope!r}. "
             "Leave it out for the usual one."
         )
@@ -199,9 +190,9 @@ def _check(scope: object) -> None:
 
 def _check_unwrapped(scope: Scope) -> None:
     """Check the scope of an unwrapped model: a single process accepts any but a group."""
-    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    is_alone = not is_distributed() or dist.get_world_size() == 1
     if _is_group(scope) or not is_alone:
-        raise ValueError(
+        raise InvalidValueError(
             "scope must be left out for a model that is neither wrapped in "
             f"DistributedDataParallel nor sharded, got {scope!r}. Wrap the model first, and pass "
             "the wrapped one."
@@ -210,13 +201,10 @@ def _check_unwrapped(scope: Scope) -> None:
 
 def _buckets(indices: Sequence[int], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
     """`indices` in buckets of one device and dtype, each worth one message."""
-    groups: dict[object, list[int]] = {}
-    for index in indices:
-        groups.setdefault((tensors[index].device, tensors[index].dtype), []).append(index)
-    for members in groups.values():
+    for members in groups_of([tensors[index] for index in indices]):
         bucket: list[int] = []
         size = 0
-        for index in members:
+        for index in (indices[member] for member in members):
             size += tensors[index].nbytes
             bucket.append(index)
             if size >= _BUCKET_BYTES:

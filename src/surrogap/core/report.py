@@ -49,6 +49,26 @@ class Report:
         return self.perturbed_loss if self._lacks_loss else self.loss
 
     @classmethod
+    def plain(
+        cls,
+        loss: Tensor,
+        aux: Any,
+        squared_norm: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> Self:
+        """Return the report of a step without an ascent step.
+
+        Args:
+            loss: `f(w)`.
+            aux: What the closure returned beside the loss.
+            squared_norm: `||g||^2`, scaled; None if there is no gradient.
+            scale: The factor of the loss, if there is one.
+        """
+        nan = torch.full_like(loss, torch.nan)
+        gg = nan if squared_norm is None else squared_norm.to(loss)
+        return cls(loss, nan, aux, torch.nan, lambda: torch.stack([gg, nan, nan]), scale)
+
+    @classmethod
     def mean(cls, reports: Sequence[Self], *, divisor: float = 1.0) -> Self:
         """Return the mean of the reports of one step's micro-batches.
 

@@ -8,6 +8,7 @@ from typing import Any, final
 from torch.optim import Optimizer
 
 from surrogap.core.arguments import number
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 _REMEDY = "Pass a non-negative number, such as 0.05."
 
@@ -79,12 +80,12 @@ class ProportionalToLR(Schedule):
         group: int = 0,
     ) -> None:
         if not isinstance(getattr(optimizer, "param_groups", None), list):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"optimizer must be a torch optimizer, got {type(optimizer).__name__}. "
                 "Pass the optimizer whose learning rate rho follows."
             )
         if not isinstance(group, int) or not 0 <= group < len(optimizer.param_groups):
-            raise ValueError(
+            raise InvalidValueError(
                 f"group must be the index of one of the optimizer's {len(optimizer.param_groups)} "
                 f"parameter groups, got {group!r}. Pass group=0 for the first."
             )
@@ -95,12 +96,12 @@ class ProportionalToLR(Schedule):
         self.lr_min = number("lr_min", lr_min, remedy="Pass the schedule's last learning rate.")
         self.group = group
         if self.lr_min >= self.lr_max:
-            raise ValueError(
+            raise InvalidValueError(
                 f"lr_min must be below lr_max, got lr_min={lr_min} and lr_max={lr_max}. "
                 f"For a constant radius pass rho={rho_max}."
             )
         if self.rho_min > self.rho_max:
-            raise ValueError(
+            raise InvalidValueError(
                 f"rho_min must not exceed rho_max, got rho_min={rho_min} and rho_max={rho_max}. "
                 "The radius shrinks with the learning rate: exchange the two."
             )
@@ -110,7 +111,7 @@ class ProportionalToLR(Schedule):
         lr = float(self.optimizer.param_groups[self.group]["lr"])
         # Schedulers reach their peak only to rounding, hence the tolerance.
         if not lr <= self.lr_max * (1 + 1e-6):
-            raise ValueError(
+            raise InvalidValueError(
                 f"lr_max must bound the learning rate, got lr={lr} and lr_max={self.lr_max}. "
                 "Give lr_max and lr_min in the optimizer's own units, as absolute learning rates."
             )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from torch import nn
 
 from surrogap.core.geometry import Geometry, Kind
+from surrogap.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
     from surrogap.core.weights import Weights
@@ -28,12 +29,10 @@ def check_perturb(perturb: object) -> None:
     """
     if perturb is None or callable(perturb) or perturb == "norms":
         return
-    remedy = 'Pass "norms", or a function such as lambda name, p: "norm" in name.'
-    if isinstance(perturb, str):
-        raise ValueError(f'perturb must be "norms" or a function, got {perturb!r}. {remedy}')
-    raise TypeError(
+    error = InvalidValueError if isinstance(perturb, str) else InvalidTypeError
+    raise error(
         'perturb must be "norms" or a function of a parameter\'s name and the parameter, got '
-        f"{type(perturb).__name__}. {remedy}"
+        f'{perturb!r}. Pass "norms", or a function such as lambda name, p: "norm" in name.'
     )
 
 
@@ -51,8 +50,8 @@ def norm_parameters(modules: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
             yield from own
 
 
-def kinds(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[Kind]:
-    """Return the role of each trainable parameter in the ascent step.
+def kinds_of(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[Kind]:
+    """Return the kind of each trainable parameter.
 
     Raises:
         ValueError: `perturb` selects none of them.
@@ -69,15 +68,15 @@ def kinds(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[Kind
         climbs = [perturb(*pair) for pair in zip(names, weights.parameters, strict=True)]
     if any(climbs):
         return [
-            kind if climb else Kind.STILL for kind, climb in zip(all_kinds, climbs, strict=True)
+            kind if climb else Kind.FIXED for kind, climb in zip(all_kinds, climbs, strict=True)
         ]
     if perturb == "norms":
-        raise ValueError(
+        raise InvalidValueError(
             'perturb="norms" must find a trainable parameter of a normalisation layer, got none '
             f"among {len(names)}. If they are frozen, as with LoRA, unfreeze them, or leave "
             "perturb out to perturb what is trained."
         )
-    raise ValueError(
+    raise InvalidValueError(
         "perturb must select a trainable parameter, got False for all of them. Names are such as "
         f"{names[0]!r}; leave perturb out to perturb all."
     )

@@ -1,17 +1,17 @@
-"""Parameters that are sharded over processes: FSDP2, HSDP and tensor parallelism.
+"""Parameters that are sharded over processes, by FSDP2, HSDP or tensor parallelism.
 
 Such a parameter is a `DTensor`, of which each process holds a shard. Copies, climbs and
 combinations need only the shards. Sums over the whole model, such as `<g, g>`, add up those of all
 shards, each once however many processes hold a copy of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from surrogap.core.vectors import total
 
@@ -58,10 +58,15 @@ def totals(rows: Sequence[Sequence[Tensor]], shardings: Sequence[Sharding]) -> l
     return list(total(sums))
 
 
+def is_distributed() -> bool:
+    """Return whether there is a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def is_sharded(tensor: object) -> bool:
     """Return whether it is a `DTensor`."""
     # Its module takes a while to load, and no tensor is one without a process group.
-    if not (dist.is_available() and dist.is_initialized()):
+    if not is_distributed():
         return False
     from torch.distributed.tensor import DTensor
 
@@ -98,7 +103,7 @@ def has_copies(parameter: Any) -> bool:
 
 
 @torch.no_grad()
-def added_up(gradient: Any, parameter: Any) -> Any:
+def reduced_like(gradient: Any, parameter: Any) -> Any:
     """Return `gradient` sharded like its `parameter`; a new one if it was a partial sum."""
     if gradient is None or not is_sharded(parameter):
         return gradient
@@ -108,11 +113,11 @@ def added_up(gradient: Any, parameter: Any) -> Any:
 
 
 @torch.no_grad()
-def piece_of(tensor: Any, parameter: Any) -> Any:
+def shard_of(tensor: Any, parameter: Any) -> Any:
     """Return this process's shard of `tensor`, the parameter itself or its gradient."""
     if tensor is None or not is_sharded(parameter):
         return tensor
-    return added_up(tensor, parameter).to_local().detach()
+    return reduced_like(tensor, parameter).to_local().detach()
 
 
 def whole_of(piece: Tensor | None, parameter: Any) -> Any:
@@ -124,7 +129,7 @@ def whole_of(piece: Tensor | None, parameter: Any) -> Any:
     if piece.device.type != parameter.device_mesh.device_type:
         # `from_local` would bring it back to the mesh's devices, from where FSDP offloaded it.
         whole = torch.empty_like(parameter, requires_grad=False)
-        piece_of(whole, parameter).copy_(piece)
+        shard_of(whole, parameter).copy_(piece)
         return whole
     return DTensor.from_local(
         piece,
@@ -139,56 +144,17 @@ def whole_of(piece: Tensor | None, parameter: Any) -> Any:
 def mean_over_mesh(scalar: Tensor, parameter: Any) -> Tensor:
     """Return the mean of a scalar over the processes that share a sharded `parameter`."""
     mesh = parameter.device_mesh
-    sum_of_all = scalar.to(mesh.device_type, torch.float64, copy=True)
-    for dimension in range(mesh.ndim):
-        dist.all_reduce(sum_of_all, group=mesh.get_group(dimension))
-    mean: Tensor = sum_of_all / mesh.size()
+    groups = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+    return mean_over(groups, scalar.to(mesh.device_type)).to(scalar)
+
+
+def mean_over(groups: Sequence[Any], scalar: Tensor) -> Tensor:
+    """Return the mean of a scalar over process groups, one for each dimension of a mesh.
+
+    In float64, so that the mean of equal numbers is exactly theirs.
+    """
+    mean = scalar.to(torch.float64, copy=True)
+    for group in groups:
+        dist.all_reduce(mean, group=group)
+        mean /= group.size()
     return mean.to(scalar)
-
-
-def parameter_groups(module: Any) -> list[Any]:
-    """Return the groups of parameters that FSDP gathers and reduces together."""
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 has a single one
-    return [g for g in (groups or [state._fsdp_param_group]) if g is not None]
-
-
-def fsdp_modules(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return the modules that `fully_shard` was called on."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return []
-    from torch.distributed.fsdp import FSDPModule
-
-    return [module for module in modules if isinstance(module, FSDPModule)]
-
-
-def reset(modules: Iterable[Any]) -> None:
-    """Have FSDP forget a pass that raised, with what it gathered and reduced for it."""
-    for module in modules:
-        state = module._get_fsdp_state()
-        if state._is_root is None:
-            continue  # no pass has begun yet
-        if not hasattr(module, "reset_iter_state"):
-            _reset(state)
-        elif state._is_root:
-            module.reset_iter_state()
-
-
-def _reset(state: Any) -> None:
-    """Stand in for `reset_iter_state`, which torch 2.11 does not have."""
-    from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-
-    state._modules_to_run_forward.clear()
-    state._training_state = TrainingState.IDLE
-    state._state_ctx.iter_forward_root = None
-    state._state_ctx.post_backward_final_callback_queued = False
-    state._comm_ctx.post_forward_order.clear()
-    group = state._fsdp_param_group
-    if group is not None:
-        group.finalize_backward()
-        for parameter in group.fsdp_params:
-            parameter.unsharded_accumulated_grad = None
-            if hasattr(parameter, "_unsharded_param"):
-                parameter._unsharded_param.grad = None
-        group._training_state = TrainingState.IDLE
-        group.reshard()

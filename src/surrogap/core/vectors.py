@@ -126,6 +126,7 @@ class Vector:
         """A copy, with half precision as float32."""
         return Vector(self.layout, [flat.to(wide(flat.dtype), copy=True) for flat in self.flats])
 
+    @torch.no_grad()
     def write_to_(self, tensors: Sequence[Tensor]) -> None:
         """Copies the pieces into `tensors`, in place.
 

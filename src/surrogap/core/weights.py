@@ -1,7 +1,6 @@
 """The tensors of a model: its trainable parameters, frozen parameters and buffers."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, NoReturn, TypeVar
@@ -12,19 +11,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from surrogap.core.engines import check_engine, check_owner
+from surrogap.core.fsdp import FullySharded
 from surrogap.core.selection import norm_parameters
 from surrogap.core.shards import (
     WHOLE,
     Sharding,
     device_of,
-    fsdp_modules,
     is_sharded,
     mean_over_mesh,
-    parameter_groups,
-    piece_of,
-    reset,
+    shard_of,
     sharding_of,
 )
+from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -41,6 +39,7 @@ class Weights:
         frozen: The others, except those of special classes, such as quantised ones.
         buffers: The dictionaries in which modules hold their buffers.
         wrappers: The modules wrapped in DistributedDataParallel.
+        fsdp: The modules that FSDP2 shards.
         are_sharded: Whether processes hold shards of the parameters.
         is_checked: Whether a call has succeeded with these modules.
 
@@ -55,9 +54,9 @@ class Weights:
     frozen: list[nn.Parameter]
     buffers: list[dict[str, Tensor | None]]
     wrappers: list[DistributedDataParallel]
+    fsdp: FullySharded
     are_sharded: bool
     is_checked: bool
-    _other_gradients: dict[int, Tensor | None]
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -70,26 +69,25 @@ class Weights:
         So parameters may be frozen, thawed, added and removed between steps. Raises as the class
         does.
         """
-        self.reshard()
+        self.fsdp.reshard()
         # A walk through the modules takes percents of a small model's step, so the last one is
         # used again while it is valid.
         if not self._is_as_walked():
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
-        self.frozen, self._other_gradients = [], {}
+        self.frozen = []
         if len(self.parameters) < len(self._unique):
             others = [p for p in self._unique if not p.requires_grad]
             self.frozen = [p for p in others if type(p) is nn.Parameter and not p.is_inference()]
-            self._other_gradients = {id(p): p.grad for p in others}
         self._frozen_states = list(map(_state, self.frozen))
         if not self.parameters:
-            raise ValueError(
+            raise InvalidValueError(
                 "model must have a trainable parameter, got none with requires_grad=True. "
                 "Unfreeze the layers to train."
             )
         if any(map(Tensor.is_complex, self.parameters)) or any(map(_hooks, self.parameters)):
             self._refuse()
-        if self._fsdp_modules and not all(map(is_sharded, self.parameters)):
+        if self.fsdp.modules and not all(map(is_sharded, self.parameters)):
             self._refuse_plain()
 
     def check_after_first_pass(self) -> None:
@@ -99,31 +97,26 @@ class Weights:
             RuntimeError: It has added or thawed trainable parameters, and they have a gradient
                 already, to which that of the second pass would be added.
         """
-        self.reshard()
+        self.fsdp.reshard()
         if not self._is_as_walked():
             self._walk()
         now = [p for p in self._unique if p.requires_grad]
         if are_same(now, self.parameters):
             return
-        known, before = set(map(id, self.parameters)), self._other_gradients
-        reached = [p for p in now if id(p) not in known and p.grad is not before.get(id(p))]
+        known = set(map(id, self.parameters))
+        reached = [p for p in now if id(p) not in known and p.grad is not None]
         if reached:
             names = {id(parameter): name for name, parameter in self._model.named_parameters()}
             for parameter in reached:
-                parameter.grad = before.get(id(parameter))
-            raise RuntimeError(
+                parameter.grad = None
+            raise UnsupportedError(
                 f"closure must not add or thaw parameters, got {names[id(reached[0])]}. Run the "
                 "model once before the first step, and thaw between steps."
             )
 
     def identities(self) -> set[int]:
         """Return the identities of all parameters now, and of those that FSDP gathers."""
-        gathered = (
-            getattr(parameter, "_unsharded_param", None)
-            for group in self._fsdp_groups()
-            for parameter in group.fsdp_params
-        )
-        return set(map(id, chain(self._model.parameters(), gathered)))
+        return set(map(id, chain(self._model.parameters(), self.fsdp.gathered())))
 
     def written(self) -> list[Tensor]:
         """Return the frozen parameters that a pass has written to since the last refresh.
@@ -136,7 +129,7 @@ class Weights:
     def _walk(self) -> None:
         self.modules = modules = list(self._model.modules())
         if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
-            raise TypeError(
+            raise InvalidTypeError(
                 "model must not hold modules of TorchScript, got one. Pass the modules that it was "
                 "made from; torch.compile is faster, too."
             )
@@ -154,24 +147,11 @@ class Weights:
         self._unique = list({id(p): p for p in contents(own) if p is not None}.values())
         self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self.are_sharded = any(map(is_sharded, self._unique))
-        self._fsdp_modules = fsdp_modules(modules)
+        self.fsdp = FullySharded(modules)
 
     def _is_as_walked(self) -> bool:
         """Return whether every module still holds the same children and parameters."""
         return not any(self._empty) and are_same(contents(self._filled), self._walked)
-
-    def reshard(self) -> None:
-        """Have FSDP's modules hold shards, not the whole that they gathered for a pass.
-
-        After a pass they mostly do so by themselves. Not after an evaluation or an error, nor if
-        set otherwise; and what they gathered would hide that weights moved.
-        """
-        for module in self._fsdp_modules:
-            module.reshard()
-
-    def reset(self) -> None:
-        """Have FSDP forget a pass that raised: it may have gathered other weights."""
-        reset(self._fsdp_modules)
 
     @property
     def synchronises(self) -> bool:
@@ -179,28 +159,7 @@ class Weights:
 
         Not inside `no_sync`, nor after `set_requires_gradient_sync(False)`.
         """
-        return all(wrapper.require_backward_grad_sync for wrapper in self.wrappers) and all(
-            group.reduce_grads and group.all_reduce_grads for group in self._fsdp_groups()
-        )
-
-    @contextmanager
-    def reducing(self) -> Iterator[None]:
-        """Context in which FSDP reduces the gradients of every pass.
-
-        A pass whose gradients it keeps to itself would leave nothing to climb along.
-        """
-        groups = self._fsdp_groups()
-        before = [(group.reduce_grads, group.all_reduce_grads) for group in groups]
-        for group in groups:
-            group.reduce_grads = group.all_reduce_grads = True
-        try:
-            yield
-        finally:
-            for group, flags in zip(groups, before, strict=True):
-                group.reduce_grads, group.all_reduce_grads = flags
-
-    def _fsdp_groups(self) -> list[Any]:
-        return list(chain.from_iterable(map(parameter_groups, self._fsdp_modules)))
+        return self.fsdp.reduce and all(w.require_backward_grad_sync for w in self.wrappers)
 
     def mean_over_shards(self, scalar: Tensor) -> Tensor:
         """Return the mean of a scalar over the processes among which parameters are sharded."""
@@ -241,7 +200,7 @@ class Weights:
         """The parameters, or this process's shards of them."""
         if not self.are_sharded:
             return list(self.parameters)
-        return [piece_of(parameter, parameter) for parameter in self.parameters]
+        return [shard_of(parameter, parameter) for parameter in self.parameters]
 
     @property
     def shardings(self) -> list[Sharding]:
@@ -255,29 +214,6 @@ class Weights:
         """Whether a parameter has no shape yet."""
         return any(map(is_lazy, self.parameters))
 
-    @contextmanager
-    def without_gradients(self, parameters: list[nn.Parameter]) -> Iterator[None]:
-        """Context in which passes compute no gradient of `parameters`.
-
-        `backward(inputs=...)` would do as much, but fails under reentrant checkpointing.
-        """
-        try:
-            self._require_gradients(parameters, False)
-            yield
-        finally:
-            self._require_gradients(parameters, True)
-
-    def _require_gradients(self, parameters: list[nn.Parameter], value: bool) -> None:
-        for parameter in parameters:
-            parameter.requires_grad_(value)
-        # A compiled model of torch 2.11 does not look at `requires_grad`, but at whether the
-        # dictionaries of its modules were written to; without this it would run the other graph.
-        changed = set(map(id, parameters))
-        for module in self.modules:
-            if any(id(parameter) in changed for parameter in module._parameters.values()):
-                module._parameters["requires_grad"] = None
-                del module._parameters["requires_grad"]
-
     @property
     def devices(self) -> set[torch.device]:
         """The devices on which passes compute."""
@@ -286,13 +222,13 @@ class Weights:
     def _refuse(self) -> None:
         for name, parameter in zip(self.names, self.parameters, strict=True):
             if parameter.is_complex():
-                raise ValueError(
+                raise InvalidValueError(
                     f"{name} must be real, got {parameter.dtype}. Hold it as a real parameter and "
                     "call torch.view_as_complex in the forward pass."
                 )
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
                 check_owner(str(getattr(hook, "func", hook).__module__), "ZeRO")
-                raise RuntimeError(
+                raise UnsupportedError(
                     f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
                     "the gradient of each pass: remove it, and step the optimizer after backward."
                 )
@@ -300,7 +236,7 @@ class Weights:
     def _refuse_plain(self) -> NoReturn:
         pairs = zip(self.names, self.parameters, strict=True)
         name = next(name for name, parameter in pairs if not is_sharded(parameter))
-        raise ValueError(
+        raise InvalidValueError(
             f"{name} must be sharded like the others, got a plain parameter. FSDP does not average "
             "its gradient, so processes would differ: call fully_shard on the whole model too."
         )

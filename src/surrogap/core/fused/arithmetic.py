@@ -10,80 +10,18 @@ from operator import attrgetter
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from surrogap.core.arithmetic import Arithmetic, Task
 from surrogap.core.combine import Coefficients, Number
-from surrogap.core.fused.kernels import (
-    climb_kernel,
-    combine_kernel,
-    copy_kernel,
-    products_kernel,
-    restore_kernel,
-)
-from surrogap.core.fused.launching import Kernel, can_launch, num_programs, on
-from surrogap.core.fused.tables import BLOCK, Tables, plan, table
-from surrogap.core.shards import WHOLE, Sharding, totals
-from surrogap.core.vectors import Gradients, are_all, present_of
+from surrogap.core.fused.group import DTYPES, Group
+from surrogap.core.fused.launching import can_launch, num_programs, on
+from surrogap.core.fused.tables import BLOCK, Tables
+from surrogap.core.shards import WHOLE, totals
+from surrogap.core.vectors import Gradients, are_all, groups_of, present_of
+from surrogap.errors import UnsupportedError
 
-_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _dtype = attrgetter("dtype")
-
-
-class _Group:
-    """The tensors of one dtype and sharding: their blocks, addresses and copies."""
-
-    g_copy: Tensor
-    w_copy: Tensor
-
-    def __init__(self, task: Task, members: list[int]) -> None:
-        mine = [task.parameters[index] for index in members]
-        self.dtype = _DTYPES[mine[0].dtype]
-        self.sharding = task.shardings[members[0]]
-        self._members = members
-        self._has_all = len(members) == len(task.parameters)
-        self._first = mine[0]
-        self._device = mine[0].device
-        kinds = tuple([task.kinds[index] for index in members])
-        self.plan, self._size = plan(tuple(map(Tensor.numel, mine)), kinds, self._device)
-        self.num_blocks = self.plan.shape[1]
-        self.find(task.parameters)
-        self.copy = Kernel(copy_kernel, self._device)
-        self.climb = Kernel(climb_kernel, self._device)
-        self.restore = Kernel(restore_kernel, self._device)
-        self.products = Kernel(products_kernel, self._device)
-        self.combine = Kernel(combine_kernel, self._device)
-
-    def find(self, parameters: Gradients | Sequence[Tensor]) -> None:
-        """Update the addresses of the weights; None for those that must not be written to."""
-        self.w_table = table(self._addresses(parameters), self._device)
-
-    def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
-        """Return the addresses of this group's tensors among all `tensors`; 0 for None.
-
-        Args:
-            tensors: One for each of the parameters.
-            tables: The tables of the graph that is being captured, if any.
-        """
-        addresses = self._addresses(tensors)
-        return table(addresses, self._device) if tables is None else tables.add(addresses)
-
-    def _addresses(self, tensors: Gradients | Sequence[Tensor]) -> tuple[int, ...]:
-        mine = tensors if self._has_all else [tensors[index] for index in self._members]
-        present = present_of(mine)
-        if len(present) == len(mine):
-            return tuple(map(Tensor.data_ptr, present))
-        return tuple([0 if t is None else t.data_ptr() for t in mine])
-
-    def allocate(self, *, is_low: bool) -> None:
-        """Allocate the copies."""
-        self.w_copy = self._first.new_empty(self._size)
-        self.g_copy = self.w_copy if is_low else self._first.new_empty(self._size)
-
-    def free(self) -> None:
-        """Free the copies."""
-        del self.w_copy, self.g_copy
 
 
 class Fused(Arithmetic):
@@ -97,10 +35,7 @@ class Fused(Arithmetic):
         parameters = task.parameters
         self._signature = _signature(parameters)
         self._device = parameters[0].device
-        members: dict[tuple[torch.dtype, Sharding], list[int]] = {}
-        for index, parameter in enumerate(parameters):
-            members.setdefault((parameter.dtype, task.shardings[index]), []).append(index)
-        self._groups = [_Group(task, indices) for indices in members.values()]
+        self._groups = [Group(task, members) for members in groups_of(parameters, task.shardings)]
         self._programs = num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
         self._strides = list(map(Tensor.stride, parameters))
@@ -115,7 +50,7 @@ class Fused(Arithmetic):
         return (
             device.type == "cuda"
             and all(
-                p.device == device and p.dtype in _DTYPES and (p.is_contiguous() or _is_dense(p))
+                p.device == device and p.dtype in DTYPES and (p.is_contiguous() or _is_dense(p))
                 for p in parameters
             )
             and can_launch(device)
@@ -135,7 +70,7 @@ class Fused(Arithmetic):
         return True
 
     @contextmanager
-    def recording(self, num_steps: int) -> Iterator[None]:
+    def capturing(self, num_steps: int) -> Iterator[None]:
         """See `Arithmetic`."""
         num_tables = 3 * len(self._groups) * num_steps  # of v, g and g_p
         size = 3 * len(self._task.parameters) * num_steps + num_tables
@@ -145,7 +80,7 @@ class Fused(Arithmetic):
         finally:
             self._tables = None
         tables.fill()
-        self._recorded_tables = tables  # the graph reads them as long as it lives
+        self._captured_tables = tables  # the graph reads them as long as it lives
 
     def climb(
         self, v: Gradients, rho: Number, scale: Tensor | None, g: Gradients | None = None
@@ -214,7 +149,7 @@ class Fused(Arithmetic):
         if tuple(map(Tensor.data_ptr, parameters)) == self._signature[:num]:
             return
         if self._tables is not None:
-            raise RuntimeError(
+            raise UnsupportedError(
                 "A captured step cannot follow a forward pass that assigns to p.data. Write in "
                 "place, with p.data.copy_(...), or train with objective.backward."
             )
@@ -227,7 +162,7 @@ class Fused(Arithmetic):
             group.find(found)
         self._signature = now  # last, so that an interrupt before it has all found again
         if not are_all(found):  # the others can be restored
-            raise RuntimeError(
+            raise UnsupportedError(
                 "closure must leave parameters as they are, got one that assigned data of another "
                 "shape, dtype, device or memory format to them. Write into them in place."
             )

@@ -1,4 +1,4 @@
-"""One table of objectives, each with its reference, that drives the contracts."""
+"""The objectives under test, each with its reference; they drive the contracts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ WALK = {"gamma": 0.5, "inner_lr": 0.2, "averaging": 0.6}
 
 
 @dataclass(frozen=True)
-class Entry:
+class Case:
     # From a model; keyword arguments override the entry's own.
     make: Callable[..., Objective]
     # From the loss, the weights, and a function from a selection of parameters to a mask.
@@ -71,46 +71,46 @@ def _adaptive(f: reference.Loss, w: Tensor, masks: Masks) -> Tensor:
 
 
 OBJECTIVES = {
-    "Vanilla": Entry(Vanilla, lambda f, w, m: reference.vanilla(f, w)),
-    "SAM": Entry(
+    "Vanilla": Case(Vanilla, lambda f, w, m: reference.vanilla(f, w)),
+    "SAM": Case(
         partial(SAM, rho=RHO),
         lambda f, w, m: reference.sam(f, w, _euclidean(f, w, m)),
     ),
-    "GSAM": Entry(
+    "GSAM": Case(
         partial(GSAM, rho=RHO, alpha=ALPHA),
         lambda f, w, m: reference.gsam(f, w, _euclidean(f, w, m), ALPHA),
     ),
-    "GSAM-plain": Entry(
+    "GSAM-plain": Case(
         partial(GSAM, rho=RHO, alpha=ALPHA, minimize="plain"),
         lambda f, w, m: reference.gsam_plain(f, w, _euclidean(f, w, m), ALPHA),
     ),
-    "ASAM": Entry(
+    "ASAM": Case(
         partial(ASAM, rho=RHO, eta=ETA),
         lambda f, w, m: reference.sam(f, w, _adaptive(f, w, m)),
     ),
-    "ASAM-ascent": Entry(
+    "ASAM-ascent": Case(
         partial(ASAM, rho=RHO, eta=ETA, alpha=ALPHA),
         lambda f, w, m: reference.gsam(f, w, _adaptive(f, w, m), ALPHA),
     ),
-    "GapPenalty": Entry(
+    "GapPenalty": Case(
         partial(GapPenalty, rho=RHO, lam=LAM),
         lambda f, w, m: reference.gap_penalty(f, w, _euclidean(f, w, m), LAM),
     ),
-    "SAM-partial": Entry(
+    "SAM-partial": Case(
         partial(SAM, rho=RHO, perturb=is_large),
         lambda f, w, m: reference.sam(f, w, _partial(f, w, m)),
     ),
-    "GSAM-partial": Entry(
+    "GSAM-partial": Case(
         partial(GSAM, rho=RHO, alpha=ALPHA, perturb=is_large),
         lambda f, w, m: reference.gsam(f, w, _partial(f, w, m), ALPHA),
     ),
-    "Intermittent": Entry(
+    "Intermittent": Case(
         intermittent, lambda f, w, m: reference.gsam(f, w, _euclidean(f, w, m), ALPHA)
     ),
-    "MomentumSAM": Entry(
+    "MomentumSAM": Case(
         momentum_sam, lambda f, w, m: reference.momentum_sam(f, w, momentum_of(w), RHO)
     ),
-    "EntropySGD": Entry(
+    "EntropySGD": Case(
         partial(EntropySGD, inner_steps=3, noise=0.0, **WALK),
         lambda f, w, m: reference.entropy_sgd([f] * 3, w, **WALK),
     ),

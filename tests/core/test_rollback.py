@@ -1,12 +1,12 @@
-"""What a recording must leave as it was."""
+"""What a capture must leave as it was."""
 
 import pytest
 import torch
 from torch import nn
 
-from surrogap.core.recording import memory_kept
+from surrogap.core.rollback import memory_kept
 from surrogap.core.weights import Weights
-from tests import zoo
+from tests import equality
 
 
 @pytest.mark.parametrize("name", ["0.weight", "1.bias", "1.running_mean"])
@@ -22,7 +22,7 @@ def test_what_has_moved_is_moved_back_and_told(name: str, device: torch.device) 
     ):
         tensors[name].data = tensors[name].data + 1.0
     assert tensors[name].data_ptr() == place
-    assert zoo.same_bits(before, list(tensors.values()))
+    assert equality.same_bits(before, list(tensors.values()))
 
 
 def test_what_is_written_in_place_may_change(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Small networks and batches for the tests, and what they measure on them."""
+"""Toy models, batches and losses, and the gradients on them."""
 
 import copy
 from collections.abc import Callable
@@ -103,31 +103,3 @@ def direction(make: Callable[[nn.Module], Objective], model: nn.Module, data: Ba
     model = copy.deepcopy(model)
     make(model).backward(closure_of(model, data))
     return flat_grad(model)
-
-
-def bits(model: nn.Module) -> list[Tensor]:
-    """The weights and buffers of `model`, as copies."""
-    return [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
-
-
-def same_bits(before: list[Tensor], after: list[Tensor]) -> bool:
-    """Whether two lists hold the same bytes: NaN equals NaN, and 0.0 is not -0.0."""
-    return not differing(before, after)
-
-
-def differing(before: list[Tensor], after: list[Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
-    """The tensors in two lists that do not hold the same bytes, by their index."""
-    return {
-        index: (a, b)
-        for index, (a, b) in enumerate(zip(before, after, strict=True))
-        if a.dtype != b.dtype or not torch.equal(_bytes(a), _bytes(b))
-    }
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    actual, expected = actual.double().cpu(), expected.double().cpu()
-    return float((actual - expected).norm() / expected.norm())

@@ -1,6 +1,6 @@
-"""Capturing a CUDA graph: what it must leave as it was, and what it reads from elsewhere."""
+"""Rollback of what warm-up and capture change: weights, states, buffers, `.grad` and settings."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -9,51 +9,15 @@ from torch.optim import Optimizer
 
 from surrogap.core.buffers import Buffers
 from surrogap.core.objective import Objective
-from surrogap.core.weights import Weights, contents
-
-
-class Twins:
-    """The random numbers of a captured step, which the second pass draws again.
-
-    In a graph, the state of a generator cannot be read and set: it counts on from where the
-    generator is when the graph is replayed. So the second pass draws from a twin of the state,
-    which is set to the generator's before each replay.
-    """
-
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        self._generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        self._first = self._generator.graphsafe_get_state()
-        self._second = self._generator.clone_state()
-        self._before = self._generator.clone_state()
-        graph.register_generator_state(self._second)
-
-    def __call__(self, devices: Iterable[torch.device]) -> "Twins":
-        """Stand in for the constructor of `RandomState`; a graph has one state for all calls."""
-        return self
-
-    @contextmanager
-    def replayed(self) -> Iterator[None]:
-        """See `Replayable`."""
-        self._generator.graphsafe_set_state(self._second)
-        try:
-            yield
-        finally:
-            self._generator.graphsafe_set_state(self._first)
-
-    def align(self) -> None:
-        """Have the second pass of the next replay draw what the first draws."""
-        self._second.set_state(self._generator.get_state())
-
-    def reset(self) -> None:
-        """Restore the generator after a failed capture, which leaves its state unusable."""
-        self._generator.graphsafe_set_state(self._before)
+from surrogap.core.weights import Weights, are_same, contents
+from surrogap.errors import UnsupportedError
 
 
 @contextmanager
 def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iterator[None]:
     """Undo what the body trains; state that optimizer and objective did not have is zero then."""
     parameters = _parameters(weights, optimizer)
-    objective_state = {id(m): m.clone() for m in objective._state_tensors}
+    objective_state = {id(m): m.clone() for m in objective._workspace.states.tensors}
     copies = [parameter.detach().clone() for parameter in parameters]
     states = {
         parameter: {k: v.clone() for k, v in state.items() if isinstance(v, Tensor)}
@@ -74,7 +38,7 @@ def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iter
                     for name, value in state.items():
                         if isinstance(value, Tensor):
                             value.copy_(before[name]) if name in before else value.zero_()
-                for m in objective._state_tensors:
+                for m in objective._workspace.states.tensors:
                     m.copy_(objective_state[id(m)]) if id(m) in objective_state else m.zero_()
 
 
@@ -83,20 +47,21 @@ def memory_kept(weights: Weights) -> Iterator[None]:
     """Check that the body leaves weights and buffers in their memory, the only one a graph uses.
 
     Raises:
-        RuntimeError: It did not; they have been put back.
+        RuntimeError: It did not. Tensors are back in their memory; buffers that were replaced by
+            others are not.
     """
-    tensors = [*weights.parameters, *weights.frozen, *contents(weights.buffers)]
-    places = [(t, t.detach()) for t in tensors if t is not None and t.layout is torch.strided]
+    before = _tensors(weights)
+    places = [(t, t.detach()) for t in before if t is not None and t.layout is torch.strided]
     try:
         yield
     finally:
         moved = [pair for pair in places if pair[0].data_ptr() != pair[1].data_ptr()]
         for tensor, place in moved:
             tensor.data = place
-        if moved:
-            raise RuntimeError(
-                "model must write to its weights and buffers in place, got one that assigns to "
-                "their .data in its forward pass. Train with objective.backward instead."
+        if moved or not are_same(_tensors(weights), before):
+            raise UnsupportedError(
+                "model must write to its weights and buffers in place, got one that assigns new "
+                "ones in its forward pass. Train with objective.backward instead."
             )
 
 
@@ -124,6 +89,10 @@ def settings_replaced(optimizer: Optimizer, lrs: Sequence[Tensor]) -> Iterator[N
     finally:
         for group, settings in zip(optimizer.param_groups, before, strict=True):
             group.update(settings)
+
+
+def _tensors(weights: Weights) -> list[Tensor | None]:
+    return [*weights.parameters, *weights.frozen, *contents(weights.buffers)]
 
 
 def _parameters(weights: Weights, optimizer: Optimizer) -> list[Tensor]:

@@ -1,0 +1,149 @@
+"""A captured training step: zero_grad, the passes, clipping and the update, replayed."""
+
+from collections.abc import Iterable
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from surrogap.core.combine import Number
+from surrogap.core.graph import Graph
+from surrogap.core.objective import Objective
+from surrogap.core.random_state import RandomState, RandomStates
+from surrogap.core.report import Report
+from surrogap.core.rollback import gradients_kept, memory_kept, settings_replaced, undone
+from surrogap.core.static_batch import StaticBatch
+from surrogap.core.weights import contents
+from surrogap.errors import UnsupportedError
+
+# As PyTorch recommends: libraries choose algorithms and allocate memory in their first calls.
+_NUM_WARM_UPS = 3
+
+
+@final
+class CapturedStep:
+    """A captured training step; `capture` returns one."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: Optimizer,
+        batch: StaticBatch,
+        device: torch.device,
+        clip_norm: float | None,
+    ) -> None:
+        self._objective = objective
+        self._optimizer = optimizer
+        self._weights = objective._refresh()
+        self._batch = batch
+        self._device = device
+        self._clip_norm = clip_norm
+        self._written = self._read_settings()
+        self._settings = torch.tensor(self._written, dtype=torch.float64, device=device)
+        with torch.cuda.device(device):
+            pool = torch.cuda.graph_pool_handle()
+            self._graphs = {form: Graph(form) for form in objective._forms()}
+            for graph in self._graphs.values():
+                self._warm_up(graph.objective)
+                with memory_kept(self._weights), gradients_kept(self._weights, optimizer):
+                    graph.capture(self._run, batch.num_calls, pool)
+        self._invariants = self._read_invariants()
+
+    def __call__(self, *batch: Tensor) -> Report:
+        """Take one step, on a batch like the example.
+
+        Raises:
+            ValueError: The batch has another number, shape or dtype of tensors.
+            RuntimeError: Something has changed that the graph cannot follow.
+        """
+        self._batch.check(batch)
+        self._check_invariants()
+        # A graph runs in the stream of the current device, which need not be the model's.
+        with torch.cuda.device(self._device):
+            self._batch.copy_(batch)
+            self._write_settings()
+            report = self._graphs[self._objective._current].replay()
+        self._objective._advance()
+        self._objective.report = report
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
+        return report
+
+    def _read_settings(self) -> list[Number]:
+        lrs = [group["lr"] for group in self._optimizer.param_groups]
+        return [*self._objective._numbers(), *map(float, lrs)]
+
+    def _write_settings(self) -> None:
+        """Write those that have changed, by kernels: a copy might wait for the last step."""
+        values = self._read_settings()
+        for index, (value, written) in enumerate(zip(values, self._written, strict=True)):
+            if value != written:
+                self._settings[index].fill_(value)
+        self._written = values
+
+    def _warm_up(self, objective: Objective) -> None:
+        """Run the step on a stream of its own, since some libraries allocate for each stream."""
+        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with (
+            torch.cuda.stream(stream),
+            undone(objective, self._weights, self._optimizer),
+            memory_kept(self._weights),
+        ):
+            for _ in range(_NUM_WARM_UPS):
+                self._run(objective, RandomState)
+        current.wait_stream(stream)
+
+    def _run(self, objective: Objective, random_state: RandomStates) -> list[Report]:
+        numbers, lrs = self._scalars()
+        self._objective.model.zero_grad()
+        with settings_replaced(self._optimizer, lrs):
+            self._optimizer.zero_grad()
+            reports = []
+            for passes in self._batch.passes(random_state):
+                objective._refresh()
+                reports.append(objective._add_direction(passes, numbers, sync=True))
+            if self._clip_norm is not None:
+                clip_grad_norm_(self._weights.parameters, self._clip_norm)
+            self._optimizer.step()
+        return reports
+
+    def _scalars(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the objective's numbers and the learning rates, as scalars on the device."""
+        num_numbers = len(self._settings) - len(self._optimizer.param_groups)
+        numbers, lrs = self._settings[:num_numbers], self._settings[num_numbers:]
+        return list(numbers.unbind()), list(lrs.float().unbind())
+
+    def _check_invariants(self) -> None:
+        now = self._read_invariants()
+        for (name, before), (_, after) in zip(self._invariants, now, strict=True):
+            if before != after:
+                raise UnsupportedError(
+                    f"{name} changed since the step was captured. Capture it again after such a "
+                    "change."
+                )
+
+    def _read_invariants(self) -> list[tuple[str, object]]:
+        """Return what the graph relies on, and cannot see."""
+        objective, groups = self._objective, self._optimizer.param_groups
+        weights = objective._refresh()
+        buffers = contents(weights.buffers)
+        states = [s for state in self._optimizer.state.values() for s in state.values()]
+        settings = [
+            (k, group[k]) for group in groups for k in self._optimizer.defaults if k != "lr"
+        ]
+        return [
+            *objective._invariants(),
+            ("The memory of the model's parameters", _addresses(weights.parameters)),
+            ("The memory of the model's buffers", _addresses(buffers)),
+            ("The mode of the model", [m.training for m in weights.modules]),
+            ("The optimizer's parameters", [id(p) for group in groups for p in group["params"]]),
+            *((f"The optimizer's {name}", value) for name, value in settings),
+            ("The memory of the optimizer's state", _addresses(states)),
+        ]
+
+
+def _addresses(tensors: Iterable[object]) -> list[int | None]:
+    return [t.data_ptr() if isinstance(t, Tensor) else None for t in tensors]

@@ -1,0 +1,95 @@
+"""FSDP2 around the passes of a step: the modules that `fully_shard` was called on."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+from torch import nn
+
+from surrogap.core.shards import is_distributed
+
+
+class FullySharded:
+    """The modules among `modules` that `fully_shard` was called on."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.modules: list[Any] = []
+        if is_distributed():
+            from torch.distributed.fsdp import FSDPModule
+
+            self.modules = [module for module in modules if isinstance(module, FSDPModule)]
+
+    def reshard(self) -> None:
+        """Have the modules hold shards, not the whole that they gathered for a pass.
+
+        After a pass they mostly do so by themselves. Not after an evaluation or an error, nor if
+        set otherwise; and what they gathered would hide that weights moved.
+        """
+        for module in self.modules:
+            module.reshard()
+
+    def gathered(self) -> list[Any]:
+        """Return the whole parameters, where the modules have gathered them."""
+        parameters = chain.from_iterable(group.fsdp_params for group in self._groups())
+        return [getattr(parameter, "_unsharded_param", None) for parameter in parameters]
+
+    @property
+    def reduce(self) -> bool:
+        """Whether a backward pass would reduce gradients: `set_requires_gradient_sync`."""
+        return all(group.reduce_grads and group.all_reduce_grads for group in self._groups())
+
+    @contextmanager
+    def reducing(self) -> Iterator[None]:
+        """Context in which the gradients of every pass are reduced.
+
+        A pass whose gradients FSDP keeps to itself would leave nothing to climb along.
+        """
+        groups = self._groups()
+        before = [(group.reduce_grads, group.all_reduce_grads) for group in groups]
+        for group in groups:
+            group.reduce_grads = group.all_reduce_grads = True
+        try:
+            yield
+        finally:
+            for group, flags in zip(groups, before, strict=True):
+                group.reduce_grads, group.all_reduce_grads = flags
+
+    def reset(self) -> None:
+        """Have FSDP forget a pass that raised, with what it gathered and reduced for it."""
+        for module in self.modules:
+            state = module._get_fsdp_state()
+            if state._is_root is None:
+                continue  # no pass has begun yet
+            if not hasattr(module, "reset_iter_state"):
+                _reset(state)
+            elif state._is_root:
+                module.reset_iter_state()
+
+    def _groups(self) -> list[Any]:
+        """Return the groups of parameters that FSDP gathers and reduces together."""
+        groups: list[Any] = []
+        for state in (module._get_fsdp_state() for module in self.modules):
+            # torch 2.11 has a single one
+            groups += getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        return [group for group in groups if group is not None]
+
+
+def _reset(state: Any) -> None:
+    """Stand in for `reset_iter_state`, which torch 2.11 does not have."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+    state._modules_to_run_forward.clear()
+    state._training_state = TrainingState.IDLE
+    state._state_ctx.iter_forward_root = None
+    state._state_ctx.post_backward_final_callback_queued = False
+    state._comm_ctx.post_forward_order.clear()
+    group = state._fsdp_param_group
+    if group is not None:
+        group.finalize_backward()
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+        group._training_state = TrainingState.IDLE
+        group.reshard()

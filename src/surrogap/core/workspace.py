@@ -1,0 +1,124 @@
+"""The workspace of an objective: the model's tensors and processes, and memory that steps reuse."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+from surrogap.core import gradients
+from surrogap.core.along import States
+from surrogap.core.arithmetic import Arithmetic
+from surrogap.core.buffers import Buffers
+from surrogap.core.passes import forget_weights
+from surrogap.core.replicas import Replicas, Scope
+from surrogap.core.vectors import Gradients
+from surrogap.core.weights import Weights
+from surrogap.errors import UnsupportedError
+
+
+class Workspace:
+    """What the steps of one objective work on, and what they keep for the next.
+
+    Args:
+        model: The model to train.
+        scope: See `Replicas`.
+
+    Attributes:
+        weights: The model's tensors.
+        replicas: The processes that train the model.
+        states: The state of the vector to climb along.
+        buffers_before: A copy of the buffers from before a step.
+        buffers_after_first: A copy of the buffers from after its first pass.
+        arithmetic: The arithmetic of the last step; None if that failed, or before the first.
+
+    Raises as `Weights` and `Replicas` do.
+    """
+
+    replicas: Replicas
+    arithmetic: Arithmetic | None
+
+    def __init__(self, model: nn.Module, scope: Scope) -> None:
+        self.weights = Weights(model)
+        self.states = States()
+        self._replicas_of: tuple[object, object] = (None, None)
+        self._is_running = False
+        self._allocate()
+        self.refresh(scope)
+
+    def _allocate(self) -> None:
+        self.buffers_before, self.buffers_after_first = Buffers(), Buffers()
+        self.arithmetic = None
+
+    def twin(self) -> "Workspace":
+        """Return a workspace on the same tensors and states, with memory of its own."""
+        twin = copy.copy(self)
+        twin._allocate()
+        return twin
+
+    def capturing(self, num_calls: int) -> AbstractContextManager[None]:
+        """Context for capturing `num_calls` calls of the objective in a CUDA graph."""
+        return nullcontext() if self.arithmetic is None else self.arithmetic.capturing(num_calls)
+
+    def refresh(self, scope: Scope) -> Weights:
+        """Find the model's tensors and processes as they are now, and return the tensors."""
+        weights = self.weights
+        weights.refresh()
+        if not (weights.wrappers is self._replicas_of[0] and scope is self._replicas_of[1]):
+            self.replicas = Replicas(
+                weights.wrappers, scope, are_weights_sharded=weights.are_sharded
+            )
+            self._replicas_of = weights.wrappers, scope
+        return weights
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context of a call, in which the closure must not make another.
+
+        Raises:
+            RuntimeError: It does.
+        """
+        if self._is_running:
+            raise UnsupportedError(
+                "closure must not call backward, got one that called this objective's. "
+                "Return the loss; the objective calls backward itself, once per pass."
+            )
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
+
+    @contextmanager
+    def passing(self, sync: bool) -> Iterator[None]:
+        """Context of a step's passes: `.grad` is empty at first, and afterwards what it was.
+
+        Args:
+            sync: Whether processes share the first one's buffers afterwards.
+        """
+        weights, replicas = self.weights, self.replicas
+        with (
+            torch.no_grad(),
+            gradients.cleared(weights),
+            replicas.unsynchronised(),
+            weights.fsdp.reducing(),
+        ):
+            try:
+                yield
+            finally:
+                forget_weights()
+            weights.is_checked = True
+            if sync:
+                replicas.share_buffers(weights.buffers)
+
+    def take(self, indices: Sequence[int] | None = None) -> Gradients:
+        """Return the gradients of a pass, averaged over the scope, and clear `.grad`.
+
+        Args:
+            indices: The parameters whose gradients to return; None for all.
+        """
+        g, tensors = gradients.take(self.weights), self.weights.tensors
+        if indices is not None and len(indices) < len(g):
+            g, tensors = [g[i] for i in indices], [tensors[i] for i in indices]
+        return self.replicas.mean_in_scope(g, tensors)

@@ -1,0 +1,36 @@
+"""Errors of the core: each is marked as the user's to correct, and is the built-in one as well."""
+
+import ast
+import builtins
+from pathlib import Path
+
+import pytest
+import torch
+
+import surrogap.core
+from surrogap import SAM, errors
+from tests import toy_models
+
+FILES = sorted(Path(surrogap.core.__file__).parent.rglob("*.py"))
+BUILT_IN = {name for name in vars(builtins) if name.endswith("Error")}
+# Who loads a damaged checkpoint says which file it is.
+OF_STATES = {("along.py", "ValueError"), ("rho.py", "ValueError")}
+
+
+def raised(path: Path) -> set[tuple[str, str]]:
+    calls = (n.exc for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Raise))
+    names = (c.func.id for c in calls if isinstance(c, ast.Call) and isinstance(c.func, ast.Name))
+    return {(path.name, name) for name in names}
+
+
+def test_every_error_is_marked_as_the_users() -> None:
+    all_raised = set().union(*map(raised, FILES))
+    assert {(path, name) for path, name in all_raised if name in BUILT_IN} == OF_STATES
+
+
+def test_an_argument_and_a_step_raise_user_errors() -> None:
+    model = toy_models.mlp()
+    with pytest.raises(errors.UserError, match="rho must be at least 0"):
+        SAM(model, rho=-1.0)
+    with pytest.raises(errors.UserError, match="closure must return a loss with a graph"):
+        SAM(model).backward(lambda: torch.zeros(()))
