@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
+from surrogap.checks import integer
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, bar
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import OptionalInt, OptionalPath, OptionalStr, at_least
+from surrogap.training.flags import OptionalInt, OptionalPath, OptionalStr
 
 if TYPE_CHECKING:
     from surrogap.evaluation import Scores
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: There is no such run, it has no checkpoint, or a set is not there or not whole.
     """
     chosen = options(Evaluate, "evaluate", arguments)
-    at_least("batch_size", chosen.batch_size, 1, remedy="Pass a number of images, as 500.")
+    integer("batch_size", chosen.batch_size, at_least=1, remedy="Pass a number of images, as 500.")
     from surrogap.experiments.runs import Run
 
     run = Run.read(chosen.run)

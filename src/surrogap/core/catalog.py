@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from surrogap.core.objective import Objective
 
+# The default radius of SAM, GSAM and the gap penalty.
+DEFAULT_RHO = 0.05
+
 _SHARED = {"perturb": None, "scope": None, "memory": "exact", "eps": 1e-12}
 
 
@@ -52,13 +55,13 @@ class Entry:
 OBJECTIVES: Mapping[str, Entry] = MappingProxyType(
     {
         "vanilla": Entry("objectives.Vanilla", {}, passes=1),
-        "sam": Entry("objectives.SAM", {"rho": 0.05, **_SHARED}),
+        "sam": Entry("objectives.SAM", {"rho": DEFAULT_RHO, **_SHARED}),
         "gsam": Entry(
             "objectives.GSAM",
-            {"rho": 0.05, "alpha": 0.4, "minimize": "perturbed", **_SHARED},
+            {"rho": DEFAULT_RHO, "alpha": 0.4, "minimize": "perturbed", **_SHARED},
         ),
         "asam": Entry("objectives.ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **_SHARED}),
-        "gap-penalty": Entry("objectives.GapPenalty", {"rho": 0.05, "lam": 0.1, **_SHARED}),
+        "gap-penalty": Entry("objectives.GapPenalty", {"rho": DEFAULT_RHO, "lam": 0.1, **_SHARED}),
         "momentum-sam": Entry(
             "objectives.MomentumSAM",
             {"rho": 3.0, "perturb": None, "eps": 1e-12},

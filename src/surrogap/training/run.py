@@ -15,7 +15,6 @@ from torch import nn
 from surrogap.core.rho import radius
 from surrogap.errors import InvalidValueError, UserError
 from surrogap.evaluation import evaluate
-from surrogap.training.batches import batches
 from surrogap.training.checkpoints import Checkpoints, State
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
@@ -138,7 +137,7 @@ class _Run:
         stopped_by = 0
         parts.model.train()
         while self.step < parts.num_steps and not stopped_by:
-            for images, targets in batches(parts.images, self.world.device):
+            for images, targets in parts.images:
                 parts.rate.set_(parts.optimizer, self.step)
                 self._take_step(images, targets)
                 self.progress.step(self.step)
@@ -249,7 +248,7 @@ class _Run:
         for split, images in self.parts.eval_images.items():
             scores = evaluate(
                 self.parts.model,
-                batches(images, self.world.device),
+                images,
                 autocast=None if dtype == torch.float32 else dtype,
                 device=self.world.device,
             )
