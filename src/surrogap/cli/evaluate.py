@@ -6,7 +6,7 @@ surrogap evaluate runs/c --real data/real.json --v2 data/imagenetv2-matched-freq
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from surrogap.experiments.tables import Table
 from surrogap.training.flags import OptionalInt, OptionalPath, OptionalStr
 
 if TYPE_CHECKING:
+    from surrogap.data import Splits
     from surrogap.evaluation import Scores
     from surrogap.experiments.runs import Run
     from surrogap.experiments.trials import Places, Trial
@@ -74,6 +75,9 @@ class Evaluate:
     c: OptionalPath = None
     """ImageNet-C's folder. By default imagenet-c, likewise."""
 
+    skip_damaged: bool = False
+    """Leave damaged test image files out, with a warning. By default they are an error."""
+
     device: str = "auto"
     """cpu, cuda, or another of torch's devices. By default cuda where there is one."""
 
@@ -116,7 +120,7 @@ def _scores(chosen: Evaluate, run: "Run") -> "list[tuple[Trial, Scores]]":
     from surrogap.training.step import DTYPES
 
     device = device_of(chosen.device)
-    splits = run.splits(chosen.data_root, download=chosen.download).to(device)
+    splits = _splits(chosen, run).to(device)
     model = run.network(splits, device)
     dtype = DTYPES[chosen.precision]
     loading = loading_of(
@@ -138,6 +142,20 @@ def _scores(chosen: Evaluate, run: "Run") -> "list[tuple[Trial, Scores]]":
             )
             scores.append((trial, found))
     return scores
+
+
+def _splits(chosen: Evaluate, run: "Run") -> "Splits":
+    """Return the run's images, of which the test files are checked for damage."""
+    from surrogap.data import intact
+    from surrogap.training.images import images_of
+
+    config = run.config.data
+    skip_damaged = chosen.skip_damaged or config.skip_damaged
+    # Training files are not read here, so they are not checked.
+    every = replace(config, skip_damaged=False)
+    splits = images_of(every, chosen.data_root, download=chosen.download)
+    with bar("check image files") as tell:
+        return intact(splits, ["test"], skip_damaged=skip_damaged, on_checked=tell)
 
 
 def places(chosen: Evaluate, run: "Run") -> "Places":

@@ -80,6 +80,10 @@ class DataConfig(Group):
     download: bool = False
     """Whether to fetch a named set that is not there."""
 
+    skip_damaged: bool = False
+    """Leave damaged image files out, with a warning. By default they are an error: the headers of
+    all files are checked before the first step."""
+
     train_per_class: OptionalInt = None
     """Train on the first so many images of each class, in the order of the set. By default all."""
 
