@@ -36,7 +36,6 @@ out of all rows alike.
 # started imports this file, and a machine with a GPU may have torch and timm alone.
 
 import argparse
-import difflib
 import gc
 import json
 import math
@@ -60,6 +59,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surrogap import GSAM, SAM
+from surrogap.checks import one_of
 
 Record = dict[str, Any]
 
@@ -577,12 +577,10 @@ def arguments() -> argparse.Namespace:
         ("--objectives", args.objectives, OBJECTIVES),
     ):
         for name in given:
-            if name not in choices:
-                closest = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)[0]
-                parser.error(
-                    f"{option} must be of {', '.join(choices)}, got {name}. "
-                    f"The closest is {closest}."
-                )
+            try:
+                one_of(option, name, choices)
+            except ValueError as error:
+                parser.error(str(error))
     if args.figure and args.figure.suffix not in (".png", ".svg", ".pdf"):
         parser.error(f"--figure must end in .png, .svg or .pdf, got {args.figure}.")
     if args.measure_compute and (args.compute or args.figure):

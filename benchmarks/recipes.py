@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import Progress
 from training_loop import Clock
 
+from surrogap.checks import one_of
 from surrogap.experiments.recipes import RECIPES
-from surrogap.training.arguments import one_of
 from surrogap.training.run import train
 
 NUM_PACE_EPOCHS = 3

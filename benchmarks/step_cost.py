@@ -25,7 +25,6 @@ juntang-zhuang/GSAM; and `sam`, from davda54/sam.
 """
 
 import argparse
-import difflib
 import gc
 import itertools
 import json
@@ -64,6 +63,7 @@ from surrogap import (
     Vanilla,
     capture,
 )
+from surrogap.checks import one_of
 from surrogap.core.arithmetic import Task
 from surrogap.core.fused import choose
 from surrogap.core.geometry import Kind
@@ -704,12 +704,10 @@ def arguments() -> argparse.Namespace:
     known = [name for name, case in CASES.items() if case.device == args.device]
     args.cases = args.cases or known
     for name in args.cases:
-        if name not in known:
-            closest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            parser.error(
-                f"--cases must name cases of {args.device}, got {name}. "
-                f"Known are {', '.join(known)}; the closest is {closest}."
-            )
+        try:
+            one_of("--cases", name, known)
+        except ValueError as error:
+            parser.error(str(error))
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device must be present, got cuda without a CUDA GPU. Pass --device cpu.")
     every = sections(args.device, args.peers)

@@ -85,7 +85,7 @@ def test_step_cost_prints_a_table_and_writes_json(
     [
         (
             ("benchmarks/step_cost.py", "--device", "cpu", "--cases", "vit_tny_cpu"),
-            "the closest is",
+            "The closest is 'vit_tiny_cpu'",
         ),
         (
             ("benchmarks/step_cost.py", "--device", "cpu", "--sections", "captured"),

@@ -259,7 +259,7 @@ def test_an_unreadable_image(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     arguments = ["train", "--data", str(images), "--out", str(tmp_path / "run"), "--num-workers"]
     arguments += ["0", "--image-size", "8", "--model", "small_mlp", "--batch-size", "8"]
     text = mistake(capsys, *arguments, "--device", "cpu", "--no-tensorboard")
-    assert "files of a set must be images, got" in text
+    assert "image files must be intact, got 1 damaged file in" in text
 
 
 def test_a_run_that_fails_exits_with_1(

@@ -115,8 +115,8 @@ def test_report_is_that_of_the_first_pass() -> None:
     ("change", "error", "message"),
     [
         ({"inner_steps": 0}, ValueError, "inner_steps must be at least 1"),
-        ({"inner_steps": 2.0}, TypeError, "inner_steps must be a whole number, got float"),
-        ({"inner_steps": True}, TypeError, "inner_steps must be a whole number, got bool"),
+        ({"inner_steps": 2.0}, TypeError, "inner_steps must be an integer, got 2.0"),
+        ({"inner_steps": True}, TypeError, "inner_steps must be an integer, got True"),
         ({"averaging": 1.0}, ValueError, "averaging must be at least 0 and below 1, got 1.0"),
         ({"gamma": 0.0}, ValueError, "gamma must be above 0 and finite, got 0.0"),
         ({"inner_lr": 0.0}, ValueError, "inner_lr must be above 0 and finite, got 0.0"),

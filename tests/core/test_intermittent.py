@@ -104,8 +104,8 @@ def test_repr_and_rho() -> None:
     [
         ({"every": 0}, ValueError, "every must be at least 1, got 0"),
         ({"start": -1}, ValueError, "start must be at least 0, got -1"),
-        ({"every": 2.0}, TypeError, "every must be an integer, got float"),
-        ({"start": True}, TypeError, "start must be an integer, got bool"),
+        ({"every": 2.0}, TypeError, "every must be an integer, got 2.0"),
+        ({"start": True}, TypeError, "start must be an integer, got True"),
     ],
 )
 def test_wrong_numbers(arguments: dict[str, int], error: type[Exception], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The set in the package."""
+"""The embedded set, and the script that builds it."""
 
 import runpy
 import sys
@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surrogap.data import TensorSet, fashion_mnist, load
+from surrogap.data import TensorSet, load
 from surrogap.data.embedded import PATH, embedded
-from surrogap.data.fashion_mnist import part
 from tests.data.made_up import pixels
+
+SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "embedded_set.py")
 
 
 def test_it_is_small_balanced_and_licensed() -> None:
@@ -47,9 +48,9 @@ def whole_set(per_class: int) -> dict[str, np.ndarray]:
     return {**result, "classes": np.array(list("abcdefghij"))}
 
 
-def test_a_part_is_the_first_of_each_class_in_order() -> None:
+def test_the_script_takes_the_first_of_each_class_in_order() -> None:
     whole = whole_set(per_class=7)
-    kept = part(whole, train_per_class=3, test_per_class=7)
+    kept = runpy.run_path(SCRIPT)["first_of_each_class"](whole, {"train": 3, "test": 7})
     seen = dict.fromkeys(range(10), 0)
     expected = []
     for image, label in zip(whole["train_images"], whole["train_labels"], strict=True):
@@ -60,16 +61,12 @@ def test_a_part_is_the_first_of_each_class_in_order() -> None:
     assert np.array_equal(kept["test_images"], whole["test_images"])
 
 
-def test_it_can_be_built_from_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, out, again = (str(tmp_path / name) for name in ("whole.npz", "out.xz", "again.xz"))
+def test_the_script_builds_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = str(tmp_path / "whole.npz"), str(tmp_path / "out.xz")
     np.savez(source, **whole_set(per_class=2))
-    monkeypatch.setattr(sys, "argv", ["fashion_mnist", source, out])
-    runpy.run_path(fashion_mnist.__file__, run_name="__main__")
-    fashion_mnist.build(source, again)
-    assert Path(out).read_bytes() == Path(again).read_bytes()
+    monkeypatch.setattr(sys, "argv", [SCRIPT, source, out])
+    runpy.run_path(SCRIPT, run_name="__main__")
     assert repr(embedded(out)) == "Splits('embedded', 10 classes, train: 20, test: 20)"
-    monkeypatch.setattr(sys, "argv", ["fashion_mnist"])
-    with pytest.raises(SystemExit, match=r"usage: python -m surrogap.data.fashion_mnist FASHION"):
-        runpy.run_path(fashion_mnist.__file__, run_name="__main__")
+    monkeypatch.setattr(sys, "argv", [SCRIPT])
+    with pytest.raises(SystemExit, match=r"usage: python benchmarks/embedded_set.py FASHION"):
+        runpy.run_path(SCRIPT, run_name="__main__")

@@ -308,7 +308,7 @@ def test_sixteen_bits_keep_their_shades(tmp_path: Path) -> None:
 def test_images_whose_white_nobody_knows(tmp_path: Path) -> None:
     Image.new("F", (4, 4), 0.5).save(tmp_path / "a.tif")
     read = Reader(lambda image: image)[Request(str(tmp_path / "a.tif"), label=0, seed=0)]
-    reason = "ValueError: its pixels must have 8 or 16 bits, got Pillow's mode F"
+    reason = "its pixels must have 8 or 16 bits, got Pillow's mode F"
     assert read == Unreadable(str(tmp_path / "a.tif"), reason)
 
 
@@ -324,7 +324,7 @@ def state(**changes: Any) -> dict[str, Any]:
         (state(num_images=11), ValueError, "state must have num_images=10 as .*, got 11"),
         (state(images_per_step=4), ValueError, "state must have images_per_step=3 as .*, got 4"),
         (state(epoch=-1), ValueError, "epoch must be at least 0, got -1. Pass what state_dict"),
-        (state(position="1"), TypeError, "position must be a whole number, got '1'. Pass what"),
+        (state(position="1"), TypeError, "position must be an integer, got '1'. Pass what"),
         (state(position=3), ValueError, "position must be below 3, the number of batches, got 3"),
     ],
 )

@@ -46,8 +46,8 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     ("changes", "error", "message"),
     [
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0. Pass a number of"),
-        ({"batch_size": 2.0}, TypeError, "batch_size must be a whole number, got 2.0"),
-        ({"batch_size": True}, TypeError, "batch_size must be a whole number, got True"),
+        ({"batch_size": 2.0}, TypeError, "batch_size must be an integer, got 2.0"),
+        ({"batch_size": True}, TypeError, "batch_size must be an integer, got True"),
         ({"world_size": 0}, ValueError, "world_size must be at least 1, got 0"),
         ({"rank": -1}, ValueError, "rank must be at least 0, got -1"),
         ({"rank": 2}, ValueError, "rank must be below world_size, got rank=2 and world_size=2"),

@@ -182,8 +182,8 @@ def test_the_command_counts_projects_prints_and_draws(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--processes", 3), "--processes must be even and at least 2, got 3."),
-        (("--models", "resnet18"), "got resnet18. The closest is resnet18_cifar."),
-        (("--objectives", "GSM"), "--objectives must be of SAM, GSAM, got GSM."),
+        (("--models", "resnet18"), "got 'resnet18'. The closest is 'resnet18_cifar'."),
+        (("--objectives", "GSM"), "--objectives must be one of SAM, GSAM, got 'GSM'."),
         (("--figure", "a.txt"), "--figure must end in .png, .svg or .pdf, got a.txt."),
         (("--measure-compute", "--figure", "a.png"), "without --compute and --figure"),
         (("--measure-compute",), "must run where there is a CUDA GPU"),

@@ -346,16 +346,16 @@ def test_unknown_names_tell_the_known_and_the_closest() -> None:
 
 @pytest.mark.parametrize("severity", [0, 6, 2.0, True, "3"])
 def test_wrong_severities(severity: Any) -> None:
-    message = f"severity must be 1, 2, 3, 4 or 5, got {severity!r}. Pass 1 for the weakest."
-    with pytest.raises(ValueError, match=message):
+    message = f"severity must be .*, got {severity!r}. Pass 1 for the weakest."
+    with pytest.raises((TypeError, ValueError), match=message):
         corrupted(photos(), "fog", severity)
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"seed": -1}, ValueError, "seed must be an integer of at least 0, got -1. Pass seed=0"),
-        ({"seed": 0.5}, ValueError, "seed must be an integer of at least 0, got 0.5. Pass seed=0"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1. Pass one such as 0"),
+        ({"seed": 0.5}, TypeError, "seed must be an integer, got 0.5. Pass one such as 0"),
         ({"numbers": [1]}, ValueError, "numbers must be one for each of the 6 images, got 1. Pass"),
         (
             {"images": torch.zeros(2, 3, 32, 32)},

@@ -177,7 +177,7 @@ def test_c_tells_the_known_and_the_closest() -> None:
 
 @pytest.mark.parametrize("severity", [0, 6, True, "1"])
 def test_c_has_five_severities(severity: Any) -> None:
-    with pytest.raises(ValueError, match=f"severity must be 1, 2, 3, 4 or 5, got {severity!r}. "):
+    with pytest.raises((TypeError, ValueError), match=f"severity must be .*, got {severity!r}. "):
         imagenet_c("anywhere", "fog", severity)
 
 

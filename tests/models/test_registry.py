@@ -88,7 +88,7 @@ KNOWN = ", ".join(models.names())
         ("convnext_tny", "The closest is convnext_tiny; known are"),
         ("resnet18.a1_in1k", "The closest is resnet18; known are"),
         ("qqqq", "Known are"),
-        ("hf-hub:timm/resnet50.a1_in1k", "Known are"),
+        ("hf-hub:a/b", "Known are"),
     ],
 )
 def test_unknown_name(name: str, closest: str) -> None:
@@ -109,11 +109,11 @@ COLOURS = "Pass 3 for colour images, 1 for grey ones."
     ("change", "error", "message"),
     [
         ({"num_classes": 0}, ValueError, f"num_classes must be at least 1, got 0. {CLASSES}"),
-        ({"num_classes": "3"}, TypeError, f"num_classes must be an integer, got str. {CLASSES}"),
+        ({"num_classes": "3"}, TypeError, f"num_classes must be an integer, got '3'. {CLASSES}"),
         ({"image_size": 0}, ValueError, f"image_size must be at least 1, got 0. {PIXELS}"),
-        ({"image_size": (8, 8)}, TypeError, f"image_size must be an integer, got tuple. {PIXELS}"),
+        ({"image_size": (8, 8)}, TypeError, f"image_size must be an integer, got (8, 8). {PIXELS}"),
         ({"in_channels": -1}, ValueError, f"in_channels must be at least 1, got -1. {COLOURS}"),
-        ({"in_channels": True}, TypeError, f"in_channels must be an integer, got bool. {COLOURS}"),
+        ({"in_channels": True}, TypeError, f"in_channels must be an integer, got True. {COLOURS}"),
         ({"name": None}, TypeError, f"name must be a string, got NoneType. Pass one of {KNOWN}."),
     ],
 )

@@ -234,4 +234,4 @@ def test_downloads_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(images_of.__globals__, "load", load)
     parts_of(made_up.config(tmp_path, download=True), WORLD)
-    assert asked == [{"download": True}, {"download": False}]
+    assert asked == [{"download": True}]

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from surrogap.core.arguments import number
+from surrogap.checks import number
 from surrogap.errors import InvalidValueError
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from surrogap.analysis.lanczos import Lanczos, Operator, Ritz
 from surrogap.analysis.space import Space
 from surrogap.analysis.surface import Progress
-from surrogap.core.arguments import number
+from surrogap.checks import number
 from surrogap.errors import InvalidValueError
 
 Which = Literal["largest", "smallest", "dominant"]

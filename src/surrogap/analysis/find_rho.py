@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from surrogap.analysis.surface import Progress, Surface
-from surrogap.core.arguments import number
+from surrogap.checks import number
 from surrogap.errors import InvalidValueError, UnsupportedError
 
 # From the loss of one batch to the displacement of its ascent step at radius 1.

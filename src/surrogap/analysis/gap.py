@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from surrogap.analysis.surface import Progress, Surface
-from surrogap.core.arguments import number
+from surrogap.checks import number
 from surrogap.errors import InvalidValueError
 
 # What a forward pass costs, in gradients: a backward pass multiplies twice as often.

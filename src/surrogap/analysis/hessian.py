@@ -33,8 +33,7 @@ from torch.func import functional_call, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surrogap.analysis.surface import Surface
-from surrogap.core.arguments import number
-from surrogap.errors import InvalidValueError
+from surrogap.checks import number, one_of
 
 Method = Literal["forward-over-reverse", "double-backward", "finite-differences"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -76,11 +75,7 @@ class Hessian:
         *,
         step: float | None = None,
     ) -> None:
-        if method not in METHODS:
-            raise InvalidValueError(
-                f"method must be one of {', '.join(METHODS)}, got {method!r}. "
-                "Leave it out for the first."
-            )
+        one_of("method", method, METHODS, remedy="Leave it out for the first.")
         if step is not None:
             number("step", step, above=0.0, remedy="Leave it out for one that fits the dtype.")
         self.surface = surface

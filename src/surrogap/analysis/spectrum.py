@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surrogap.analysis.lanczos import Basis, Lanczos, Operator
 from surrogap.analysis.surface import Progress
-from surrogap.core.arguments import number
+from surrogap.checks import number
 
 
 @dataclass(frozen=True)

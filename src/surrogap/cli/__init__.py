@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     # Imported here, where an interrupt is caught: it takes a tenth of a second.
-    from surrogap.training.arguments import one_of
+    from surrogap.checks import one_of
 
     one_of("command", name, COMMANDS, remedy="Run surrogap --help.")
     module = import_module(f"surrogap.cli.{name.replace('-', '_')}")

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Suppress, arg
 
+from surrogap.checks import integer, number
 from surrogap.cli.configured import given_fields, recipe
 from surrogap.cli.options import options, peek
 from surrogap.cli.results import Results
-from surrogap.core.arguments import number
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.methods import Planned, planned
-from surrogap.training.arguments import OptionalFloat, at_least
 from surrogap.training.config import Config
+from surrogap.training.flags import OptionalFloat
 from surrogap.training.objective_configs import (
     ASAMConfig,
     EntropySGDConfig,
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     own = {name: value for name, value in vars(base.objective).items() if name != "name"}
     config = dataclasses.replace(base, objective=_Objectives(**own))
     chosen = options(Compare, "compare", arguments, default=Compare(config=config))
-    at_least("seeds", chosen.seeds, 1, remedy="Pass the number of runs of each, as 3.")
+    integer("seeds", chosen.seeds, at_least=1, remedy="Pass the number of runs of each, as 3.")
     folder, runs = _folder(chosen), _runs(chosen, given_fields(arguments))
     rho = _gap_rho(chosen, base)
     written = Results(folder, "compare", "comparison", [FIGURE], make_folder=False)

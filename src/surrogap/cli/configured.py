@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from surrogap.checks import one_of
 from surrogap.cli.options import peek
 from surrogap.experiments.recipes import RECIPES
-from surrogap.training.arguments import one_of
 from surrogap.training.config import FIELDS, Config, check_effect
 
 

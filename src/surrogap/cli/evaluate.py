@@ -6,18 +6,20 @@ surrogap evaluate runs/c --real data/real.json --v2 data/imagenetv2-matched-freq
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
+from surrogap.checks import integer
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, bar
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import OptionalInt, OptionalPath, OptionalStr, at_least
+from surrogap.training.flags import OptionalInt, OptionalPath, OptionalStr
 
 if TYPE_CHECKING:
+    from surrogap.data import Splits
     from surrogap.evaluation import Scores
     from surrogap.experiments.runs import Run
     from surrogap.experiments.trials import Places, Trial
@@ -73,6 +75,9 @@ class Evaluate:
     c: OptionalPath = None
     """ImageNet-C's folder. By default imagenet-c, likewise."""
 
+    skip_damaged: bool = False
+    """Leave damaged test image files out, with a warning. By default they are an error."""
+
     device: str = "auto"
     """cpu, cuda, or another of torch's devices. By default cuda where there is one."""
 
@@ -93,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: There is no such run, it has no checkpoint, or a set is not there or not whole.
     """
     chosen = options(Evaluate, "evaluate", arguments)
-    at_least("batch_size", chosen.batch_size, 1, remedy="Pass a number of images, as 500.")
+    integer("batch_size", chosen.batch_size, at_least=1, remedy="Pass a number of images, as 500.")
     from surrogap.experiments.runs import Run
 
     run = Run.read(chosen.run)
@@ -115,7 +120,7 @@ def _scores(chosen: Evaluate, run: "Run") -> "list[tuple[Trial, Scores]]":
     from surrogap.training.step import DTYPES
 
     device = device_of(chosen.device)
-    splits = run.splits(chosen.data_root, download=chosen.download).to(device)
+    splits = _splits(chosen, run).to(device)
     model = run.network(splits, device)
     dtype = DTYPES[chosen.precision]
     loading = loading_of(
@@ -137,6 +142,20 @@ def _scores(chosen: Evaluate, run: "Run") -> "list[tuple[Trial, Scores]]":
             )
             scores.append((trial, found))
     return scores
+
+
+def _splits(chosen: Evaluate, run: "Run") -> "Splits":
+    """Return the run's images, of which the test files are checked for damage."""
+    from surrogap.data import intact
+    from surrogap.training.images import images_of
+
+    config = run.config.data
+    skip_damaged = chosen.skip_damaged or config.skip_damaged
+    # Training files are not read here, so they are not checked.
+    every = replace(config, skip_damaged=False)
+    splits = images_of(every, chosen.data_root, download=chosen.download)
+    with bar("check image files") as tell:
+        return intact(splits, ["test"], skip_damaged=skip_damaged, on_checked=tell)
 
 
 def places(chosen: Evaluate, run: "Run") -> "Places":

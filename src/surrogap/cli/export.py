@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from surrogap.atomic import atomic_write
 from surrogap.cli.options import options
 from surrogap.errors import InvalidValueError
-from surrogap.training.arguments import OptionalPath
-from surrogap.training.replacing import replacing
+from surrogap.training.flags import OptionalPath
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ def _write(folder: Path, weights: "dict[str, Tensor]", config: dict[str, Any]) -
     # Weights that a network shares between layers are one tensor, which safetensors refuses.
     apart = {name: weight.contiguous().clone() for name, weight in weights.items()}
     try:
-        with replacing(folder) as temporary:
+        with atomic_write(folder) as temporary:
             temporary.mkdir(parents=True, exist_ok=True)
             (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
             save_file(apart, temporary / WEIGHTS, metadata={"format": "pt"})

@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surrogap.checks import integer, number
 from surrogap.cli.configured import base_config, given_fields
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, bar, tell_cost
 from surrogap.cli.subject import RunArgument
-from surrogap.core.arguments import number
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import OptionalStr, at_least
 from surrogap.training.config import Config
+from surrogap.training.flags import OptionalStr
 
 if TYPE_CHECKING:
     from surrogap.analysis import Sweep
@@ -101,8 +101,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check(chosen: FindRho, base: Config, arguments: Sequence[str]) -> None:
-    at_least("batches", chosen.batches, 1, remedy="Pass a number such as 4.")
-    at_least("train_steps", chosen.train_steps, 1, remedy="Pass a number such as 200.")
+    integer("batches", chosen.batches, at_least=1, remedy="Pass a number such as 4.")
+    integer("train_steps", chosen.train_steps, at_least=1, remedy="Pass a number such as 200.")
     for rho in chosen.rhos:
         number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
     if chosen.run is None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
+from surrogap.checks import integer, number
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, Tell, Writer, bar, tell_cost
 from surrogap.cli.subject import Loaded, RunArgument, Subject
-from surrogap.core.arguments import number
 from surrogap.errors import InvalidValueError
-from surrogap.training.arguments import OptionalFloat, OptionalPath, at_least, optional
+from surrogap.training.flags import OptionalFloat, OptionalPath, optional
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _directions(chosen: Landscape) -> tuple[Direction, ...]:
     """Those that were asked for, or the usual one; none between two runs."""
-    at_least("points", chosen.points, 3, remedy="Pass a number such as 21.")
+    integer("points", chosen.points, at_least=3, remedy="Pass a number such as 21.")
     if chosen.radius is not None:
         bound: Any = {"above": 0.0} if chosen.other is None else {}
         number("radius", chosen.radius, **bound, remedy="Pass a distance, such as 0.5.")

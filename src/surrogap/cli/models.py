@@ -11,7 +11,7 @@ from typing import Annotated
 from tyro.conf import Positional
 
 from surrogap.cli.options import options
-from surrogap.training.arguments import optional
+from surrogap.training.flags import optional
 
 
 @dataclass(frozen=True)

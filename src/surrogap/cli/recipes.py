@@ -11,11 +11,12 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
+from surrogap.checks import one_of
 from surrogap.cli.options import options
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.recipes.page import page
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import one_of, optional
+from surrogap.training.flags import optional
 
 
 @dataclass(frozen=True)

@@ -15,21 +15,14 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from surrogap.checks import integer, one_of
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, bar
 from surrogap.cli.studies import TITLES, StudyOptions, reproduce_study, show
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.tables import Table
 from surrogap.paper.reproductions import REPRODUCTIONS, Settings
-from surrogap.training.arguments import (
-    OptionalFloat,
-    OptionalInt,
-    OptionalPath,
-    OptionalStr,
-    at_least,
-    one_of,
-    optional,
-)
+from surrogap.training.flags import OptionalFloat, OptionalInt, OptionalPath, OptionalStr, optional
 
 
 @dataclass(frozen=True)
@@ -122,9 +115,9 @@ def main(arguments: Sequence[str]) -> int:
     if name not in REPRODUCTIONS:
         return reproduce_study(name, _study_options(chosen))
     if chosen.steps is not None:
-        at_least("steps", chosen.steps, 16, remedy="Pass a number such as 600.")
-    at_least("seeds", chosen.seeds, 1, remedy="Pass a number of runs, as 3.")
-    at_least("frames", chosen.frames, 1, remedy="Pass a number of pictures, as 60.")
+        integer("steps", chosen.steps, at_least=16, remedy="Pass a number such as 600.")
+    integer("seeds", chosen.seeds, at_least=1, remedy="Pass a number of runs, as 3.")
+    integer("frames", chosen.frames, at_least=1, remedy="Pass a number of pictures, as 60.")
     folder = Path("runs") / f"reproduce-{name}" if chosen.out is None else chosen.out.expanduser()
     reproduction, settings = REPRODUCTIONS[name], _settings(chosen, folder)
     runs = () if reproduction.runs is None else reproduction.runs(settings)

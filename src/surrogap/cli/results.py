@@ -10,9 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Protocol, final
 
+from surrogap.atomic import atomic_write
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.documents import plain
-from surrogap.training.replacing import replacing
 
 Writer = Callable[[Path], object]
 
@@ -97,10 +97,10 @@ class Results:
         text = json.dumps(plain(whole), indent=2, allow_nan=False) + "\n"
         try:
             # First, for it says whose the figures are.
-            with replacing(self.path) as temporary:
+            with atomic_write(self.path) as temporary:
                 temporary.write_text(text)
             for path in self.figures:
-                with replacing(path) as temporary:
+                with atomic_write(path) as temporary:
                     writers[path.name](temporary)
         except OSError as error:
             raise _not_writable(self.path.parent, error) from error

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from surrogap.checks import integer, number
 from surrogap.cli.options import options
 from surrogap.cli.results import Results, Writer, bar, tell_cost
 from surrogap.cli.subject import RunArgument, Subject
-from surrogap.core.arguments import number
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import OptionalPath, at_least
+from surrogap.training.flags import OptionalPath
 
 if TYPE_CHECKING:
     from surrogap.analysis import Density, Eigenpairs, Plan, Surface
@@ -103,14 +103,23 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(chosen: Sharpness) -> None:
     """Checks what would otherwise be found wrong only when its turn comes."""
-    at_least("eigenvalues", chosen.eigenvalues, 1, remedy="Pass how many to find, as 5.")
-    at_least("max_products", chosen.max_products, chosen.eigenvalues, remedy="Pass as many as 50.")
+    integer("eigenvalues", chosen.eigenvalues, at_least=1, remedy="Pass how many to find, as 5.")
+    integer(
+        "max_products",
+        chosen.max_products,
+        at_least=chosen.eigenvalues,
+        remedy="Pass as many as 50.",
+    )
     number("tolerance", chosen.tolerance, above=0.0, remedy="Pass a part such as 0.01.")
-    at_least("trace_products", chosen.trace_products, 6, remedy="Pass a number such as 30.")
-    at_least("ascent_steps", chosen.ascent_steps, 0, remedy="Pass 0 for none.")
-    at_least("density_steps", chosen.density_steps, 0, remedy="Pass 0 to leave it out.")
-    at_least("density_vectors", chosen.density_vectors, 1, remedy="Pass a number such as 2.")
-    at_least("the number of rhos", len(chosen.rhos), 1, remedy="Pass such as --rhos 0.05 0.1.")
+    integer("trace_products", chosen.trace_products, at_least=6, remedy="Pass a number such as 30.")
+    integer("ascent_steps", chosen.ascent_steps, at_least=0, remedy="Pass 0 for none.")
+    integer("density_steps", chosen.density_steps, at_least=0, remedy="Pass 0 to leave it out.")
+    integer(
+        "density_vectors", chosen.density_vectors, at_least=1, remedy="Pass a number such as 2."
+    )
+    integer(
+        "the number of rhos", len(chosen.rhos), at_least=1, remedy="Pass such as --rhos 0.05 0.1."
+    )
     for rho in chosen.rhos:
         number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
 

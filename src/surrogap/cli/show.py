@@ -15,13 +15,13 @@ from typing import Any
 
 from tyro.conf import Positional
 
+from surrogap.atomic import atomic_write
 from surrogap.cli.options import options
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.charts import CHART_WIDTH, Point, chart, side_by_side
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import OptionalPath
 from surrogap.training.config import Config
-from surrogap.training.replacing import replacing
+from surrogap.training.flags import OptionalPath
 
 FIGURE = "curves.png"
 COMPARISON = "comparison.json"
@@ -194,7 +194,7 @@ def _draw(path: Path, curves: Mapping[str, Sequence[Point]], title: str, unit: s
     for axis in axes[len(curves) :]:
         axis.set_axis_off()
     try:
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             figure.savefig(temporary)
     except (OSError, ValueError) as error:
         raise InvalidValueError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, final
 
+from surrogap.checks import integer
 from surrogap.cli.results import Results
 from surrogap.experiments.tables import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
@@ -20,7 +21,6 @@ from surrogap.paper.page import write_page
 from surrogap.paper.plan import Stage, Todo, todo
 from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import METHODS, SCALES, Scale
-from surrogap.training.arguments import at_least
 
 ALL, TIMING = "all", "timing"
 TITLES = {
@@ -57,7 +57,7 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
     Raises:
         ValueError: An option is not valid, or the images are missing.
     """
-    at_least("jobs", options.jobs, 1, remedy="Pass a number of processes, as 4.")
+    integer("jobs", options.jobs, at_least=1, remedy="Pass a number of processes, as 4.")
     if options.scale == "paper":
         return _reproduce_on_imagenet(name, options.data_root)
     scale = SCALES[options.scale]

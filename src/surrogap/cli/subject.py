@@ -6,16 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 
 from tyro.conf import Positional, Suppress
 
+from surrogap.checks import check_seed, integer
 from surrogap.errors import InvalidValueError
-from surrogap.training.arguments import (
-    OptionalInt,
-    OptionalPath,
-    OptionalStr,
-    at_least,
-    check_seed,
-    optional,
-)
 from surrogap.training.config import Config
+from surrogap.training.flags import OptionalInt, OptionalPath, OptionalStr, optional
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,8 +66,10 @@ class Subject:
         Raises:
             ValueError: There is no such run, or what was named does not go together.
         """
-        at_least("images", self.images, 1, remedy="Pass how many to measure on, as 1000.")
-        at_least("batch_size", self.batch_size, 1, remedy="Pass a number of images, as 250.")
+        integer("images", self.images, at_least=1, remedy="Pass how many to measure on, as 1000.")
+        integer(
+            "batch_size", self.batch_size, at_least=1, remedy="Pass a number of images, as 250."
+        )
         check_seed(self.seed)
         own = {"data_root": self.data_root, "num_workers": self.num_workers}
         changes: dict[str, Any] = {name: value for name, value in own.items() if value is not None}

@@ -13,8 +13,8 @@ from pathlib import Path
 from surrogap.cli.configured import base_config, given_fields
 from surrogap.cli.options import options, peek
 from surrogap.experiments.methods import with_lr_of_gradient
-from surrogap.training.arguments import OptionalStr
 from surrogap.training.config import Config
+from surrogap.training.flags import OptionalStr
 
 
 @dataclass(frozen=True)

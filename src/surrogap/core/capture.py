@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from surrogap.core.arguments import number
+from surrogap.checks import integer, number
 from surrogap.core.captured_step import CapturedStep
 from surrogap.core.objective import Objective
 from surrogap.core.static_batch import BatchLoss, StaticBatch
@@ -129,11 +129,8 @@ def _check_optimizer(optimizer: Optimizer) -> None:
 
 
 def _check_climb(objective: Objective, climb_fraction: float, micro_batches: int) -> None:
-    number("climb_fraction", climb_fraction, above=0, remedy="Pass a fraction such as 0.25.")
-    if climb_fraction > 1:
-        raise InvalidValueError(
-            f"climb_fraction must be at most 1, got {climb_fraction}. Pass a fraction such as 0.25."
-        )
+    remedy = "Pass a fraction such as 0.25."
+    number("climb_fraction", climb_fraction, above=0, at_most=1, remedy=remedy)
     objective._check_climb(climb_fraction < 1)
     if climb_fraction < 1 and micro_batches > 1:
         raise InvalidValueError(
@@ -148,14 +145,8 @@ def _check_batch(batch: Sequence[Tensor], micro_batches: int) -> None:
             f"example_batch must be a tuple of tensors, got {type(batch).__name__}. "
             "Pass what the step will get, such as (x, y)."
         )
-    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
-        raise InvalidTypeError(
-            f"micro_batches must be a whole number, got {type(micro_batches).__name__}. "
-            "Leave it out for one."
-        )
-    if micro_batches < 1 or any(
-        not t.ndim or len(t) % micro_batches for t in batch if micro_batches != 1
-    ):
+    integer("micro_batches", micro_batches, at_least=1, remedy="Leave it out for one.")
+    if any(not t.ndim or len(t) % micro_batches for t in batch if micro_batches != 1):
         sizes = [tuple(tensor.shape) for tensor in batch]
         raise InvalidValueError(
             f"micro_batches must divide the batch, got {micro_batches} for shapes {sizes}. "

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # The arguments that two-pass objectives share, and their defaults.
 SHARED = {"perturb": None, "scope": None, "memory": "exact", "eps": 1e-12}
+# The default radius of SAM, GSAM and the gap penalty.
+DEFAULT_RHO = 0.05
 
 
 @final
@@ -53,13 +55,13 @@ class Entry:
 OBJECTIVES: Mapping[str, Entry] = MappingProxyType(
     {
         "vanilla": Entry("objectives.Vanilla", {}, passes=1),
-        "sam": Entry("objectives.SAM", {"rho": 0.05, **SHARED}),
+        "sam": Entry("objectives.SAM", {"rho": DEFAULT_RHO, **SHARED}),
         "gsam": Entry(
             "objectives.GSAM",
-            {"rho": 0.05, "alpha": 0.4, "minimize": "perturbed", **SHARED},
+            {"rho": DEFAULT_RHO, "alpha": 0.4, "minimize": "perturbed", **SHARED},
         ),
         "asam": Entry("objectives.ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **SHARED}),
-        "gap-penalty": Entry("objectives.GapPenalty", {"rho": 0.05, "lam": 0.1, **SHARED}),
+        "gap-penalty": Entry("objectives.GapPenalty", {"rho": DEFAULT_RHO, "lam": 0.1, **SHARED}),
         "momentum-sam": Entry(
             "objectives.MomentumSAM",
             {"rho": 3.0, "perturb": None, "eps": 1e-12},

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias, final
 
 from torch import Tensor
 
-from surrogap.core.arguments import number
+from surrogap.checks import number
 from surrogap.errors import InvalidValueError
 
 # A setting of a step: a Python number, or a scalar on the device where a captured step reads it.

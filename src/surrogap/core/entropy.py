@@ -6,7 +6,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from surrogap.core.arguments import number
+from surrogap.checks import integer, number
 from surrogap.core.buffers import unmoved
 from surrogap.core.combine import Number
 from surrogap.core.gradients import total_squared_norm
@@ -16,7 +16,7 @@ from surrogap.core.report import Report
 from surrogap.core.rho import num_steps
 from surrogap.core.shards import has_copies
 from surrogap.core.vectors import Gradients, Layout, Vector, chunks, scalar_for, widened
-from surrogap.errors import InvalidTypeError, InvalidValueError
+from surrogap.errors import InvalidValueError
 
 
 @final
@@ -73,12 +73,7 @@ class EntropySGD(Objective):
         averaging: float = 0.75,
         scoping: float = 0.0,
     ) -> None:
-        if isinstance(inner_steps, bool) or not isinstance(inner_steps, int):
-            raise InvalidTypeError(
-                f"inner_steps must be a whole number, got {type(inner_steps).__name__}. "
-                "Pass one such as 5."
-            )
-        self.inner_steps = int(number("inner_steps", inner_steps, at_least=1, remedy="Pass 5."))
+        self.inner_steps = integer("inner_steps", inner_steps, at_least=1, remedy="Pass 5.")
         self.gamma = _gamma(gamma)
         self.inner_lr = number("inner_lr", inner_lr, above=0, remedy="Pass a number such as 0.1.")
         self.noise = number("noise", noise, remedy="Pass a number such as 1e-4, or 0 for none.")

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, final
 
+from surrogap.checks import integer
 from surrogap.core.combine import Number
 from surrogap.core.objective import Objective
 from surrogap.core.rho import num_steps
 from surrogap.core.settings import PartSetting
-from surrogap.errors import InvalidTypeError, InvalidValueError
+from surrogap.errors import InvalidTypeError
 
 
 @final
@@ -48,18 +49,9 @@ class Intermittent(Objective):
                 f"objective must be an objective, got {type(objective).__name__}. "
                 "Pass one such as SAM(model)."
             )
-        for name, value, least in (("every", every, 1), ("start", start, 0)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidTypeError(
-                    f"{name} must be an integer, got {type(value).__name__}. Pass {least}."
-                )
-            if value < least:
-                raise InvalidValueError(
-                    f"{name} must be at least {least}, got {value}. Pass {least}."
-                )
         self.objective = objective
-        self.every = every
-        self.start = start
+        self.every = integer("every", every, at_least=1, remedy="Pass 1.")
+        self.start = integer("start", start, at_least=0, remedy="Pass 0.")
         self.num_steps = 0
         super().__init__(objective.model, rho=objective.rho, scope=objective.scope)
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from surrogap.checks import number
 from surrogap.core import gradients
 from surrogap.core.along import Along
-from surrogap.core.arguments import number
 from surrogap.core.arithmetic import Memory
 from surrogap.core.ascent import AscentStep
 from surrogap.core.catalog import SHARED

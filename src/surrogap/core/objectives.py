@@ -8,8 +8,9 @@ from typing import Literal, Unpack, final
 from torch import nn
 from torch.optim import Optimizer
 
+from surrogap.checks import number
 from surrogap.core.along import Gradient, Momentum
-from surrogap.core.arguments import number
+from surrogap.core.catalog import DEFAULT_RHO
 from surrogap.core.combine import Penalty, PerturbedGradient, SurrogateGap
 from surrogap.core.geometry import Geometry
 from surrogap.core.objective import Objective
@@ -53,7 +54,7 @@ class SAM(Objective):
     """
 
     def __init__(
-        self, model: nn.Module, *, rho: float | Schedule = 0.05, **shared: Unpack[Shared]
+        self, model: nn.Module, *, rho: float | Schedule = DEFAULT_RHO, **shared: Unpack[Shared]
     ) -> None:
         super().__init__(model, rho=rho, along=Gradient(), combine=PerturbedGradient(), **shared)
 
@@ -93,7 +94,7 @@ class GSAM(Objective):
         self,
         model: nn.Module,
         *,
-        rho: float | Schedule = 0.05,
+        rho: float | Schedule = DEFAULT_RHO,
         alpha: float = 0.4,
         minimize: Literal["perturbed", "plain"] = "perturbed",
         **shared: Unpack[Shared],
@@ -172,7 +173,7 @@ class GapPenalty(Objective):
         self,
         model: nn.Module,
         *,
-        rho: float | Schedule = 0.05,
+        rho: float | Schedule = DEFAULT_RHO,
         lam: float = 0.1,
         **shared: Unpack[Shared],
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch.optim import Optimizer
 
-from surrogap.core.arguments import number
+from surrogap.checks import number
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
 _REMEDY = "Pass a non-negative number, such as 0.05."

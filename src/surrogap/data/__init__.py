@@ -24,6 +24,7 @@ except ImportError as error:
     ) from error
 
 from surrogap.data.augmentation import AUGMENTATIONS, Augmentation
+from surrogap.data.damaged import intact
 from surrogap.data.loaders import FileLoader, Loader, TensorLoader, loader
 from surrogap.data.mixup import mixup
 from surrogap.data.randaugment import randaugment
@@ -42,6 +43,7 @@ __all__ = [
     "TensorLoader",
     "TensorSet",
     "archive_of",
+    "intact",
     "load",
     "loader",
     "mixup",

@@ -1,6 +1,5 @@
 """What is done to images before the network sees them."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -9,9 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 from torchvision.transforms import v2
 
-from surrogap.data.arguments import one_of, whole
+from surrogap.checks import integer, number, one_of
 from surrogap.data.randaugment import MAX_MAGNITUDE, randaugment
-from surrogap.errors import InvalidTypeError, InvalidValueError
 
 
 @final
@@ -47,25 +45,11 @@ class Augmentation:
     mixup_alpha: float = 0.2
 
     def __post_init__(self) -> None:
-        remedy = f"Pass a whole number from 0 (none) to {MAX_MAGNITUDE}, as 10."
-        whole("magnitude", self.magnitude, at_least=0, remedy=remedy)
-        if self.magnitude > MAX_MAGNITUDE:
-            raise InvalidValueError(
-                f"magnitude must be at most {MAX_MAGNITUDE}, got {self.magnitude}. {remedy}"
-            )
-        for name, value in (("mixup", self.mixup), ("mixup_alpha", self.mixup_alpha)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InvalidTypeError(f"{name} must be a number, got {value!r}. Pass one, as 0.2.")
-        if not 0 <= self.mixup <= 1:
-            raise InvalidValueError(
-                f"mixup must be a probability, from 0 to 1, got {self.mixup}. Pass 0.2, as the "
-                "paper does, or 0 for none."
-            )
-        if not 0 < self.mixup_alpha < math.inf:
-            raise InvalidValueError(
-                f"mixup_alpha must be above 0 and finite, got {self.mixup_alpha}. "
-                "For no mixup pass mixup=0."
-            )
+        remedy = f"Pass an integer from 0 (none) to {MAX_MAGNITUDE}, such as 10."
+        integer("magnitude", self.magnitude, at_least=0, at_most=MAX_MAGNITUDE, remedy=remedy)
+        remedy = "Pass a probability such as 0.2, as the paper does, or 0 for no mixup."
+        number("mixup", self.mixup, at_most=1.0, remedy=remedy)
+        number("mixup_alpha", self.mixup_alpha, above=0.0, remedy="For no mixup pass mixup=0.")
 
 
 # The paper's three (appendix, data augmentation), and none. Its words are "mixup with probability

@@ -1,7 +1,7 @@
-"""The set inside the package: a balanced part of Fashion-MNIST, for runs without a download.
+"""The embedded set: a balanced subset of Fashion-MNIST in the package, for runs without a download.
 
-`surrogap.data.fashion_mnist` tells how it was made. The images are Zalando's, under the MIT
-licence: see fashion_mnist.LICENSE.
+`benchmarks/embedded_set.py` builds it. The images are Zalando's, under the MIT licence: see
+fashion_mnist.LICENSE.
 """
 
 import io
@@ -17,10 +17,10 @@ PATH = Path(__file__).with_name("fashion_mnist.npz.xz")
 
 
 def embedded(path: str | Path = PATH) -> Splits:
-    """The embedded set: 5,000 and 2,000 grey images of clothes, 28 x 28, in ten classes.
+    """Return 5,000 training and 2,000 test images of clothes: grey, 28 x 28, in ten classes.
 
     Args:
-        path: Where it is, if not in the package.
+        path: The file, if not the one in the package.
 
     >>> embedded()
     Splits('embedded', 10 classes, train: 5000, test: 2000)

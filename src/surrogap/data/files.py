@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional
@@ -54,7 +54,7 @@ class Reader(Dataset[tuple[Tensor, int] | Unreadable]):
             with Image.open(request.path) as file:
                 image = _in_colour(file)
         except Exception as error:  # Pillow's formats raise errors of many kinds
-            return Unreadable(request.path, f"{type(error).__name__}: {error}")
+            return Unreadable(request.path, reason_of(error))
         # No devices: torch.manual_seed would also seed those, which nobody puts back.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(request.seed)
@@ -62,17 +62,41 @@ class Reader(Dataset[tuple[Tensor, int] | Unreadable]):
 
 
 def _in_colour(image: Image.Image) -> Image.Image:
-    """The image as RGB, of eight bits.
+    """Return the image as RGB with 8 bits per channel.
 
     Raises:
-        ValueError: Its numbers have no known range, so nobody knows what is white.
+        ValueError: The range of its pixel values is unknown.
     """
-    # Sixteen bits, which Pillow would cut off at 255; in PNG, older versions of it call them "I".
-    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):
+    check_mode(image)
+    if _has_16_bits(image):  # Pillow would clip them at 255
         return Image.fromarray((np.asarray(image) // 257).astype(np.uint8)).convert("RGB")
-    if image.mode in ("I", "F"):
-        raise ValueError(f"its pixels must have 8 or 16 bits, got Pillow's mode {image.mode}")
     return image.convert("RGB")
+
+
+def check_mode(image: Image.Image) -> None:
+    """Check that the range of an image's pixel values is known, from its header alone.
+
+    Raises:
+        ValueError: It is not: the pixels are 32-bit integers or floats.
+    """
+    if image.mode in ("I", "F") and not _has_16_bits(image):
+        raise ValueError(f"its pixels must have 8 or 16 bits, got Pillow's mode {image.mode}")
+
+
+def _has_16_bits(image: Image.Image) -> bool:
+    # Older versions of Pillow open 16-bit PNG files in mode "I".
+    return image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG")
+
+
+def reason_of(error: Exception) -> str:
+    """Return in a few words why Pillow could not read a file.
+
+    >>> reason_of(FileNotFoundError(2, "No such file or directory", "1.jpg"))
+    'No such file or directory'
+    """
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def collated(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional
 
-from surrogap.data.arguments import one_of, whole
+from surrogap.checks import integer, one_of
 from surrogap.data.augmentation import (
     Augmentation,
     augmentation_of,
@@ -22,9 +22,8 @@ from surrogap.data.mixup import mixup
 from surrogap.data.order import Order
 from surrogap.data.seeds import derived, generator
 from surrogap.data.splits import FileSet, Splits, TensorSet
+from surrogap.data.streams import Batch, on_side_stream
 from surrogap.errors import InvalidTypeError, InvalidValueError
-
-Batch = tuple[Tensor, Tensor]
 
 
 class Loader(ABC):
@@ -104,6 +103,9 @@ class Loader(ABC):
         return len(self.order)
 
     def __iter__(self) -> Iterator[Batch]:
+        return on_side_stream(self._epoch(), self.device)
+
+    def _epoch(self) -> Iterator[Batch]:
         if self.position and not self._is_resumed:
             self._turn()
         self._is_resumed = False
@@ -168,8 +170,8 @@ class Loader(ABC):
                     "that was saved."
                 )
         epoch, position = state.get("epoch"), state.get("position")
-        whole("epoch", epoch, at_least=0, remedy="Pass what state_dict() returned.")
-        whole("position", position, at_least=0, remedy="Pass what state_dict() returned.")
+        integer("epoch", epoch, at_least=0, remedy="Pass what state_dict() returned.")
+        integer("position", position, at_least=0, remedy="Pass what state_dict() returned.")
         if state["position"] >= len(self):
             raise InvalidValueError(
                 f"position must be below {len(self)}, the number of batches, got {position}. "
@@ -222,7 +224,7 @@ class TensorLoader(Loader):
                 f"splits must be in memory, got {self.part}. Use surrogap.data.loader."
             )
         if size is not None:
-            whole("size", size, at_least=1, remedy="Pass a number of pixels, as 32.")
+            integer("size", size, at_least=1, remedy="Pass a number of pixels, as 32.")
         self.size = size
         self.part = self.part.to(self.device)
 
@@ -277,10 +279,10 @@ class FileLoader(Loader):
             raise InvalidTypeError(
                 f"splits must be files, got {self.part}. Use surrogap.data.loader."
             )
-        whole("size", size, at_least=1, remedy="Pass a number of pixels, as 224.")
+        integer("size", size, at_least=1, remedy="Pass a number of pixels, as 224.")
         if num_workers is None:
             num_workers = min(_num_processors(), 8)
-        whole("num_workers", num_workers, at_least=0, remedy="Pass 0 to read in this process.")
+        integer("num_workers", num_workers, at_least=0, remedy="Pass 0 to read in this process.")
         # Without it, DataLoader draws its workers' seeds from the global generator.
         self._worker_seeds = torch.Generator()
         self._requests = _Requests(self.order, self.part)

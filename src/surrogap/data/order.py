@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from surrogap.data.arguments import whole
+from surrogap.checks import integer
 from surrogap.data.seeds import generator
 from surrogap.errors import InvalidValueError
 
@@ -52,10 +52,12 @@ class Order:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("batch_size", self.batch_size, at_least=1, remedy="Pass a number of images, as 128.")
-        whole("world_size", self.world_size, at_least=1, remedy="Pass the number of processes.")
-        whole("rank", self.rank, at_least=0, remedy="Pass the process's number, from 0.")
-        whole("seed", self.seed, at_least=0, remedy="Pass a whole number, such as 0.")
+        integer(
+            "batch_size", self.batch_size, at_least=1, remedy="Pass a number of images, as 128."
+        )
+        integer("world_size", self.world_size, at_least=1, remedy="Pass the number of processes.")
+        integer("rank", self.rank, at_least=0, remedy="Pass the process's number, from 0.")
+        integer("seed", self.seed, at_least=0, remedy="Pass one such as 0.")
         if self.rank >= self.world_size:
             raise InvalidValueError(
                 f"rank must be below world_size, got rank={self.rank} and "

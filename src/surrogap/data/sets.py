@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from surrogap.checks import one_of
 from surrogap.data.archives import read_archive
-from surrogap.data.arguments import one_of
 from surrogap.data.embedded import embedded
 from surrogap.data.folders import read_folder
 from surrogap.data.published import cifar, flowers102, imagenet, pets37

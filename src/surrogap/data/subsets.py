@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surrogap.data.arguments import whole
+from surrogap.checks import integer
 from surrogap.data.splits import Splits, TensorSet
 from surrogap.errors import InvalidValueError
 
@@ -43,7 +43,7 @@ def subset(
     """
     for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
         if value is not None:
-            whole(name, value, at_least=1, remedy="Pass a number of images, such as 100.")
+            integer(name, value, at_least=1, remedy="Pass a number of images, such as 100.")
     parts: dict[str, Any] = {}
     if train_per_class is not None or val_per_class is not None:
         train, val = _positions(splits, train_per_class, val_per_class or 0)

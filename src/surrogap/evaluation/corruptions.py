@@ -16,13 +16,13 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
+from surrogap.checks import check_seed, integer, one_of
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
 # Below an integer by less is rounding noise, which must not decide what is cut off.
@@ -378,20 +378,9 @@ def _corrupted_batches(
 
 
 def _check_choice(name: str, severity: int, seed: int) -> None:
-    if name not in CORRUPTIONS:
-        close = get_close_matches(str(name), CORRUPTIONS, n=1, cutoff=0.0)
-        raise InvalidValueError(
-            f"name must be one of {', '.join(CORRUPTIONS)}, got {name!r}. "
-            f"The closest is {close[0]!r}."
-        )
-    if not isinstance(severity, int) or isinstance(severity, bool) or not 1 <= severity <= 5:
-        raise InvalidValueError(
-            f"severity must be 1, 2, 3, 4 or 5, got {severity!r}. Pass 1 for the weakest."
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InvalidValueError(
-            f"seed must be an integer of at least 0, got {seed!r}. Pass seed=0."
-        )
+    one_of("name", name, CORRUPTIONS)
+    integer("severity", severity, at_least=1, at_most=5, remedy="Pass 1 for the weakest.")
+    check_seed(seed)
 
 
 def _check_images(images: Tensor) -> None:

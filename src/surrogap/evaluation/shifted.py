@@ -9,11 +9,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from surrogap.checks import integer, one_of
 from surrogap.errors import InvalidValueError
 
 Sample = tuple[Path, int]
@@ -267,16 +267,8 @@ def imagenet_c(
     1
     """
     known = (*IMAGENET_C, *IMAGENET_C_EXTRA)
-    if corruption not in known:
-        close = get_close_matches(str(corruption), known, n=1, cutoff=0.0)
-        raise InvalidValueError(
-            f"corruption must be one of {', '.join(known)}, got {corruption!r}. "
-            f"The closest is {close[0]!r}."
-        )
-    if not isinstance(severity, int) or isinstance(severity, bool) or not 1 <= severity <= 5:
-        raise InvalidValueError(
-            f"severity must be 1, 2, 3, 4 or 5, got {severity!r}. Pass 1 for the weakest."
-        )
+    one_of("corruption", corruption, known)
+    integer("severity", severity, at_least=1, at_most=5, remedy="Pass 1 for the weakest.")
     folder = Path(root) / corruption / str(severity)
     return _samples(folder, _numbered(_given(synsets)), num_images)
 

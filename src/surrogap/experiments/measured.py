@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from surrogap.analysis.gap import surrogate_gaps
 from surrogap.analysis.surface import Surface
+from surrogap.atomic import atomic_write
 from surrogap.data import loader
 from surrogap.experiments.comparison import MEASURED, NUM_ASCENT_STEPS
 from surrogap.experiments.probes import measured_at
@@ -19,7 +20,6 @@ from surrogap.experiments.surfaces import eval_batch_size, part_of, still_surfac
 from surrogap.training.failure import RunFailedError
 from surrogap.training.losses import loss_of
 from surrogap.training.processes import World
-from surrogap.training.replacing import replacing
 
 # From a run, a radius and a device to what was measured: "rho" and whatever else.
 Measured = Callable[[Run, float, torch.device], dict[str, float]]
@@ -106,7 +106,7 @@ def measure(folder: Path, rho: float, device: torch.device, measured: Measured) 
     path = folder / MEASURED
     if not is_measured(folder, rho):
         found = measured(Run.read(folder), rho, device)
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
 
+from surrogap.checks import one_of
 from surrogap.core.catalog import OBJECTIVES
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.recipes import RECIPES
-from surrogap.training.arguments import one_of
 from surrogap.training.config import FIELDS, Config
 from surrogap.training.objective_configs import (
     AscentConfig,

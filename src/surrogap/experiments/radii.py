@@ -13,8 +13,8 @@ from surrogap.analysis.find_rho import USUAL_RHOS, Climb, Sweep, cost_of_find_rh
 from surrogap.analysis.surface import Surface
 from surrogap.core.catalog import OBJECTIVES
 from surrogap.core.rho import InverseSqrt, radius
+from surrogap.data.streams import Batch
 from surrogap.experiments.surfaces import load_whole, loss_fn_of
-from surrogap.training.batches import Batch, start_of
 from surrogap.training.checkpoints import Checkpoints, State
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
@@ -24,7 +24,7 @@ from surrogap.training.objectives import built, rho_of
 from surrogap.training.parts import Parts, parts_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.state import load_weights_and_moments
-from surrogap.training.step import NonFiniteLossError
+from surrogap.training.step import NonFiniteLossError, climb_batch
 
 Progress = Callable[[int, int], object]
 
@@ -185,7 +185,7 @@ def climb_of(config: Config, parts: Parts) -> Climb | None:
 
             return closure
 
-        first = None if fraction == 1 else closure_of(start_of(batch, fraction))
+        first = None if fraction == 1 else closure_of(climb_batch(batch, fraction))
         devices = [start.device] if start.is_cuda else []
         with torch.random.fork_rng(devices):
             objective.backward(closure_of(batch), climb=first)

@@ -1,10 +1,10 @@
 """Names, and the networks they stand for."""
 
-import difflib
 from functools import partial
 
 from torch import nn
 
+from surrogap.checks import closest, integer
 from surrogap.errors import InvalidTypeError, InvalidValueError, MissingPackageError
 from surrogap.models import networks
 
@@ -81,10 +81,16 @@ def create(
         raise InvalidTypeError(
             f"name must be a string, got {type(name).__name__}. Pass one of {_list(names())}."
         )
-    _check_count("num_classes", num_classes, "Pass the number of classes of the data.")
-    _check_count("in_channels", in_channels, "Pass 3 for colour images, 1 for grey ones.")
+    integer(
+        "num_classes", num_classes, at_least=1, remedy="Pass the number of classes of the data."
+    )
+    integer(
+        "in_channels", in_channels, at_least=1, remedy="Pass 3 for colour images, 1 for grey ones."
+    )
     if image_size is not None:
-        _check_count("image_size", image_size, "Pass the side of the images in pixels.")
+        integer(
+            "image_size", image_size, at_least=1, remedy="Pass the side of the images in pixels."
+        )
     try:
         return _build(name, num_classes, image_size, in_channels)
     except ModuleNotFoundError as error:
@@ -119,20 +125,13 @@ def _build(name: str, num_classes: int, image_size: int | None, in_channels: int
 
 
 def _unknown(name: str, names_of_timm: list[str]) -> str:
-    close = difflib.get_close_matches(name.lower(), [*names(), *names_of_timm], n=1)
-    closest = f"The closest is {close[0]}; known are" if close else "Known are"
+    guess = closest(name.lower(), [*names(), *names_of_timm])
+    start = f"The closest is {guess}; known are" if guess else "Known are"
     return (
-        f"name must be a known model, got {name!r}. {closest} {_list(names())}, "
+        f"name must be a known model, got {name!r}. {start} {_list(names())}, "
         "and all that timm.list_models() lists."
     )
 
 
 def _list(words: list[str]) -> str:
     return ", ".join(words)
-
-
-def _check_count(name: str, value: object, remedy: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidTypeError(f"{name} must be an integer, got {type(value).__name__}. {remedy}")
-    if value < 1:
-        raise InvalidValueError(f"{name} must be at least 1, got {value}. {remedy}")

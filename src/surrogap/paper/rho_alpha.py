@@ -13,14 +13,13 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from surrogap.core.arguments import number
+from surrogap.checks import integer, number, one_of
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.comparison import MEASURED, moments, spread
 from surrogap.experiments.figures import curves_with_bands, new_figure
 from surrogap.experiments.methods import Planned
 from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.tables import Table
-from surrogap.training.arguments import at_least, one_of
 from surrogap.training.config import Config
 from surrogap.training.records import read_records
 
@@ -67,7 +66,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         one_of("recipe", self.recipe, RECIPES, remedy="surrogap recipes lists them.")
-        at_least("seeds", self.num_seeds, 1, remedy="Pass a number of runs, as 3.")
+        integer("seeds", self.num_seeds, at_least=1, remedy="Pass a number of runs, as 3.")
         for rho in self.rhos:
             number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
         for alpha in self.alphas:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.analysis.surface import Surface
+from surrogap.core.catalog import DEFAULT_RHO
 from surrogap.data import Splits, TensorSet, archive_of
 from surrogap.evaluation import corrupted, evaluate
 from surrogap.experiments.probes import evaluating, measured_at
@@ -35,7 +36,6 @@ from surrogap.paper.study import Scale, StudyRun
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
 from surrogap.training.images import images_of
-from surrogap.training.objective_configs import USUAL_RHO
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import Record, read_records
 from surrogap.training.run import Outcome, train
@@ -335,7 +335,7 @@ def _sharpness(
     batches = still_batches(config, part_of(splits, num_images), world, eval_batch_size(config))
     with evaluating(model):
         surface = Surface(model, batches, loss_fn_of(config.objective), is_checked=False)
-        return measured_at(surface, USUAL_RHO)
+        return measured_at(surface, DEFAULT_RHO)
 
 
 def _forget(config: Config, device: torch.device) -> None:

@@ -16,7 +16,6 @@ import torch
 from surrogap.paper.ledger import Line
 from surrogap.paper.running import Environment, provenance
 from surrogap.paper.study import METHODS, Cell, StudyRun, study_run, trials
-from surrogap.training.batches import batches
 from surrogap.training.parts import parts_of
 from surrogap.training.processes import World, device_of
 
@@ -74,7 +73,7 @@ def _step(run: StudyRun, environment: Environment, device: torch.device) -> Call
     """A step on one batch, captured and warm."""
     config = run.config(**environment.changes)
     parts = parts_of(config, World(device))
-    images, targets = next(iter(batches(parts.images, device)))
+    images, targets = next(iter(parts.images))
     parts.model.train()
     step = partial(parts.step, images, targets)
     for _ in range(_NUM_WARM_UPS):

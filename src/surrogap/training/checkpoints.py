@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, cast, final
 
 import torch
 
+from surrogap.atomic import sync
 from surrogap.errors import InvalidValueError
 from surrogap.training.failure import RunFailedError, disk_remedy
 
@@ -63,7 +64,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"step-{step:09d}-{_write(state, temporary)}.pt"
             os.replace(temporary, path)
-            sync_folder(self.folder)
+            sync(self.folder)
         except OSError as error:
             with contextlib.suppress(OSError):  # there may be none, nor a folder
                 temporary.unlink()
@@ -138,15 +139,6 @@ def read(path: Path) -> State:
             f"checkpoint must hold tensors and numbers alone, got {path} ({reason}). Delete it."
         ) from error
     return state
-
-
-def sync_folder(folder: Path) -> None:
-    """Forces a folder's names to the disk: a new name is safe only then."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write(state: State, path: Path) -> str:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, final, get_type_hints
 
+from surrogap.checks import closest
 from surrogap.errors import InvalidTypeError, InvalidValueError
-from surrogap.training.arguments import closest
 from surrogap.training.groups import (
     DataConfig,
     ExecutionConfig,

@@ -5,15 +5,13 @@
 """
 
 import json
-import os
 from pathlib import Path
 
+from surrogap.atomic import atomic_write
 from surrogap.errors import InvalidValueError
-from surrogap.training.checkpoints import sync_folder
 from surrogap.training.config import Config
 from surrogap.training.identity import FREE
 from surrogap.training.processes import World
-from surrogap.training.replacing import replacing
 from surrogap.training.versions import device_name, versions
 
 CONFIG = "config.json"
@@ -85,20 +83,13 @@ def prepare_folder(config: Config, world: World) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in ((CONFIG, config.to_json()), (VERSIONS, _versions(world))):
             if not (folder / name).exists():
-                _write(folder / name, text)
+                with atomic_write(folder / name) as temporary:
+                    temporary.write_text(text)
     except OSError as error:
         raise InvalidValueError(
             f"out must be a folder that can be written, got {folder} ({error.strerror}). "
             "Pass another one."
         ) from error
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as temporary, temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.parent)
 
 
 def _versions(world: World) -> str:

@@ -9,16 +9,9 @@ from typing import Annotated, Literal, final, get_type_hints
 
 from tyro.conf import arg
 
-from surrogap.core.arguments import number
+from surrogap.checks import check_seed, check_type, integer, number
 from surrogap.errors import InvalidValueError
-from surrogap.training.arguments import (
-    OptionalFloat,
-    OptionalInt,
-    OptionalStr,
-    at_least,
-    check_seed,
-    check_type,
-)
+from surrogap.training.flags import OptionalFloat, OptionalInt, OptionalStr
 
 
 class Group:
@@ -38,6 +31,10 @@ class Group:
     def _number(self, name: str, *, remedy: str, **bounds: float) -> None:
         if getattr(self, name) is not None:
             number(name, getattr(self, name), remedy=remedy, **bounds)
+
+    def _integer(self, name: str, *, at_least: int, remedy: str) -> None:
+        if getattr(self, name) is not None:
+            integer(name, getattr(self, name), at_least=at_least, remedy=remedy)
 
 
 @final
@@ -63,8 +60,7 @@ class ModelConfig(Group):
     for another number of classes stays new."""
 
     def _check(self) -> None:
-        if self.image_size is not None:
-            at_least("image_size", self.image_size, 1, remedy="Pass a number of pixels, as 32.")
+        self._integer("image_size", at_least=1, remedy="Pass a number of pixels, as 32.")
         self._number("drop", below=1.0, remedy="Pass a probability, such as 0.1.")
         self._number("head_bias", above=-math.inf, remedy="Pass one such as -10, or none.")
 
@@ -83,6 +79,10 @@ class DataConfig(Group):
 
     download: bool = False
     """Whether to fetch a named set that is not there."""
+
+    skip_damaged: bool = False
+    """Leave damaged image files out, with a warning. By default they are an error: the headers of
+    all files are checked before the first step."""
 
     train_per_class: OptionalInt = None
     """Train on the first so many images of each class, in the order of the set. By default all."""
@@ -107,14 +107,11 @@ class DataConfig(Group):
     """How many worker processes read files. By default the processors that there are, 8 at most."""
 
     def _check(self) -> None:
-        at_least("batch_size", self.batch_size, 1, remedy="Pass a number of images, as 128.")
+        self._integer("batch_size", at_least=1, remedy="Pass a number of images, as 128.")
         for name in ("train_per_class", "val_per_class"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1, remedy="Pass a number of images, as 100.")
-        if self.eval_batch_size is not None:
-            at_least("eval_batch_size", self.eval_batch_size, 1, remedy="Pass a number, as 512.")
-        if self.num_workers is not None:
-            at_least("num_workers", self.num_workers, 0, remedy="Pass 0 to read in this process.")
+            self._integer(name, at_least=1, remedy="Pass a number of images, as 100.")
+        self._integer("eval_batch_size", at_least=1, remedy="Pass a number, as 512.")
+        self._integer("num_workers", at_least=0, remedy="Pass 0 to read in this process.")
 
 
 @final
@@ -180,10 +177,9 @@ class ScheduleConfig(Group):
     """The last learning rate."""
 
     def _check(self) -> None:
-        at_least("epochs", self.epochs, 1, remedy="Pass how often to go through the images.")
-        if self.steps is not None:
-            at_least("steps", self.steps, 1, remedy="Pass how many steps to take.")
-        at_least("warmup_steps", self.warmup_steps, 0, remedy="Pass 0 for no warm-up.")
+        self._integer("epochs", at_least=1, remedy="Pass how often to go through the images.")
+        self._integer("steps", at_least=1, remedy="Pass how many steps to take.")
+        self._integer("warmup_steps", at_least=0, remedy="Pass 0 for no warm-up.")
         self._number("warmup_epochs", remedy="Pass 0 for no warm-up.")
         self._number("lr_min", remedy="Pass a non-negative number, such as 0.")
         if self.warmup_steps and self.warmup_epochs:
@@ -230,8 +226,8 @@ class ExecutionConfig(Group):
 
     def _check(self) -> None:
         check_seed(self.seed)
-        at_least("micro_batches", self.micro_batches, 1, remedy="Pass 1 for whole batches.")
-        at_least("max_skipped", self.max_skipped, 0, remedy="Pass 0 to stop at the first.")
+        self._integer("micro_batches", at_least=1, remedy="Pass 1 for whole batches.")
+        self._integer("max_skipped", at_least=0, remedy="Pass 0 to stop at the first.")
         if self.capture and self.precision == "fp16":
             raise InvalidValueError(
                 "precision must be fp32 or bf16 where a step is captured, got fp16. "
@@ -271,10 +267,8 @@ class OutputConfig(Group):
     """On how many training images, drawn at random and kept in memory."""
 
     def _check(self) -> None:
-        at_least("record_every", self.record_every, 1, remedy="Pass a number of steps, as 50.")
-        at_least("eval_every", self.eval_every, 1, remedy="Pass a number of epochs, as 1.")
-        if self.checkpoint_every is not None:
-            at_least("checkpoint_every", self.checkpoint_every, 0, remedy="Pass 0 for none.")
-        if self.sharpness_every is not None:
-            at_least("sharpness_every", self.sharpness_every, 1, remedy="Pass a number, as 1000.")
-        at_least("sharpness_images", self.sharpness_images, 1, remedy="Pass a number, as 1000.")
+        self._integer("record_every", at_least=1, remedy="Pass a number of steps, as 50.")
+        self._integer("eval_every", at_least=1, remedy="Pass a number of epochs, as 1.")
+        self._integer("checkpoint_every", at_least=0, remedy="Pass 0 for none.")
+        self._integer("sharpness_every", at_least=1, remedy="Pass a number, as 1000.")
+        self._integer("sharpness_images", at_least=1, remedy="Pass a number, as 1000.")

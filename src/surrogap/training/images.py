@@ -1,18 +1,26 @@
 """The images that a configuration names: a whole set, or a balanced subset of it."""
 
-from surrogap.data import Splits, load, subset
+from surrogap.data import Splits, intact, load, subset
+from surrogap.data.damaged import OnChecked
 from surrogap.training.groups import DataConfig
 
 
 def images_of(
-    config: DataConfig, data_root: str | None = None, *, download: bool = False
+    config: DataConfig,
+    data_root: str | None = None,
+    *,
+    download: bool = False,
+    on_checked: OnChecked | None = None,
 ) -> Splits:
-    """The splits of a run.
+    """Return the splits of a run.
 
     Args:
         config: The set, and which of its training images and labels.
         data_root: The folder of the named sets, if not the configuration's own.
         download: Whether to fetch a named set that is missing.
+        on_checked: If given, image files are checked for damage, with a warning or an error; see
+            `surrogap.data.intact`. Otherwise damaged files are left out silently if the
+            configuration says `skip_damaged`.
 
     Raises:
         ValueError: The set is missing or damaged, or has too few images or no noisy labels.
@@ -21,9 +29,17 @@ def images_of(
     >>> images_of(DataConfig(train_per_class=100)).train
     TensorSet(1000 images of 1x28x28)
     """
-    return subset(
+    splits = subset(
         load(config.name, data_root or config.data_root, download=download),
         train_per_class=config.train_per_class,
         val_per_class=config.val_per_class,
         noisy_labels=config.train_labels == "noisy",
+    )
+    if on_checked is None and not config.skip_damaged:
+        return splits
+    return intact(
+        splits,
+        skip_damaged=config.skip_damaged,
+        warn=on_checked is not None,
+        on_checked=on_checked,
     )

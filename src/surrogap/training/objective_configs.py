@@ -10,13 +10,11 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from surrogap.core.catalog import OBJECTIVES
+from surrogap.checks import one_of
+from surrogap.core.catalog import DEFAULT_RHO, OBJECTIVES
 from surrogap.errors import InvalidValueError
-from surrogap.training.arguments import OptionalFloat, at_least, one_of, optional
+from surrogap.training.flags import OptionalFloat, optional
 from surrogap.training.groups import Group
-
-# SAM's default radius, at which a gap is measured where the objective has no radius of its own.
-USUAL_RHO: float = OBJECTIVES["sam"].arguments["rho"]
 
 _Name = Annotated[str, arg(name="objective", metavar=f"{{{','.join(OBJECTIVES)}}}")]
 
@@ -48,7 +46,7 @@ class ObjectiveConfig(Group):
     @property
     def gap_rho(self) -> float:
         """The radius at which the surrogate gap over all weights is measured."""
-        return USUAL_RHO
+        return DEFAULT_RHO
 
     def _check(self) -> None:
         own = CONFIGS.get(one_of("objective", self.name, OBJECTIVES))
@@ -99,8 +97,8 @@ class PerturbedConfig(ObjectiveConfig):
         super()._check()
         for name in ("rho", "rho_min"):
             self._number(name, remedy="Pass a non-negative number, such as 0.1.")
-        at_least("every", self.every, 1, remedy="Pass 1 to use the objective in every step.")
-        at_least("start_epoch", self.start_epoch, 0, remedy="Pass 0 to begin at once.")
+        self._integer("every", at_least=1, remedy="Pass 1 to use the objective in every step.")
+        self._integer("start_epoch", at_least=0, remedy="Pass 0 to begin at once.")
         if self.rho_min is None:
             return
         if self.rho_inverse_sqrt:
@@ -135,16 +133,12 @@ class AscentConfig(PerturbedConfig):
     @property
     def gap_rho(self) -> float:
         """See `ObjectiveConfig`: its own, if it climbs in the Euclidean ball of all weights."""
-        return (self.rho or USUAL_RHO) if self.perturb is None else USUAL_RHO
+        return (self.rho or DEFAULT_RHO) if self.perturb is None else DEFAULT_RHO
 
     def _check(self) -> None:
         super()._check()
-        self._number("climb_fraction", above=0.0, remedy="Pass a share such as 0.25.")
-        if self.climb_fraction > 1:
-            raise InvalidValueError(
-                f"climb_fraction must be at most 1, got {self.climb_fraction}. "
-                "Pass a share such as 0.25, or 1 for the whole batch."
-            )
+        remedy = "Pass a fraction such as 0.25, or 1 for the whole batch."
+        self._number("climb_fraction", above=0.0, at_most=1.0, remedy=remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +183,7 @@ class ASAMConfig(AscentConfig):
     @property
     def gap_rho(self) -> float:
         """See `ObjectiveConfig`."""
-        return USUAL_RHO
+        return DEFAULT_RHO
 
     def _check(self) -> None:
         super()._check()
@@ -253,7 +247,7 @@ class EntropySGDConfig(ObjectiveConfig):
         self._number("averaging", below=1.0, remedy="Pass a number such as 0.75.")
         for name in ("noise", "scoping"):
             self._number(name, remedy="Pass a non-negative number, such as 0.1.")
-        at_least("inner_steps", self.inner_steps, 1, remedy="Pass a number of passes, as 5.")
+        self._integer("inner_steps", at_least=1, remedy="Pass a number of passes, as 5.")
 
 
 CONFIGS: Mapping[str, type[ObjectiveConfig]] = {

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from surrogap.checks import one_of
 from surrogap.errors import InvalidValueError, MissingPackageError
-from surrogap.training.arguments import one_of
 from surrogap.training.groups import OptimizerConfig, ScheduleConfig
 
 # They need a closure, or sparse gradients, and have nothing to do here.

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from surrogap.core.objective import Objective
 from surrogap.data import Loader, Splits, loader
+from surrogap.data.damaged import OnChecked
 from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.images import images_of
@@ -46,8 +47,13 @@ class Parts:
     num_steps: int
 
 
-def parts_of(config: Config, world: World) -> Parts:
-    """Builds a run's parts. The same seed gives the same weights on any number of processes.
+def parts_of(config: Config, world: World, on_checked: OnChecked | None = None) -> Parts:
+    """Build a run's parts. The same seed gives the same weights on any number of processes.
+
+    Args:
+        config: The run's.
+        world: Its processes.
+        on_checked: Called with the number of image files that were checked, and the number of all.
 
     Raises:
         ImportError: A package is not installed.
@@ -59,7 +65,7 @@ def parts_of(config: Config, world: World) -> Parts:
     """
     _check(config, world)
     torch.manual_seed(config.execution.seed)
-    splits = splits_of(config, world).to(world.device)
+    splits = splits_of(config, world, on_checked).to(world.device)
     model = wrapped(network_of(config.model, splits), config, world)
     optimizer = optimizer_of(config.optimizer, model, fused=config.execution.capture)
     images = _loader(config, world, splits, "train")
@@ -74,20 +80,21 @@ def parts_of(config: Config, world: World) -> Parts:
     return Parts(images, eval_images, model, optimizer, objective, rate, step, num_steps)
 
 
-def splits_of(config: Config, world: World) -> Splits:
-    """The images that a configuration names; the first process alone fetches them.
+def splits_of(config: Config, world: World, on_checked: OnChecked | None = None) -> Splits:
+    """Return the images of a configuration. Only the first process downloads and checks them.
 
     Raises:
-        ValueError: They are not there, or are damaged.
-        RuntimeError: They cannot be fetched.
+        ValueError: They are missing or damaged.
+        RuntimeError: They cannot be downloaded.
     """
+    first: list[Splits] = []
 
-    def fetch() -> None:
-        images_of(config.data, download=True)
+    def read_first() -> None:
+        tell = on_checked or (lambda num_checked, num_files: None)
+        first.append(images_of(config.data, download=config.data.download, on_checked=tell))
 
-    if config.data.download:
-        world.from_first(fetch)
-    splits = images_of(config.data)
+    world.from_first(read_first)
+    splits = first[0] if first else images_of(config.data)
     if splits.val is None and "val" in _eval_splits(config):
         raise InvalidValueError(
             f"eval_on must be test for {config.data.name}, which has no validation images, got "

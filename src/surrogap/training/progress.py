@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
@@ -20,6 +20,9 @@ _LINE_INTERVAL = 30.0
 
 class Progress(ABC):
     """Told of every step and record of a run, on its first process alone."""
+
+    def check(self, num_checked: int, num_files: int) -> None:
+        """Some of the image files have been checked, before the run starts."""
 
     def start(self, title: str, step: int, num_steps: int) -> None:
         """The run begins, or goes on from a step."""
@@ -50,6 +53,15 @@ class Silence(Progress):
 @final
 class Lines(Progress):
     """A line for each epoch, and now and then one between."""
+
+    _spoke = 0.0
+
+    def check(self, num_checked: int, num_files: int) -> None:
+        """See `Progress`."""
+        now = time.monotonic()
+        if now - self._spoke >= _LINE_INTERVAL or num_checked == num_files:
+            self._spoke = now
+            print(f"checked {num_checked:,} of {num_files:,} image files", flush=True)
 
     def start(self, title: str, step: int, num_steps: int) -> None:
         """See `Progress`."""
@@ -100,10 +112,20 @@ class Bar(Progress):
     def __init__(self) -> None:
         self._bar = rich_bar(TextColumn("{task.completed}/{task.total}"))
         self._moved = 0.0
+        self._check: TaskID | None = None
+
+    def check(self, num_checked: int, num_files: int) -> None:
+        """See `Progress`."""
+        if self._check is None:
+            self._bar.start()
+            self._check = self._bar.add_task("checking image files", total=num_files, now="")
+        self._bar.update(self._check, completed=num_checked)
 
     def start(self, title: str, step: int, num_steps: int) -> None:
         """See `Progress`."""
         self._bar.start()
+        if self._check is not None:
+            self._bar.remove_task(self._check)
         self._task = self._bar.add_task(title, total=num_steps, completed=step, now="")
 
     def step(self, step: int) -> None:

@@ -4,7 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -15,7 +15,6 @@ from torch import nn
 from surrogap.core.rho import radius
 from surrogap.errors import InvalidValueError, UserError
 from surrogap.evaluation import evaluate
-from surrogap.training.batches import batches
 from surrogap.training.checkpoints import Checkpoints, State
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
@@ -89,13 +88,12 @@ def train(
     """
     with joined(config.execution.device) as world:
         world.from_first(lambda: check_folder(config, resume=resume))
-        told = progress if progress is not None and world.is_first else Silence()
-        run = _Run(config, world, told, probe)
+        shown = progress if progress is not None and world.is_first else Silence()
         try:
-            with requests_heard() as requests:
+            with closing(_Run(config, world, shown, probe)) as run, requests_heard() as requests:
                 return run.train(requests)
         finally:
-            run.close()
+            shown.stop()
 
 
 class _Run:
@@ -110,7 +108,8 @@ class _Run:
         self.checkpoints = Checkpoints(config.folder / CHECKPOINTS)
         # What a run started from may be gone, and does not matter once there is a checkpoint.
         goes_on = world.from_first(lambda: bool(self.checkpoints.paths()))
-        self.parts = parts_of(config.override(weights=None) if goes_on else config, world)
+        started = config.override(weights=None) if goes_on else config
+        self.parts = parts_of(started, world, progress.check)
         self.probe = probe_of(probe, config, self.parts, world)
         world.from_first(lambda: prepare_folder(config, world))
         self.step = 0
@@ -138,7 +137,7 @@ class _Run:
         stopped_by = 0
         parts.model.train()
         while self.step < parts.num_steps and not stopped_by:
-            for images, targets in batches(parts.images, self.world.device):
+            for images, targets in parts.images:
                 parts.rate.set_(parts.optimizer, self.step)
                 self._take_step(images, targets)
                 self.progress.step(self.step)
@@ -249,7 +248,7 @@ class _Run:
         for split, images in self.parts.eval_images.items():
             scores = evaluate(
                 self.parts.model,
-                batches(images, self.world.device),
+                images,
                 autocast=None if dtype == torch.float32 else dtype,
                 device=self.world.device,
             )
@@ -352,8 +351,7 @@ class _Run:
                 meter.leave_out(time.perf_counter() - start)
 
     def close(self) -> None:
-        """Ends what is shown and written."""
-        self.progress.stop()
+        """Close the files that records are written to."""
         if self.records is not None:
             self.records.close()
 

@@ -16,7 +16,7 @@ from surrogap.core.buffers import Buffers
 from surrogap.core.entropy import EntropySGD
 from surrogap.core.objective import Objective
 from surrogap.core.report import Report
-from surrogap.training.batches import start_of
+from surrogap.data.streams import Batch
 from surrogap.training.config import Config
 from surrogap.training.losses import Loss, accuracy
 from surrogap.training.processes import World
@@ -143,7 +143,7 @@ class EagerStep(Step):
         """Return the closure of a first pass on the start of the batch, if it is to be one."""
         if self._climb_fraction == 1:
             return None
-        return self._closure(*start_of((images, targets), self._climb_fraction))
+        return self._closure(*climb_batch((images, targets), self._climb_fraction))
 
     def _is_lost(self) -> bool:
         """Return True if a loss of the step is not finite, in all processes or in none.
@@ -210,6 +210,17 @@ class CapturedStep(Step):
                 climb_fraction=self._climb_fraction,
             )
         return measured(self._replay(images, targets))
+
+
+def climb_batch(batch: Batch, fraction: float) -> Batch:
+    """Return the first rows of a batch, at least one, for a first pass on a fraction of it.
+
+    >>> climb_batch((torch.arange(8), torch.arange(8)), 0.25)
+    (tensor([0, 1]), tensor([0, 1]))
+    """
+    images, targets = batch
+    num_images = max(1, round(fraction * len(images)))
+    return images[:num_images], targets[:num_images]
 
 
 def measured(report: Report, *, has_overflown: bool = False) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from surrogap.training.replacing import replacing
+from surrogap.atomic import atomic_write
 
 # As on a disk that is full: no file may grow beyond 1,000 bytes.
 LIMITED = """
@@ -26,7 +26,7 @@ def test_a_body_that_raises_leaves_what_was_there(is_folder: bool, tmp_path: Pat
     path.write_text("before")
 
     def write() -> None:
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             if is_folder:
                 temporary.mkdir()
             (temporary / "part" if is_folder else temporary).write_text("half")
