@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from surrogap import cli
-from surrogap.experiments.methods import with_lr_of_gradient
+from surrogap.experiments.columns import with_lr_of_gradient
 from surrogap.experiments.recipes import RECIPES
 from surrogap.models import names
 from surrogap.training.config import Config
@@ -164,7 +164,7 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         (
             "train --rhoo 3",
-            "got: Unrecognized options: --rhoo, 3. The closest is --rho. Run surrog",
+            "got: Unrecognized options: --rhoo, 3. The closest is --rho. See surrog",
         ),
         ("train --lr abc", "--lr: could not convert string to float: 'abc'"),
         (
@@ -246,7 +246,7 @@ def test_a_terminal_and_its_colours_change_no_sentence(
     monkeypatch.setattr("sys.stdout.isatty", lambda: colour)
     text = mistake(capsys, "train", "--rhoo", "3")
     expected = (
-        "got: Unrecognized options: --rhoo, 3. The closest is --rho. Run surrogap train --help."
+        "got: Unrecognized options: --rhoo, 3. The closest is --rho. See surrogap train --help."
     )
     assert text.endswith(f"{expected}\n")
 
@@ -349,8 +349,8 @@ def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
     step = made_up.state(config.folder)["step"]
     assert text == (
-        f"surrogap: SIGTERM stopped the run after step {step} of 400000, and its checkpoint is "
-        f"saved. Continue by surrogap train --resume --out {config.folder}\n"
+        f"surrogap: SIGTERM stopped the run after step {step} of 400000. Its checkpoint is "
+        f"saved. Continue with surrogap train --resume --out {config.folder}\n"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, final
 
-from surrogap.cli.results import Results
+from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.tables import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
 from surrogap.paper.cost import newest_timing
@@ -198,14 +198,14 @@ def _print_line(line: Line, left: Sequence[Todo]) -> None:
 def _draw(name: str, scale: Scale, ledger: Ledger, out: Path | None) -> None:
     found = drawn(name, scale, ledger)
     folder = Path("runs") / f"reproduce-{name}" if out is None else out.expanduser()
-    results = Results(folder, "reproduce", name, list(found.writers))
-    results.write(found.numbers, found.writers)
-    show(found, results)
+    files = ResultFiles(folder, "reproduce", name, list(found.writers))
+    files.write(found.numbers, found.writers)
+    show(found, files)
 
 
-def show(found: Reproduced, results: Results) -> None:
-    """Prints a table, the words below it, and the names of its files."""
+def show(found: Reproduced, files: ResultFiles) -> None:
+    """Print a table, the text below it, and the paths of its files."""
     found.table.print()
     for line in found.words:
         print(textwrap.fill(line, width=100, break_on_hyphens=False))
-    print(results.told)
+    print(files.summary)

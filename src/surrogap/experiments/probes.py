@@ -11,7 +11,7 @@ from surrogap.analysis.gap import surrogate_gaps
 from surrogap.analysis.hessian import METHODS, Hessian
 from surrogap.analysis.surface import Surface
 from surrogap.experiments.comparison import NUM_ASCENT_STEPS
-from surrogap.experiments.surfaces import loss_fn_of, part_of, still_batches
+from surrogap.experiments.surfaces import loss_fn_of, random_subset, unaugmented_loader
 from surrogap.training.config import Config
 from surrogap.training.images import images_of
 from surrogap.training.parts import Parts
@@ -38,25 +38,20 @@ def sharpness_probe(config: Config, parts: Parts, world: World) -> Probe:
         world: Its processes, which share the images.
     """
     num_images = max(config.output.sharpness_images // world.size, 1) * world.size
-    splits = part_of(images_of(config.data), num_images)
+    splits = random_subset(images_of(config.data), num_images)
     batch_size = config.data.eval_batch_size or 4 * config.data.batch_size // world.size
-    batches = still_batches(config, splits, world, max(batch_size, 2))
-    loss_fn, rho = loss_fn_of(config.objective), radius_of(config)
+    batches = list(unaugmented_loader(config, splits, world, max(batch_size, 2)))
+    loss_fn, rho = loss_fn_of(config.objective), config.objective.gap_rho
 
     def measured() -> dict[str, float]:
         with evaluating(parts.model):
             surface = Surface(parts.model, batches, loss_fn, is_checked=False)
-            return measured_at(surface, rho)
+            return sharpness_at(surface, rho)
 
     return measured
 
 
-def radius_of(config: Config) -> float:
-    """The radius at which a run's gap is measured."""
-    return config.objective.gap_rho
-
-
-def measured_at(surface: Surface, rho: float) -> dict[str, float]:
+def sharpness_at(surface: Surface, rho: float) -> dict[str, float]:
     """Return what the probe measures on a surface; only loss and rho if its loss is not finite."""
     loss = float(surface.loss())
     if not math.isfinite(loss):
