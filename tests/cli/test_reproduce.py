@@ -261,5 +261,5 @@ def test_ctrl_c_ends_it_in_a_sentence(
     stopped = replace(REPRODUCTIONS["theory"], compute=interrupted)
     monkeypatch.setitem(REPRODUCTIONS, "theory", stopped)
     assert main(["reproduce", "theory", "--out", str(tmp_path)]) == 128 + signal.SIGINT
-    assert capsys.readouterr().err.endswith("surrogap: SIGINT stopped it before its end.\n")
+    assert capsys.readouterr().err.endswith("surrogap: stopped by SIGINT.\n")
     assert not list(tmp_path.iterdir())

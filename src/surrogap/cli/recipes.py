@@ -14,7 +14,7 @@ from tyro.conf import Positional
 from surrogap.cli.options import options
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.recipes.page import page
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.training.arguments import one_of, optional
 
 

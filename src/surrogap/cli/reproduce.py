@@ -21,7 +21,7 @@ from surrogap.cli.studies import TITLES, StudyOptions, reproduce_study, show
 from surrogap.cli.terminal import print_stopped, progress_bar
 from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.result_files import ResultFiles
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.paper.reproductions import REPRODUCTIONS, Settings
 from surrogap.training.arguments import (
     OptionalFloat,

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Literal, final
 
 from surrogap.experiments.result_files import ResultFiles
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
 from surrogap.paper.cost import newest_timing
 from surrogap.paper.imagenet import paper_runs

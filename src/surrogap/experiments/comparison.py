@@ -12,7 +12,7 @@ from typing import Any, final
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.plotting import curves_with_bands, new_figure
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.training.records import read_records, training_loss
 
 MEASUREMENTS = "measurements.json"

@@ -9,7 +9,7 @@ import torch
 from surrogap.data import Splits
 from surrogap.evaluation import evaluate, mean_over_corruptions
 from surrogap.experiments.eval_sets import EvalSet
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.experiments.trained import TrainedRun
 
 _NAMES = ("accuracy", "top5", "loss", "calibration_error")

@@ -15,7 +15,7 @@ from surrogap.analysis.surface import Progress, Surface
 from surrogap.core.catalog import OBJECTIVES
 from surrogap.core.rho import InverseSqrt, radius
 from surrogap.experiments.surfaces import load_weights, loss_fn_of
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.training.batches import Batch, start_of
 from surrogap.training.checkpoints import Checkpoints, State
 from surrogap.training.config import Config

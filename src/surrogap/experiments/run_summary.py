@@ -5,7 +5,7 @@ from pathlib import Path
 
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.plotting import Points, new_figure
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.config import Config
 from surrogap.training.records import Record, training_loss

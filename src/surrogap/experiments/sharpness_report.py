@@ -12,7 +12,7 @@ from surrogap.analysis.figures import gap_curves, spectrum
 from surrogap.analysis.hessian import GRADIENTS_PER_PRODUCT
 from surrogap.analysis.sharpness import GAP_COLUMNS
 from surrogap.experiments.result_files import Writer
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 
 GAPS, SPECTRUM = "sharpness.png", "spectrum.png"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from surrogap.experiments.planned import PlannedRun
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 
 if TYPE_CHECKING:
     from surrogap.paper.rho_alpha import Grid

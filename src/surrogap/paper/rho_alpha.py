@@ -19,7 +19,7 @@ from surrogap.experiments.comparison import MEASUREMENTS, moments, spread
 from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.plotting import curves_with_bands, new_figure
 from surrogap.experiments.recipes import RECIPES
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.training.arguments import at_least, one_of
 from surrogap.training.config import Config
 from surrogap.training.records import read_records

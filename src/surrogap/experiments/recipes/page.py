@@ -4,7 +4,7 @@ from types import ModuleType
 
 from surrogap.experiments.recipes import imagenet, small, transfer
 from surrogap.experiments.recipes.recipe import Recipe
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 
 _HEAD = """# Recipes
 

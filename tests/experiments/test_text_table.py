@@ -4,7 +4,7 @@ import io
 import math
 
 from surrogap.experiments.charts import chart
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 
 
 class Terminal(io.StringIO):
