@@ -45,9 +45,10 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     from surrogap.experiments.run_summary import curves_of, draw_curves, summary_table
     from surrogap.experiments.trained import TrainedRun
+    from surrogap.training.records import read_records
 
     run = TrainedRun.read(chosen.run)
-    records = run.records()
+    records = read_records(run.folder)
     if not records:
         raise InvalidValueError(
             f"run must have records, got none yet in {run.folder}. Train it for an epoch."

@@ -1,4 +1,4 @@
-"""The study behind the tables and figures of `surrogap reproduce`: plan, train, draw."""
+"""The study of `surrogap reproduce`, from which its tables and figures are drawn."""
 
 import signal
 import sys
@@ -25,8 +25,8 @@ from surrogap.training.arguments import at_least
 ALL, TIMING = "all", "timing"
 TITLES = {
     **{name: artifact.title for name, artifact in ARTIFACTS.items()},
-    TIMING: "The cost of a step of every method, with nothing else on the device, for fig-cost.",
-    ALL: "All tables and figures of the study, the most telling runs first.",
+    TIMING: "The cost of a step of every method, measured alone on the device, for fig-cost.",
+    ALL: "All tables and figures of the study. The most informative runs are trained first.",
 }
 _TIMED_SETUP = "A"
 
@@ -34,7 +34,7 @@ _TIMED_SETUP = "A"
 @final
 @dataclass(frozen=True)
 class StudyOptions:
-    """The options of `surrogap reproduce` that concern the study, as it documents them."""
+    """The options of `surrogap reproduce` for the study. See `Reproduce`."""
 
     scale: Literal["laptop", "gpu", "paper"]
     data_root: str
@@ -52,12 +52,12 @@ class StudyOptions:
 
 
 def reproduce_study(name: str, options: StudyOptions) -> int:
-    """Trains what a table or figure needs, draws it, and returns the exit status.
+    """Train the runs of a table or figure, draw it, and return the exit status.
 
     Raises:
         ValueError: An option is not valid, or the images are missing.
     """
-    at_least("jobs", options.jobs, 1, remedy="Pass a number of processes, as 4.")
+    at_least("jobs", options.jobs, 1, remedy="Pass a number of processes, such as 4.")
     if options.scale == "paper":
         return _reproduce_on_imagenet(name, options.data_root)
     scale = SCALES[options.scale]
@@ -79,7 +79,7 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
 
 
 def _reproduce_on_imagenet(name: str, data_root: str) -> int:
-    """Lists the commands of the paper's own scale, or trains the runs in many processes."""
+    """List the commands for ImageNet, or train the runs under torchrun."""
     from surrogap.training.processes import is_launched
 
     runs = paper_runs(name)
@@ -140,7 +140,7 @@ def _train(
     try:
         is_timed = newest_timing(ledger, scale.name, _TIMED_SETUP) is not None
         if name == TIMING or (name in (ALL, "fig-cost") and not is_timed):
-            # Before any worker starts: what shares the device would be measured too.
+            # Before any worker starts, since workers would share the device.
             from surrogap.paper.timing import timing
 
             line = timing(_TIMED_SETUP, tuple(METHODS), environment)
@@ -150,7 +150,7 @@ def _train(
     except Stopped as stopped:
         print(
             f"surrogap: {stopped.signal.name} stopped surrogap reproduce. Finished runs are in "
-            f"{ledger.path}, and the same command trains the others.",
+            f"{ledger.path}. Run the same command to train the others.",
             file=sys.stderr,
         )
         return 128 + stopped.signal
@@ -177,7 +177,7 @@ def _print_times(line: Line) -> None:
         (method, f"{1e3 * seconds:.3f}", f"{relative_cost(line, method):.2f}")
         for method, seconds in line["seconds_per_step"].items()
     ]
-    Table(("method", "ms a step", "cost relative to vanilla"), rows).print()
+    Table(("method", "ms per step", "cost relative to vanilla"), rows).print()
 
 
 def _print_line(line: Line, left: Sequence[Todo]) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Self, final
 
 import torch
 from torch import nn
@@ -12,7 +12,6 @@ from surrogap.experiments.surfaces import model_with_weights
 from surrogap.training.config import Config
 from surrogap.training.folder import read_config
 from surrogap.training.images import images_of
-from surrogap.training.records import read_records
 
 
 @final
@@ -57,7 +56,3 @@ class TrainedRun:
             ValueError: There is no checkpoint, or its weights do not fit the model.
         """
         return model_with_weights(self.config.model, splits, self.folder).to(device).eval()
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return the records of the run. See `surrogap.training.records`."""
-        return read_records(self.folder)
