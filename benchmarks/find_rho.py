@@ -36,7 +36,7 @@ from torch import nn
 from surrogap.cli.find_rho import main as find_rho
 from surrogap.experiments.comparison import spread
 from surrogap.experiments.recipes import RECIPES
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.models import networks
 from surrogap.training.config import Config
 from surrogap.training.progress import Silence

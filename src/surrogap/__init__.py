@@ -1,8 +1,7 @@
 """Sharpness-aware training in PyTorch: a better gradient, and every optimizer as it is."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+# As in typing, whose import takes 20 ms: an interrupt during those would print a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from surrogap.core.capture import capture
     from surrogap.core.captured_step import CapturedStep
@@ -52,6 +51,8 @@ def __getattr__(name: str) -> object:
     """
     if name not in _MODULES:
         raise AttributeError(f"module 'surrogap' has no attribute {name!r}")
+    from importlib import import_module
+
     value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

@@ -14,12 +14,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from surrogap.cli import main
-from surrogap.cli import runs as rows
-from surrogap.experiments import comparison
-from surrogap.experiments.figures import new_figure
-from surrogap.experiments.methods import Planned
+from surrogap.experiments import comparison, run_queue
+from surrogap.experiments.columns import PlannedRun
+from surrogap.experiments.plotting import new_figure
 from surrogap.experiments.recipes import RECIPES
-from surrogap.experiments.runs import Run
+from surrogap.experiments.trained import TrainedRun
 from surrogap.training.objective_configs import CONFIGS
 from surrogap.training.records import read_records
 from tests.training.made_up import archive
@@ -83,7 +82,9 @@ def test_the_figure_names_its_band_and_the_number_of_seeds(
 
 
 def test_every_objective_has_its_own_radius(compared: Path) -> None:
-    radius = {method: Run.read(compared / f"{method}-0").config.objective for method in METHODS}
+    radius = {
+        method: TrainedRun.read(compared / f"{method}-0").config.objective for method in METHODS
+    }
     recipe = "fashion-mnist"
     assert radius["sam"].rho == RECIPES[f"{recipe}-sam"]().objective.rho
     assert radius["asam"] == CONFIGS["asam"]()  # its default
@@ -103,20 +104,25 @@ def test_what_is_set_holds_for_all(
     words: str, name: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is what the recipe has, and its sibling for SAM has something else."""
-    planned: list[Planned] = []
-    monkeypatch.setattr(rows, "train_all", lambda runs, *_, **__: planned.extend(runs) or 1)
+    planned: list[PlannedRun] = []
+
+    def keep(runs: list[PlannedRun], *_: object, **__: object) -> signal.Signals:
+        planned.extend(runs)
+        return signal.SIGTERM
+
+    monkeypatch.setattr(run_queue, "train_missing", keep)
     sibling = RECIPES["fashion-mnist-sam"]().override(weight_decay=0.1, compile=True)
     monkeypatch.setitem(RECIPES, "fashion-mnist-sam", lambda: sibling)
-    assert main([*arguments(tmp_path, seeds=1), *words.split()]) == 1
+    assert main([*arguments(tmp_path, seeds=1), *words.split()]) == 128 + signal.SIGTERM
     methods = SAMS if name == "rho" else METHODS
     assert [r.config.flat()[name] for r in planned if r.method in methods] == [value] * len(methods)
 
 
 def test_the_gap_is_that_of_all_training_images_at_the_last_weights(compared: Path) -> None:
     found = json.loads((compared / "comparison.json").read_text())
-    run = Run.read(compared / "sam-1")
+    run = TrainedRun.read(compared / "sam-1")
     splits = run.splits()
-    model: nn.Module = run.network(splits).double()
+    model: nn.Module = run.model(splits).double()
     (mean,), (std,) = splits.mean, splits.std
     images = (splits.train.images.double() / 255 - mean) / std  # type: ignore[union-attr]
     labels = torch.as_tensor(splits.train.labels)
@@ -143,7 +149,7 @@ def test_table_and_differences(compared: Path, capsys: pytest.CaptureFixture[str
     assert lines[1].startswith("small_mlp on ")
     assert lines[2].split() == list(METHODS)
     rows = {line[:20].strip(): re.split("  +", line[20:].strip()) for line in lines[3:12]}
-    assert "Mean ± deviation over 2 seeds" in out
+    assert "Mean ± standard deviation over 2 seeds" in out
     assert rows["epochs"] == ["2", "4", "2", "2"]
     for label, name, factor in (("test accuracy %", "test_accuracy", 50), ("gap h", "gap", 0.5)):
         for cell, method in zip(rows[label], METHODS, strict=True):
@@ -168,8 +174,8 @@ def test_finished_runs_are_not_trained_again(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(rows, "train", fail)
-    monkeypatch.setattr(rows, "measure", fail)
+    monkeypatch.setattr(run_queue, "train", fail)
+    monkeypatch.setattr(run_queue, "write_measurements", fail)
     assert main(arguments(compared.parent)) == 0
 
 
@@ -194,7 +200,7 @@ def test_interrupted_it_goes_on_and_ends_alike(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows.Overall, "step", interrupt)
+        patch.setattr(run_queue.QueueProgress, "step", interrupt)
         assert main(arguments(tmp_path)) == 128 + signal.SIGTERM
     assert "SIGTERM stopped surrogap compare" in capsys.readouterr().err
     assert not (tmp_path / "out" / "comparison.json").exists()
@@ -240,7 +246,7 @@ def test_columns_with_settings_of_their_own(tmp_path: Path) -> None:
         (("--objectives", "vanila"), "The closest is 'vanilla'"),
         (
             ("--objectives", "sam", "sam"),
-            "objectives must be different ones, at least one, got sam",
+            "objectives must be one or more different columns, got sam",
         ),
         (
             ("--objective", "sam"),
@@ -251,7 +257,10 @@ def test_columns_with_settings_of_their_own(tmp_path: Path) -> None:
             "alpha has no effect on vanilla or sam",
         ),
         (("--objectives", "sam@alpha=0.1"), "alpha has no effect on sam"),
-        (("--objectives", "sam@every"), "objectives must have settings as FIELD=VALUE, got"),
+        (
+            ("--objectives", "sam@every"),
+            "objectives must have settings of the form FIELD=VALUE, got",
+        ),
         (("--seeds", 0), "seeds must be at least 1, got 0"),
         (("--gap-rho", 0), "gap_rho must be above 0 and finite, got 0.0"),
         (("--recipe", "fashion-mnist"), "recipe must be one of"),
@@ -276,7 +285,7 @@ def test_somebody_elses_file_is_found_before_anything_is_trained(
     out.mkdir()
     (out / name).write_text("years of work")
     assert main(arguments(tmp_path)) == 2
-    message = f"out must be a folder where surrogap compare may write {name}, got {out}"
+    message = f"out must be a folder without {name}, got {out}"
     assert message in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == [name]
 
@@ -294,4 +303,6 @@ def test_several_processes_are_for_single_runs(
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "2")
     assert main(arguments(tmp_path)) == 2
-    assert "surrogap compare must run in one process, got one of several" in capsys.readouterr().err
+    assert (
+        "Several runs must train in one process, got several processes" in capsys.readouterr().err
+    )

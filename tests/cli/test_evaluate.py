@@ -10,12 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from surrogap.cli import main, results
-from surrogap.cli.evaluate import Evaluate, places
+from surrogap.cli import main, terminal
 from surrogap.data import FileSet, TensorSet
 from surrogap.evaluation import CORRUPTIONS, IMAGENET_C, corrupted, evaluate
-from surrogap.experiments.runs import Run
-from surrogap.experiments.trials import Places, loading_of
+from surrogap.experiments.eval_sets import EvalSetPaths, batch_maker
+from surrogap.experiments.trained import TrainedRun
 from surrogap.training.records import read_records
 from surrogap.training.run import train
 from tests.training.made_up import config
@@ -47,7 +46,7 @@ def test_the_clean_test_set_has_the_scores_of_the_last_record(
         assert found["sets"]["test"][name] == pytest.approx(last[f"test_{name}"], rel=1e-6)
     out = capsys.readouterr().out
     assert f"{100 * last['test_accuracy']:.2f}" in out
-    assert out.splitlines()[1].split("  ")[0] == "set"
+    assert out.splitlines()[1].split("  ")[0] == "test set"
 
 
 def test_scores_that_are_not_finite_are_null(
@@ -69,12 +68,12 @@ def test_corruptions_are_those_of_the_room_and_their_mean(
     assert list(by_severity) == [name for name in CORRUPTIONS if name != "saturate"]  # it is grey
     assert "mean of 11 corruptions" in capsys.readouterr().out
 
-    trained = Run.read(run)
+    trained = TrainedRun.read(run)
     splits = trained.splits()
     assert isinstance(splits.test, TensorSet)
     images = corrupted(splits.test.images, "contrast", 5).float()
     normal = (images / 255 - splits.mean[0]) / splits.std[0]
-    scores = evaluate(trained.network(splits), [(normal, splits.test.labels)])
+    scores = evaluate(trained.model(splits), [(normal, splits.test.labels)])
     for name in ("accuracy", "loss", "calibration_error"):
         told = by_severity["contrast"]["5"][name]
         assert told == pytest.approx(getattr(scores, name), rel=1e-5)
@@ -89,7 +88,7 @@ def test_corruptions_are_those_of_the_room_and_their_mean(
 def test_where_there_is_no_terminal_lines_tell_where_it_is(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(results, "LINE_INTERVAL", 0.0)
+    monkeypatch.setattr(terminal, "LINE_INTERVAL", 0.0)
     assert main(["evaluate", str(run)]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["evaluate, test: 0%", "evaluate, gaussian_noise 1: 2%"]
@@ -99,7 +98,7 @@ def test_where_there_is_no_terminal_lines_tell_where_it_is(
 def test_people_who_all_vote_for_the_label_give_the_labels_scores(
     run: Path, tmp_path: Path
 ) -> None:
-    labels = np.asarray(Run.read(run).splits().test.labels)
+    labels = np.asarray(TrainedRun.read(run).splits().test.labels)
     votes = 7 * np.eye(4, dtype=np.uint8)[labels]
     np.save(tmp_path / "votes.npy", votes)
     np.savez(tmp_path / "votes.npz", counts=votes)
@@ -130,8 +129,8 @@ def test_votes_in_the_runs_own_archive_are_found(tmp_path: Path) -> None:
     [
         (np.ones((16, 3)), "votes must have a row for each test image and a column for each class"),
         (None, "votes must be an .npy file of counts, or an .npz archive with test_human_counts"),
-        (np.full((16, 4), np.nan), "(some of its numbers are not finite)"),
-        (np.full((16, 4), "7"), "(its numbers are <U1)"),
+        (np.full((16, 4), np.nan), "(some values are not finite)"),
+        (np.full((16, 4), "7"), "(its dtype is <U1)"),
     ],
 )
 def test_other_votes_are_refused(
@@ -154,7 +153,7 @@ def test_parts_of_people_are_votes(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "reason"), [(0.5, "is not a zip file"), (1.0, "it has labels, images")]
+    ("kept", "reason"), [(0.5, "is not a zip file"), (1.0, "its arrays are labels, images")]
 )
 def test_other_archives_of_votes_are_refused(
     kept: float, reason: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -232,14 +231,14 @@ def test_shifted_sets_need_a_run_on_files(
 
 def test_real_counts_every_right_label(imagenet: Path) -> None:
     sets = evaluated(imagenet, "real")["sets"]
-    run = Run.read(imagenet / "run")
+    run = TrainedRun.read(imagenet / "run")
     splits = run.splits()
     files = sorted((imagenet / "images" / "val").rglob("*.png"), key=lambda path: path.name)
-    batches = loading_of(6, torch.device("cpu"), size=8, num_workers=0)(splits)
+    batches = batch_maker(6, torch.device("cpu"), size=8, num_workers=0)(splits)
     ((images, _),) = list(batches)
     by_name = dict(zip(splits.test.paths, images, strict=True))  # type: ignore[union-attr]
     with torch.no_grad():
-        best = run.network(splits)(torch.stack([by_name[str(f)] for f in files])).argmax(1)
+        best = run.model(splits)(torch.stack([by_name[str(f)] for f in files])).argmax(1)
     real = json.loads((imagenet / "real.json").read_text())
     right = [int(k) in labels for k, labels in zip(best, real, strict=True) if labels]
     assert sets["ImageNet-ReaL"]["accuracy"] == pytest.approx(np.mean(right))
@@ -247,16 +246,16 @@ def test_real_counts_every_right_label(imagenet: Path) -> None:
 
 def test_imagenet_r_is_scored_among_its_own_classes(imagenet: Path) -> None:
     found = evaluated(imagenet, "r")["sets"]["ImageNet-R"]
-    run = Run.read(imagenet / "run")
+    run = TrainedRun.read(imagenet / "run")
     splits = run.splits()
     assert splits.classes == CLASSES
     kept = [1, 2]  # n01440764, the first, is none of its classes
     paths = [path for k in kept for path in sorted((imagenet / "r" / CLASSES[k]).iterdir())]
     part = FileSet([str(path) for path in paths], [1, 1, 2, 2])
-    loading = loading_of(4, torch.device("cpu"), size=8, num_workers=0)
+    loading = batch_maker(4, torch.device("cpu"), size=8, num_workers=0)
     ((images, labels),) = list(loading(replace(splits, test=part)))
     with torch.no_grad():
-        logits = run.network(splits)(images)[:, kept]
+        logits = run.model(splits)(images)[:, kept]
     loss = torch.nn.functional.cross_entropy(logits, labels - 1)
     assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
 
@@ -264,25 +263,23 @@ def test_imagenet_r_is_scored_among_its_own_classes(imagenet: Path) -> None:
 def test_sets_are_found_where_they_usually_are(run: Path, tmp_path: Path) -> None:
     for name in ("cifar10h-counts.npy", "real.json", "imagenet-r", "imagenet-c"):
         (tmp_path / name).mkdir()
-    chosen = Evaluate(run, data_root=str(tmp_path), c=Path("mine"))
-    settings = Run.read(run).config
 
-    def found(data: str) -> Places:
-        return places(chosen, Run(run, settings.override(data=data)))
+    def found(data: str) -> EvalSetPaths:
+        return EvalSetPaths(c=Path("mine")).or_found(data, tmp_path)
 
-    assert found("cifar10") == Places(votes=tmp_path / "cifar10h-counts.npy", c=Path("mine"))
+    assert found("cifar10") == EvalSetPaths(votes=tmp_path / "cifar10h-counts.npy", c=Path("mine"))
     real, r = tmp_path / "real.json", tmp_path / "imagenet-r"
-    assert found("imagenet") == Places(real=real, r=r, c=Path("mine"))
-    assert found("cifar100") == Places(c=Path("mine"))
+    assert found("imagenet") == EvalSetPaths(real=real, r=r, c=Path("mine"))
+    assert found("cifar100") == EvalSetPaths(c=Path("mine"))
     np.savez(tmp_path / "cifar100.npz", test_human_counts=np.eye(2))
-    assert found("cifar100") == Places(votes=tmp_path / "cifar100.npz", c=Path("mine"))
+    assert found("cifar100") == EvalSetPaths(votes=tmp_path / "cifar100.npz", c=Path("mine"))
 
 
 def test_imagenets_sets_are_refused_for_other_runs(
     run: Path, imagenet: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(run), "--v2", str(imagenet / "v2")]) == 2
-    assert "ImageNet's shifted sets must go with a run on ImageNet" in capsys.readouterr().err
+    assert "ImageNet's test sets must be for a run on ImageNet" in capsys.readouterr().err
     words = ["evaluate", str(imagenet / "run"), "--v2", str(imagenet / "r")]
     assert main(words) == 2
     assert "root must hold the 3 folders 0, 1, 2 and no others" in capsys.readouterr().err
@@ -317,7 +314,7 @@ def test_images_of_other_classes_are_refused(
     np.savez(tmp_path / "images.npz", **arrays)
     assert main(["evaluate", str(run)]) == 2
     error = capsys.readouterr().err
-    assert "run must have weights of its network for its images, got" in error
+    assert "weights must fit the model, got" in error
     assert "size mismatch for 5.bias" in error
 
 
@@ -325,10 +322,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("surrogap.cli.evaluate._scores", None)
+    monkeypatch.setattr("surrogap.experiments.eval_scores.evaluate_run", None)
     assert main(["evaluate", str(run), "--out", str(tmp_path / "file")]) == 2
     error = capsys.readouterr().err
-    assert f"out must be a folder that can be written, got {tmp_path / 'file'} (File" in error
+    assert f"out must be a writable folder, got {tmp_path / 'file'} (File" in error
 
 
 def test_scores_are_printed_even_if_they_cannot_be_written(
@@ -339,7 +336,7 @@ def test_scores_are_printed_even_if_they_cannot_be_written(
     assert main(words) == 2
     output = capsys.readouterr()
     assert "calibration error" in output.out
-    assert f"out must be a folder that can be written, got {tmp_path} (Is a dir" in output.err
+    assert f"out must be a writable folder, got {tmp_path} (Is a dir" in output.err
 
 
 def test_scores_go_where_they_are_asked_to(run: Path, tmp_path: Path) -> None:

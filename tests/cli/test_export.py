@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from surrogap.cli import main
 from surrogap.data import load
-from surrogap.experiments.runs import Run
+from surrogap.experiments.trained import TrainedRun
 from surrogap.training.run import train
 from tests.training.made_up import archive, config
 
@@ -30,11 +30,11 @@ def test_timm_loads_it_and_says_the_same(run: Path, capsys: pytest.CaptureFixtur
     folder = run / "export"
     assert f'timm.create_model("local-dir:{folder}", pretrained=True)' in out
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    trained = Run.read(run)
+    trained = TrainedRun.read(run)
     splits = trained.splits()
     images = torch.randn(3, 1, 14, 14)
     with torch.no_grad():
-        assert torch.equal(model(images), trained.network(splits)(images))
+        assert torch.equal(model(images), trained.model(splits)(images))
     assert model.pretrained_cfg["label_names"] == list(splits.classes)
     assert list(model.pretrained_cfg["mean"]) == list(splits.mean)
 
@@ -60,7 +60,7 @@ def test_checkpoint_path_works_too(run: Path, tmp_path: Path) -> None:
     model = timm.create_model(told["architecture"], checkpoint_path=path, **told["model_args"])
     for name, tensor in load_file(path).items():
         assert torch.equal(model.state_dict()[name], tensor)
-    assert told["surrogap"]["run"] == Run.read(run).config.to_dict()
+    assert told["surrogap"]["run"] == TrainedRun.read(run).config.to_dict()
 
 
 def test_weights_that_layers_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_weights_that_layers_share(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(networks, "create", tied)
     run = train(config(tmp_path, steps=1)).folder
     assert main(["export", str(run)]) == 0
-    expected = Run.read(run).network(load(tmp_path / "images.npz")).state_dict()
+    expected = TrainedRun.read(run).model(load(tmp_path / "images.npz")).state_dict()
     found = load_file(run / "export" / "model.safetensors")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
@@ -95,7 +95,7 @@ def test_what_timm_has_not_comes_with_code(
     images = torch.randn(3, 1, 8, 8)
     splits = load(tmp_path / "images.npz")
     with torch.no_grad():
-        assert torch.equal(namespace["model"](images), Run.read(run).network(splits)(images))
+        assert torch.equal(namespace["model"](images), TrainedRun.read(run).model(splits)(images))
 
 
 def test_refusals_write_nothing(
@@ -104,7 +104,7 @@ def test_refusals_write_nothing(
     there = tmp_path / "there"
     there.mkdir()
     assert main(["export", str(run), "--out", str(there)]) == 2
-    assert f"out must be a new folder, got {there}, which is there" in capsys.readouterr().err
+    assert f"out must be a new folder, got {there}, which exists already" in capsys.readouterr().err
     assert not list(there.iterdir())
 
     assert main(["export", str(tmp_path)]) == 2
@@ -120,4 +120,4 @@ def test_refusals_write_nothing(
     file = tmp_path / "file"
     file.touch()
     assert main(["export", str(run), "--out", str(file / "below")]) == 2
-    assert "out must be a folder that can be written" in capsys.readouterr().err
+    assert "out must be a writable folder" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from surrogap.analysis import Surface, find_rho
 from surrogap.cli import main
 from surrogap.data import loader
-from surrogap.experiments.runs import Run
+from surrogap.experiments.trained import TrainedRun
 from surrogap.training.run import train
 from surrogap.training.step import EagerStep
 from tests.training.made_up import config
@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(config(tmp_path_factory.mktemp("run"), objective="sam", rho=0.7)).folder
 
 
-def swept(*words: str | Path) -> int:
+def run_find_rho(*words: str | Path) -> int:
     return main(["find-rho", *map(str, words), "--device", "cpu"])
 
 
@@ -47,11 +47,11 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 
 def test_the_sweep_of_a_run_is_the_librarys(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert swept(run, *RHOS, "--batches", "2") == 0
-    trained = Run.read(run)
+    assert run_find_rho(run, *RHOS, "--batches", "2") == 0
+    trained = TrainedRun.read(run)
     splits = trained.splits()
     batches = list(loader(splits, batch_size=8, seed=0))[:2]
-    expected = find_rho(Surface(trained.network(splits).train(), batches), [0.1, 0.4, 1.6])
+    expected = find_rho(Surface(trained.model(splits).train(), batches), [0.1, 0.4, 1.6])
     found, out = result_of(run), capsys.readouterr().out
     for mine, radius in zip(found["radii"], expected.radii, strict=True):
         assert mine == pytest.approx(asdict(radius) | {"gap": radius.gap}, rel=1e-4)
@@ -74,11 +74,11 @@ def test_the_radius_at_the_checkpoint_is_judged(
     schedule: dict[str, Any], radius: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained = train(config(tmp_path, objective="gsam", rho=0.3, **schedule)).folder
-    assert swept(trained, *RHOS) == 0
+    assert run_find_rho(trained, *RHOS) == 0
     words = result_of(trained)["words"]
     assert f"{radius} is " in words
     assert words.endswith("It is the radius at this checkpoint; the schedule's largest is 0.3.")
-    assert swept(trained, *RHOS, "--rho", "0.3") == 0
+    assert run_find_rho(trained, *RHOS, "--rho", "0.3") == 0
     assert "0.3 is " in result_of(trained)["words"]
 
 
@@ -87,13 +87,13 @@ def test_without_a_run_it_trains_plainly_before(
 ) -> None:
     """On batches of all images, training and then measuring the run is the same."""
     words = flags(tmp_path, batch_size=32, objective="sam", rho=0.2, warmup_steps=4)
-    assert swept(*words, *RHOS, "--batches", "1", "--train-steps", "12") == 0
+    assert run_find_rho(*words, *RHOS, "--batches", "1", "--train-steps", "12") == 0
     assert (
         "At most 18 gradient evaluations of 32 images each, 12 of them" in capsys.readouterr().out
     )
     plain = {"objective": "vanilla", "steps": 12, "decay": "constant", "warmup_steps": 3}
     other = train(config(tmp_path / "other", batch_size=32, **plain)).folder
-    assert swept(other, *RHOS, "--batches", "1", "--out", tmp_path / "swept") == 0
+    assert run_find_rho(other, *RHOS, "--batches", "1", "--out", tmp_path / "swept") == 0
     mine, theirs = result_of(tmp_path / "run"), result_of(tmp_path / "swept")
     for one, two in zip(mine["radii"], theirs["radii"], strict=True):
         assert one == pytest.approx(two, rel=1e-3)
@@ -106,7 +106,7 @@ def test_micro_batches_with_a_perturbation_each_are_measured_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = flags(tmp_path, micro_batches=2, perturbation="each", objective="asam")
-    assert swept(*words, *RHOS, "--train-steps", "1") == 0
+    assert run_find_rho(*words, *RHOS, "--train-steps", "1") == 0
     assert "gradient evaluations of 4 images each" in capsys.readouterr().out
     assert "0.5 is " in result_of(tmp_path / "run")["words"]  # ASAM's radius, in its own ball
 
@@ -116,7 +116,7 @@ def test_flags_choose_the_ascent_step(run: Path, tmp_path: Path) -> None:
     words = (*RHOS, "--batches", "2", "--out", tmp_path)
     cosines = []
     for more in ((), ("--perturb", "norms"), ("--objective", "momentum-sam")):
-        status = swept(run, *words, *more)
+        status = run_find_rho(run, *words, *more)
         assert status == (2 if "norms" in more else 0)  # an MLP has none
         if not status:
             found = result_of(tmp_path)
@@ -130,7 +130,7 @@ def test_a_recipe_gives_the_defaults(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--recipe", "fashion-mnist-sam", "--train-steps", "1", "--batches", "1", *RHOS]
-    assert swept(*words) == 0
+    assert run_find_rho(*words) == 0
     found = result_of(tmp_path / "runs" / "find-rho-fashion-mnist-sam")
     assert found["configuration"]["model"]["name"] == "small_mlp"
     assert len(found["radii"]) == 3
@@ -144,15 +144,15 @@ def test_a_recipe_gives_the_defaults(
     [
         ("{tmp}", "run must be a folder with a readable config.json, got"),
         ("--batches 3 {run}", "run must come before all options, got"),
-        ("{run} --recipe fashion-mnist-sam", "recipe must be left out where a run is measured"),
+        ("{run} --recipe fashion-mnist-sam", "recipe must be left out with a run"),
         (
             "{run} --model small_vit",
-            "model must be left out where a run is measured, got small_vit",
+            "model must be left out with a run, got small_vit",
         ),
-        ("{run} --data embedded", "data must be left out where a run is measured, got embedded"),
+        ("{run} --data embedded", "data must be left out with a run, got embedded"),
         (
             "{run} --optimizer adamw",
-            "optimizer must be left out where a run is measured, got adamw",
+            "optimizer must be left out with a run, got adamw",
         ),
         ("--recipe nonsense", "recipe must be "),
         ("--recipe", "options must be those of surrogap find-rho, got: Missing value"),
@@ -183,6 +183,6 @@ def test_a_loss_that_is_not_finite_exits_with_1(
         return weight.sum() * torch.nan, y.float().mean()
 
     monkeypatch.setattr(EagerStep, "_loss_and_accuracy", lost)
-    assert swept(*flags(tmp_path), *RHOS, "--train-steps", "3") == 1
+    assert run_find_rho(*flags(tmp_path), *RHOS, "--train-steps", "3") == 1
     error = capsys.readouterr().err
-    assert "loss must be finite, got one that is not in step 1 of plain training" in error
+    assert "The loss is not finite in step 1 of training without" in error

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from surrogap.analysis import Hessian, eigenvalues, figures, random_direction
 from surrogap.cli import main
-from surrogap.experiments.runs import Run
+from surrogap.experiments.trained import TrainedRun
 from surrogap.training.run import train
 from tests.cli.test_sharpness import surface_of
 from tests.training.made_up import config
@@ -42,8 +42,8 @@ def loss_at(run: Path, weights: dict[str, Tensor]) -> float:
 
 
 def weights_of(run: Path) -> dict[str, Tensor]:
-    trained = Run.read(run)
-    return trained.network(trained.splits()).state_dict()
+    trained = TrainedRun.read(run)
+    return trained.model(trained.splits()).state_dict()
 
 
 def test_the_line_between_two_runs(
@@ -115,8 +115,11 @@ def test_the_same_kind_twice_gives_two_directions(runs: tuple[Path, Path], tmp_p
     ("words", "message"),
     [
         ("{a} {b} --directions random", "directions must be left out between two runs, got random"),
-        ("{a} --directions gradient gradient", "directions must be one or two that differ, got gr"),
-        ("{a} --directions random random random", "directions must be one or two that differ"),
+        (
+            "{a} --directions gradient gradient",
+            "directions must be one or two different ones, got gr",
+        ),
+        ("{a} --directions random random random", "directions must be one or two different ones"),
         ("{a} --directions up", "invalid choice 'up' for argument '--directions'"),
         ("{a} --points 2", "points must be at least 3, got 2"),
         ("{a} --radius 0", "radius must be above 0 and finite, got 0.0"),
@@ -145,7 +148,7 @@ def test_mistakes(
 def test_another_network_is_refused(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = Run.read(runs[0]).config.data.name
+    data = TrainedRun.read(runs[0]).config.data.name
     other = train(config(tmp_path, data=data, model="small_mixer_narrow", image_size=8, steps=1))
     assert drawn(runs[0], other.folder, "--out", tmp_path) == 2
     assert "other must have the same parameters and buffers, got" in capsys.readouterr().err

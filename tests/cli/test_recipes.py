@@ -17,7 +17,7 @@ def test_lists_every_recipe_in_a_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["recipes"]) == 0
     heading, *lines, last = capsys.readouterr().out.splitlines()
     assert heading.split() == ["recipe", "model", "data", "objective"]
-    assert last == "surrogap recipes NAME shows a recipe in full."
+    assert last == "surrogap recipes NAME shows a recipe with all settings."
     assert [line.split()[0] for line in lines] == list(RECIPES)
     (line,) = (line for line in lines if line.startswith("vit-b32-gsam "))
     assert line.split()[1:] == ["vit_b32", "imagenet", "gsam"]
@@ -73,7 +73,7 @@ def test_as_a_program() -> None:
     command = [sys.executable, "-m", "surrogap.cli", "recipes", "mixer-s8-gsam"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("mixer-s8-gsam\n\nReproduces: the paper's table 1")
+    assert result.stdout.startswith("mixer-s8-gsam\n\nReproduces: Table 1 of the paper")
 
 
 def test_help_and_recipes_need_no_torch() -> None:

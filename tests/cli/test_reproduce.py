@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from surrogap.cli import main
-from surrogap.cli import runs as rows
 from surrogap.cli.studies import TITLES
+from surrogap.experiments import run_queue
 from surrogap.experiments.recipes import RECIPES, Recipe
-from surrogap.experiments.runs import Run
+from surrogap.experiments.trained import TrainedRun
 from surrogap.paper import theory
 from surrogap.paper.reproductions import REPRODUCTIONS
 from surrogap.paper.statements import statements
@@ -124,7 +124,7 @@ def test_what_does_not_hold_is_told() -> None:
         ("theory --steps 15", "steps must be at least 16, got 15"),
         ("theory --seeds 0", "seeds must be at least 1, got 0"),
         ("fig-trajectory --frames 0", "frames must be at least 1, got 0"),
-        ("fig-gap --out {tmp}", "may write fig-gap.png, got"),
+        ("fig-gap --out {tmp}", "out must be a folder without fig-gap.png, got"),
         ("fig-rho-alpha --recipe fashion-mnist", "recipe must be one of"),
         ("fig-rho-alpha --rhos 0.1 0", "rhos must be above 0 and finite, got 0.0"),
         ("fig-rho-alpha --rhos", "rhos must be different ones, at least one, got none"),
@@ -187,11 +187,11 @@ def test_rho_and_alpha(trained: Path) -> None:
     config = RECIPES["tiny"]().override(steps=16, out=str(trained))
     assert found["configuration"] == config.to_dict()
     for run, name in zip(found["runs"], RUNS, strict=True):
-        measured = json.loads((trained / name / "measured.json").read_text())
+        measured = json.loads((trained / name / "measurements.json").read_text())
         last = made_up.timeless_records(trained / name)[-1]
         assert run["test_accuracy"] == last["test_accuracy"]
         assert {key: run[key] for key in measured} == measured
-        objective = Run.read(trained / name).config.objective
+        objective = TrainedRun.read(trained / name).config.objective
         assert (run["rho"], run["alpha"]) == (objective.rho, objective.alpha)
     assert [cell["eigenvalue"]["mean"] for cell in found["summary"]] == [
         run["eigenvalue"] for run in found["runs"]
@@ -206,8 +206,8 @@ def test_finished_runs_are_not_trained_again(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(rows, "train", fail)
-    monkeypatch.setattr(rows, "measure", fail)
+    monkeypatch.setattr(run_queue, "train", fail)
+    monkeypatch.setattr(run_queue, "write_measurements", fail)
     assert rho_alpha(trained) == 0
     out = capsys.readouterr().out
     assert out.startswith("4 runs are finished already.\nsmall_mlp on ")
@@ -231,9 +231,9 @@ def test_interrupted_it_goes_on_and_ends_alike(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows.Overall, "step", interrupt)
+        patch.setattr(run_queue.QueueProgress, "step", interrupt)
         assert rho_alpha(tmp_path) == 128 + signal.SIGTERM
-    assert "SIGTERM stopped surrogap reproduce, and what there" in capsys.readouterr().err
+    assert "SIGTERM stopped surrogap reproduce. Its progress is saved" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [RUNS[0]]
     assert rho_alpha(tmp_path) == 0
     here, there = (result_of(folder, "fig-rho-alpha") for folder in (tmp_path, trained))
@@ -261,5 +261,5 @@ def test_ctrl_c_ends_it_in_a_sentence(
     stopped = replace(REPRODUCTIONS["theory"], compute=interrupted)
     monkeypatch.setitem(REPRODUCTIONS, "theory", stopped)
     assert main(["reproduce", "theory", "--out", str(tmp_path)]) == 128 + signal.SIGINT
-    assert capsys.readouterr().err.endswith("surrogap: SIGINT stopped it before its end.\n")
+    assert capsys.readouterr().err.endswith("surrogap: stopped by SIGINT.\n")
     assert not list(tmp_path.iterdir())

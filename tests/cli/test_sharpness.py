@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 
 from surrogap.analysis import Plan, Surface, density, sharpness
 from surrogap.analysis.hessian import Hessian
-from surrogap.cli import main
-from surrogap.cli import results as outputs
+from surrogap.cli import main, terminal
 from surrogap.data import TensorSet
-from surrogap.experiments.runs import Run
+from surrogap.experiments.trained import TrainedRun
 from surrogap.training.run import train
 from tests.data.made_up import folder as image_folder
 from tests.training.made_up import config
@@ -45,7 +44,7 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 def surface_of(run: Path) -> Surface:
     """The loss over all training images, built by hand."""
-    trained = Run.read(run)
+    trained = TrainedRun.read(run)
     splits = trained.splits()
     assert isinstance(splits.train, TensorSet)
     images = (splits.train.images.float() / 255 - splits.mean[0]) / splits.std[0]
@@ -53,7 +52,7 @@ def surface_of(run: Path) -> Surface:
     def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1)
 
-    return Surface(trained.network(splits), [(images, splits.train.labels)], loss)
+    return Surface(trained.model(splits), [(images, splits.train.labels)], loss)
 
 
 def test_the_numbers_are_the_librarys(
@@ -93,9 +92,9 @@ def test_the_numbers_are_the_librarys(
 def test_any_network_with_weights_and_a_few_images(tmp_path: Path) -> None:
     """A run's weights and images by themselves are the run, the drawn images too."""
     run = train(config(tmp_path / "plain")).folder
-    trained = Run.read(run)
+    trained = TrainedRun.read(run)
     weights = tmp_path / "weights.safetensors"
-    save_file(trained.network(trained.splits()).state_dict(), weights)
+    save_file(trained.model(trained.splits()).state_dict(), weights)
     few = [*FEWEST.split(), "--images", "8", "--rhos", "0.1"]
     named = ["--model", "small_mlp", "--data", trained.config.data.name, "--weights", weights]
     assert measured(*named, *few, "--out", tmp_path / "named") == 0
@@ -136,7 +135,7 @@ def test_its_own_results_are_replaced_and_nothing_else(
         other.mkdir()
         (other / name).write_text("{}")
         assert measured(*few[:-1], other) == 2
-        assert f"may write {name}, got {other}, which has a file" in capsys.readouterr().err
+        assert f"out must be a folder without {name}, got {other}, whose" in capsys.readouterr().err
         assert [path.name for path in other.iterdir()] == [name]
         assert (other / name).read_text() == "{}"
 
@@ -144,8 +143,8 @@ def test_its_own_results_are_replaced_and_nothing_else(
 def test_without_a_terminal_there_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(outputs, "LINE_INTERVAL", 0.0)
-    with outputs.bar("sharpness") as tell:
+    monkeypatch.setattr(terminal, "LINE_INTERVAL", 0.0)
+    with terminal.progress_bar("sharpness") as tell:
         tell(1, 4)
         tell(4, 4)
     assert capsys.readouterr().err == "sharpness: 25%\nsharpness: 100%\n"
@@ -154,19 +153,22 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "run must be a run's folder, or --model and --data in its place, got model=None and"),
-        ("--model small_mlp", "run must be a run's folder, or --model and --data in its place"),
+        (
+            "",
+            "run must be the folder of a run, got neither a run nor a model with data (model=None",
+        ),
+        ("--model small_mlp", "run must be the folder of a run, got neither"),
         (
             "{run} --model small_mlp",
-            "model must be left out where a run is measured, got small_mlp",
+            "model must be left out with a run, got small_mlp",
         ),
-        ("{run} --image-size 8", "image_size must be left out where a run is measured, got 8"),
+        ("{run} --image-size 8", "image_size must be left out with a run, got 8"),
         ("{tmp}", "run must be a folder with a readable config.json, got"),
         ("--model resnet5 --data embedded", "name must be a known model, got 'resnet5'"),
         ("--model small_mlp --data {tmp}/no.npz", "name_or_path must be one of"),
         (
             "--model small_mlp --data embedded --weights {run}",
-            "weights must be those of the network for its images, got",
+            "weights must fit the model, got",
         ),
         ("{run} --images 0", "images must be at least 1, got 0"),
         ("{run} --batch-size 0", "batch_size must be at least 1, got 0"),
@@ -181,7 +183,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
         ("{run} --density-vectors 0", "density_vectors must be at least 1, got 0"),
         ("{run} --rhos", "the number of rhos must be at least 1, got 0"),
         ("{run} --rhos 0.1 0", "rhos must be above 0 and finite, got 0.0"),
-        ("{run} --out {tmp}/file/a", "out must be a folder that can be written, got"),
+        ("{run} --out {tmp}/file/a", "out must be a writable folder, got"),
     ],
 )
 def test_mistakes(

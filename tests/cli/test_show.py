@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from surrogap.cli import main, show
+from surrogap.cli import main
+from surrogap.experiments import run_summary
 from surrogap.training.records import read_records
 from surrogap.training.run import train
 from tests.training.made_up import Interrupting, config
@@ -26,7 +27,7 @@ def test_summary_is_that_of_the_last_record(run: Path, capsys: pytest.CaptureFix
     lines = {
         line.split("  ")[0].strip(): line.split("  ", 1)[-1].strip() for line in out.split("\n")
     }
-    assert lines["network"] == "small_mlp"
+    assert lines["model"] == "small_mlp"
     assert lines["objective"] == "gsam (rho 0.2, rho_min 0.1, alpha 0.3)"
     assert lines["steps"] == "12"
     assert lines["epochs"] == "3"
@@ -47,7 +48,7 @@ def test_what_a_probe_measured_is_drawn_over_the_same_epochs(
     probe = {"eigenvalue": 1.0, "worst_sharpness": 1.0}
     folder = train(settings, probe=lambda *_: lambda: probe | {"eigenvalue": next(values)}).folder
     curves: dict[str, object] = {}
-    monkeypatch.setattr(show, "_draw", lambda path, drawn, *_: curves.update(drawn))
+    monkeypatch.setattr(run_summary, "draw_curves", lambda path, drawn, *_: curves.update(drawn))
     assert main(["show", str(folder)]) == 0
     # Twelve steps are three epochs.
     assert curves["dominant eigenvalue"] == [(1.5, 3.0), (3.0, 2.0)]
@@ -90,7 +91,7 @@ def test_before_the_end_of_an_epoch_it_draws_steps(
     (tmp_path / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*steps, skip]))
     assert main(["show", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "1, since their loss was not finite" in out
+    assert "1, whose loss was not finite" in out
     assert "training loss" in out
     assert "test accuracy" not in out
 
@@ -107,7 +108,7 @@ def test_what_a_run_failed_of_is_told(
     (tmp_path / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     assert main(["show", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "1, since their loss was not finite" in out
+    assert "1, whose loss was not finite" in out
     assert "the reason" in out
 
 
@@ -129,7 +130,7 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["show", str(tmp_path)]) == 2
     assert f"run must have records, got none yet in {tmp_path}" in capsys.readouterr().err
     assert main(["show", str(run), "--png", str(tmp_path / "no" / "such.png")]) == 2
-    assert "png must be a file that can be written" in capsys.readouterr().err
+    assert "png must be a writable file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

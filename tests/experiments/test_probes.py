@@ -12,8 +12,8 @@ from surrogap.analysis import Hessian, Surface, eigenvalues, surrogate_gaps
 from surrogap.cli import main
 from surrogap.data import TensorSet
 from surrogap.experiments import probes
-from surrogap.experiments.probes import evaluating, radius_of, sharpness_probe
-from surrogap.experiments.runs import Run
+from surrogap.experiments.probes import evaluating, sharpness_probe
+from surrogap.experiments.trained import TrainedRun
 from surrogap.training.config import Config
 from surrogap.training.parts import parts_of
 from surrogap.training.processes import World
@@ -79,7 +79,7 @@ def test_an_interrupted_run_has_the_same_records(tmp_path: Path) -> None:
 
 def surface_of(run: Path) -> Surface:
     """The loss over all training images at the last weights, built by hand."""
-    trained = Run.read(run)
+    trained = TrainedRun.read(run)
     splits = trained.splits()
     assert isinstance(splits.train, TensorSet)
     images = (splits.train.images.float() / 255 - splits.mean[0]) / splits.std[0]
@@ -87,7 +87,7 @@ def surface_of(run: Path) -> Surface:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1)
 
-    return Surface(trained.network(splits), [(images, splits.train.labels)], loss)
+    return Surface(trained.model(splits), [(images, splits.train.labels)], loss)
 
 
 def test_the_numbers_are_the_librarys_by_the_command_line(
@@ -175,7 +175,7 @@ def test_modes_and_compiled_calls_come_back() -> None:
 
 def test_the_radius_is_the_runs_where_it_has_one() -> None:
     def radius(**changes: Any) -> float:
-        return radius_of(Config().override(**changes))
+        return Config().override(**changes).objective.gap_rho
 
     assert radius(objective="sam", rho=0.3) == 0.3
     assert radius(objective="gsam") == 0.05

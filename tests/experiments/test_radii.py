@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.analysis.surface import Surface
-from surrogap.experiments.radii import climb_of, num_gradients, plain_parts, swept, train_plainly
+from surrogap.experiments.radii import (
+    ascent_step_of,
+    num_gradients,
+    parts_for_sweep,
+    sweep_radii,
+    train_with_plain_gradient,
+)
 from surrogap.training.config import Config
 from surrogap.training.parts import Parts
 from surrogap.training.run import train
@@ -18,14 +24,14 @@ MODEL: dict[str, Any] = {"model": "small_resnet18_narrow", "batch_size": 8}
 
 
 def parts_of(config: Config, num_steps: int = 2) -> Parts:
-    parts = plain_parts(config, None, num_steps)
-    train_plainly(parts, lambda *_: None)
+    parts = parts_for_sweep(config, None, num_steps)
+    train_with_plain_gradient(parts, lambda *_: None)
     return parts
 
 
 def climbed(config: Config, parts: Parts) -> tuple[Tensor, Tensor]:
     """The ascent step on a batch, and the batch's gradient."""
-    climb = climb_of(config, parts)
+    climb = ascent_step_of(config, parts)
     assert climb is not None
     surface = Surface(parts.model.train(), [next(iter(parts.images))], is_checked=False)
     before = surface.position()
@@ -70,7 +76,7 @@ def test_along_the_gradient_of_a_part_of_the_batch(tmp_path: Path) -> None:
     parts.images.load_state_dict(parts.images.state_dict())
     surface = Surface(parts.model.train(), [(images, targets)], is_checked=False)
     part = Surface(parts.model, [(images[:2], targets[:2])], is_checked=False)
-    climb = climb_of(config, parts)
+    climb = ascent_step_of(config, parts)
     assert climb is not None
     _, g = part.gradient()
     torch.testing.assert_close(climb(surface), g / g.norm(), rtol=1e-3, atol=1e-6)
@@ -88,27 +94,27 @@ def test_along_the_momentum(tmp_path: Path) -> None:
 def test_the_momentum_of_a_run_is_loaded(tmp_path: Path) -> None:
     config = made_up.config(tmp_path, objective="momentum-sam", steps=5)
     train(config)
-    parts = plain_parts(config, config.folder, num_steps=1)
+    parts = parts_for_sweep(config, config.folder, num_steps=1)
     saved = made_up.state(config.folder)["optimizer"]["state"]
     for name, parameter in parts.model.named_parameters():
         momentum = parts.optimizer.state[parameter]["momentum_buffer"]
         assert torch.equal(momentum, saved[name]["momentum_buffer"])
-    sweep = swept(config, parts, [0.1, 1.0], 2, lambda *_: None)
+    sweep = sweep_radii(config, parts, [0.1, 1.0], 2, lambda *_: None)
     assert [radius.rho for radius in sweep.radii] == [0.1, 1.0]
 
 
 def test_without_momentum_there_is_no_ascent_step(tmp_path: Path) -> None:
     config = made_up.config(tmp_path, objective="momentum-sam")
-    parts = plain_parts(config, None, num_steps=1)
+    parts = parts_for_sweep(config, None, num_steps=1)
     with pytest.raises(RuntimeError, match=r"there must be an ascent step. Measure a model that"):
-        swept(config, parts, [0.1], 1, lambda *_: None)
+        sweep_radii(config, parts, [0.1], 1, lambda *_: None)
 
 
 def test_objectives_without_a_radius_are_swept_as_sam(tmp_path: Path) -> None:
     config = made_up.config(tmp_path, objective="vanilla")
     parts = parts_of(config)
-    assert climb_of(config, parts) is None
-    assert climb_of(config.override(objective="entropy-sgd"), parts) is None
+    assert ascent_step_of(config, parts) is None
+    assert ascent_step_of(config.override(objective="entropy-sgd"), parts) is None
 
 
 @pytest.mark.parametrize(("name", "passes"), [("vanilla", 0), ("momentum-sam", 1), ("sam", 2)])

@@ -144,7 +144,8 @@ def test_what_a_gpu_may_expect_is_what_was_recorded() -> None:
     assert set(record) == set(small.GPU)
     for name, row in record.items():
         if "estimated_seconds" in row:
-            told = f"{row['estimated_seconds'] / 60:.1f} minutes on an H200, going by three epochs"
+            minutes = row["estimated_seconds"] / 60
+            told = f"{minutes:.1f} minutes on an H200, estimated from three epochs"
         else:
             told = (
                 f"Test accuracy {100 * row['test_accuracy']:.2f} %, test loss "

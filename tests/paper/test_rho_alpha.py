@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from surrogap.analysis import Hessian, Surface, eigenvalues, surrogate_gaps
-from surrogap.experiments import measured
-from surrogap.experiments.measured import measure, sharpness_of
+from surrogap.experiments import measurements
+from surrogap.experiments.measurements import measure_sharpness, write_measurements
 from surrogap.experiments.recipes import RECIPES, Recipe
-from surrogap.experiments.runs import Run
+from surrogap.experiments.trained import TrainedRun
 from surrogap.paper.rho_alpha import Grid, figure, read_result, table
 from surrogap.training.failure import RunFailedError
 from surrogap.training.records import read_records
@@ -67,17 +67,17 @@ def test_alpha_0_is_sam(grid: Grid, tmp_path: Path) -> None:
     made_up.assert_same(ours["model"], sams["model"])
 
 
-def by_hand(run: Run) -> tuple[nn.Module, Callable[[], Tensor], list[Tensor]]:
+def by_hand(run: TrainedRun) -> tuple[nn.Module, Callable[[], Tensor], list[Tensor]]:
     """The network in float64, its loss over all training images, and its parameters."""
     splits = run.splits()
-    model = run.network(splits).double()
+    model = run.model(splits).double()
     (mean,), (std,) = splits.mean, splits.std
     images = (splits.train.images.double() / 255 - mean) / std  # type: ignore[union-attr]
     labels = torch.as_tensor(splits.train.labels)
     return model, lambda: cross_entropy(model(images), labels), list(model.parameters())
 
 
-def one_step_gap(run: Run, rho: float) -> float:
+def one_step_gap(run: TrainedRun, rho: float) -> float:
     _, loss, parameters = by_hand(run)
     before = loss()
     gradients = torch.autograd.grad(before, parameters)
@@ -88,7 +88,7 @@ def one_step_gap(run: Run, rho: float) -> float:
         return float(loss() - before)
 
 
-def dominant(run: Run) -> float:
+def dominant(run: TrainedRun) -> float:
     """By power iteration, through a second backward pass."""
     _, loss, parameters = by_hand(run)
     gradients = torch.autograd.grad(loss(), parameters, create_graph=True)
@@ -105,8 +105,8 @@ def dominant(run: Run) -> float:
 def test_the_numbers_are_those_of_the_run(grid: Grid) -> None:
     planned = grid.runs()[-1]
     folder = train(planned.config).folder
-    measure(folder, 0.2, CPU, sharpness_of)
-    found, run = read_result(planned), Run.read(folder)
+    write_measurements(folder, 0.2, CPU, measure_sharpness)
+    found, run = read_result(planned), TrainedRun.read(folder)
     last = [record for record in read_records(folder) if record["kind"] == "epoch"][-1]
     assert (found.rho, found.alpha, found.seed, found.num_images) == (0.2, 0.4, 1, 32)
     assert (found.test_accuracy, found.test_loss) == (last["test_accuracy"], last["test_loss"])
@@ -123,23 +123,23 @@ def test_the_numbers_are_those_of_the_run(grid: Grid) -> None:
 
 
 def test_a_part_of_the_images_is_measured(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "NUM_IMAGES", 8)
+    monkeypatch.setattr(measurements, "NUM_IMAGES", 8)
     planned = grid.runs()[0]
-    run = Run.read(train(planned.config).folder)
-    assert sharpness_of(run, 0.1, CPU)["num_images"] == 8
+    run = TrainedRun.read(train(planned.config).folder)
+    assert measure_sharpness(run, 0.1, CPU)["num_images"] == 8
 
 
 def test_a_network_that_is_lost_has_failed(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run.read(train(grid.runs()[0].config).folder)
-    model = run.network(run.splits())
+    run = TrainedRun.read(train(grid.runs()[0].config).folder)
+    model = run.model(run.splits())
     nn.init.constant_(next(model.parameters()), math.nan)
-    monkeypatch.setattr(Run, "network", lambda *_: model)
+    monkeypatch.setattr(TrainedRun, "model", lambda *_: model)
     message = (
-        r"loss must be finite where a run has ended, got nan in .*seed-0\. Train with a smaller rho"
+        r"loss must be finite at the end of a run, got nan in .*seed-0\. Train with a smaller rho"
     )
     with pytest.raises(RunFailedError, match=message):
-        measure(run.folder, 0.1, CPU, sharpness_of)
-    assert not (run.folder / "measured.json").exists()
+        write_measurements(run.folder, 0.1, CPU, measure_sharpness)
+    assert not (run.folder / "measurements.json").exists()
 
 
 def test_the_table_has_a_row_for_each_rho_and_alpha() -> None:

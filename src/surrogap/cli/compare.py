@@ -1,4 +1,4 @@
-"""`surrogap compare`: train several objectives with one budget, and show them side by side.
+"""`surrogap compare`: train several objectives with the same budget, and compare them.
 
 surrogap compare
 surrogap compare --recipe cifar10-resnet18-gsam --objectives vanilla sam gsam asam --seeds 5
@@ -6,20 +6,21 @@ surrogap compare --objectives vanilla momentum-sam sam sam@every=5 sam-norms gsa
 """
 
 import dataclasses
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Suppress, arg
 
 from surrogap.checks import integer, number
-from surrogap.cli.configured import given_fields, recipe
-from surrogap.cli.options import options, peek
-from surrogap.cli.results import Results
+from surrogap.cli.defaults import given_fields, recipe_config
+from surrogap.cli.options import options
+from surrogap.cli.terminal import print_stopped
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.methods import Planned, planned
+from surrogap.experiments.columns import column_runs
+from surrogap.experiments.planned import PlannedRun
+from surrogap.experiments.result_files import ResultFiles
 from surrogap.training.config import Config
 from surrogap.training.flags import OptionalFloat
 from surrogap.training.objective_configs import (
@@ -30,110 +31,92 @@ from surrogap.training.objective_configs import (
     MomentumSAMConfig,
 )
 
-if TYPE_CHECKING:
-    from surrogap.experiments.comparison import Result
-
 DEFAULT_RECIPE = "fashion-mnist-gsam"
 FIGURE = "comparison.png"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Objectives(GSAMConfig, ASAMConfig, GapPenaltyConfig, MomentumSAMConfig, EntropySGDConfig):
-    """Settings of the objectives. At least one column must use each that is given."""
+    """Settings of the objectives. At least one column must use each setting that is given."""
 
     name: Annotated[Suppress[str], arg(name="objective")] = ""
 
     def _check(self) -> None:
-        """Leave the checks to the columns, where each objective has its own settings."""
+        """Leave the checks to the columns, since the settings belong to different objectives."""
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Train several objectives with one budget, and show them side by side.
+    """Train several objectives with the same budget, and compare them.
 
-    All runs start from a recipe. What is set below holds for all columns that use it. Runs that are
-    finished are not trained again, and one that was interrupted continues. The learning rate is the
-    one for a gradient: with sgd, entropy-sgd's is divided by gamma.
+    All runs start from a recipe. The settings below hold for all columns that use them. Finished
+    runs are not trained again, and interrupted runs continue. --lr is meant for gradients: with the
+    sgd optimizer, that of entropy-sgd is divided by gamma.
     """
 
     recipe: str = DEFAULT_RECIPE
-    """The recipe that gives the defaults of all that follows. If there is a recipe of the same name
-    for another objective, that objective has its radius; others have their default radius."""
+    """Recipe with the defaults of all settings below. A column uses the radius of the recipe for
+    its objective if there is one, such as cifar10-resnet18-sam for cifar10-resnet18-gsam, or else
+    the default radius of the objective."""
 
     objectives: tuple[str, ...] = ("vanilla", "vanilla-2x", "sam", "gsam")
-    """The columns: an objective, with -2x behind it for twice the epochs, with -norms for
-    perturb=norms, and with settings of its own as in sam@every=5,rho=0.1. Differences are against
-    the first column."""
+    """Columns of the comparison. A column is an objective, with the suffix -2x for twice the
+    epochs, -norms for perturb=norms, and its own settings as in sam@every=5,rho=0.1. Differences
+    are relative to the first column."""
 
     seeds: int = 3
-    """The number of runs of each, with seeds that count from --seed."""
+    """Number of runs per column. The first has the seed --seed, the next --seed + 1, and so on."""
 
     gap_rho: OptionalFloat = None
-    """The radius at which the gap is measured at the end, for all columns. By default the recipe's
-    own."""
+    """Radius at which the gap is measured after training, for all columns. Default: the radius of
+    the recipe."""
 
     config: Config = field(default_factory=Config)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compares as the arguments say, and returns the exit status.
+    """Compare objectives, and return the exit status.
 
     Raises:
-        ValueError: The arguments do not fit, or the folder holds other runs.
+        ValueError: The arguments are not valid, or the folder holds other runs.
     """
-    base = recipe(peek(arguments, "recipe")[0] or DEFAULT_RECIPE)
-    own = {name: value for name, value in vars(base.objective).items() if name != "name"}
-    config = dataclasses.replace(base, objective=_Objectives(**own))
+    base = recipe_config(arguments, DEFAULT_RECIPE)
+    settings = {name: value for name, value in vars(base.objective).items() if name != "name"}
+    config = dataclasses.replace(base, objective=_Objectives(**settings))
     chosen = options(Compare, "compare", arguments, default=Compare(config=config))
-    integer("seeds", chosen.seeds, at_least=1, remedy="Pass the number of runs of each, as 3.")
-    folder, runs = _folder(chosen), _runs(chosen, given_fields(arguments))
-    rho = _gap_rho(chosen, base)
-    written = Results(folder, "compare", "comparison", [FIGURE], make_folder=False)
-    from surrogap.cli.runs import train_all
-    from surrogap.experiments.measured import gap_of
+    integer("seeds", chosen.seeds, at_least=1, remedy="Pass a number of runs, such as 3.")
+    folder = Path(
+        chosen.config.output.out or Path("runs") / f"compare-{chosen.recipe}"
+    ).expanduser()
+    runs = _runs(chosen, given_fields(arguments), folder)
+    rho = base.objective.gap_rho if chosen.gap_rho is None else chosen.gap_rho
+    number("gap_rho", rho, above=0.0, remedy="Pass a radius such as 0.05.")
+    files = ResultFiles(folder, "compare", "comparison", [FIGURE], make_folder=False)
+    from surrogap.experiments import comparison, run_queue
+    from surrogap.experiments.measurements import measure_gap
 
-    status = train_all(runs, folder, "compare", radius=lambda _: rho, measured=gap_of)
-    if status:
-        return status
-    from surrogap.experiments.comparison import read_result
-
-    _show([read_result(run) for run in runs], runs, written, rho)
+    stopped_by = run_queue.train_missing(runs, folder, radius=lambda _: rho, measure=measure_gap)
+    if stopped_by is not None:
+        return print_stopped("compare", stopped_by)
+    compared = [comparison.read_compared_run(run) for run in runs]
+    first = runs[0].config
+    data = "Fashion-MNIST" if first.data.name == "embedded" else Path(first.data.name).stem
+    title = f"{first.model.name} on {data}"
+    comparison.print_comparison(compared, rho, title=title)
+    configs = {run.method: run.config.to_dict() for run in runs}
+    values = comparison.numbers(compared, rho) | {"configurations": configs}
+    files.write(values, {FIGURE: lambda path: comparison.draw(compared, path, title)})
+    print(files.summary, flush=True)
     return 0
 
 
-def _folder(chosen: Compare) -> Path:
-    if chosen.config.output.out is not None:
-        return Path(chosen.config.output.out).expanduser()
-    return Path("runs") / f"compare-{chosen.recipe}"
-
-
-def _runs(chosen: Compare, given: Sequence[str]) -> "list[Planned]":
+def _runs(chosen: Compare, given: Sequence[str], folder: Path) -> list[PlannedRun]:
     settings, first = chosen.config.flat(), chosen.config.execution.seed
     changes = {name: settings[name] for name in given if name not in ("seed", "out")}
-    seeds = range(first, first + chosen.seeds)
     if len(set(chosen.objectives)) < max(len(chosen.objectives), 1):
         raise InvalidValueError(
-            f"objectives must be different ones, at least one, got {' '.join(chosen.objectives)}. "
-            "Pass each once."
+            "objectives must be one or more different columns, got "
+            f"{' '.join(chosen.objectives) or 'none'}. Pass each column once."
         )
-    return list(planned(chosen.recipe, changes, chosen.objectives, seeds, _folder(chosen)))
-
-
-def _gap_rho(chosen: Compare, base: Config) -> float:
-    rho = base.objective.gap_rho if chosen.gap_rho is None else chosen.gap_rho
-    return number("gap_rho", rho, above=0.0, remedy="Pass one, such as 0.05.")
-
-
-def _show(results: "list[Result]", runs: Sequence[Planned], written: Results, rho: float) -> None:
-    from surrogap.experiments.comparison import differences, draw, legend, numbers, table
-
-    config = runs[0].config
-    data = "Fashion-MNIST" if config.data.name == "embedded" else Path(config.data.name).stem
-    title = f"{config.model.name} on {data}"
-    table(results, title).print()
-    print(textwrap.fill(legend(results, rho), width=100))
-    print(*differences(results), sep="\n")
-    found: dict[str, Any] = numbers(results, rho)
-    found["configurations"] = {run.method: run.config.to_dict() for run in runs}
-    written.write(found, {FIGURE: lambda path: draw(results, path, title)})
-    print(written.told, flush=True)
+    seeds = range(first, first + chosen.seeds)
+    return list(column_runs(chosen.recipe, changes, chosen.objectives, seeds, folder))

@@ -19,23 +19,23 @@ class Models:
     """List the models that --model takes."""
 
     name: Annotated[Positional[str | None], optional("NAME")] = None
-    """A part of the name, by which timm's models are searched too. By default ours are listed: the
-    paper's, and small ones."""
+    """Substring to search for in the names of all models, including timm's. Default: list the
+    models of surrogap: those of the paper, and small ones."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Lists models, and returns the exit status.
+    """List models, and return the exit status.
 
     Raises:
         ImportError: timm is not installed.
-        ValueError: The arguments do not fit.
+        ValueError: The arguments are not valid.
     """
     chosen = options(Models, "models", arguments)
     from surrogap.models import names
 
     if chosen.name is None:
         print(*names(), sep="\n")
-        print("All of timm's models work too: surrogap models NAME searches them.")
+        print("All models of timm can be used too: surrogap models NAME searches them.")
         return 0
     from timm import list_models
 

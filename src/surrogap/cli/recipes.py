@@ -15,7 +15,7 @@ from surrogap.checks import one_of
 from surrogap.cli.options import options
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.recipes.page import page
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.training.flags import optional
 
 
@@ -24,33 +24,33 @@ class Recipes:
     """List the recipes, or show one."""
 
     name: Annotated[Positional[str | None], optional("NAME")] = None
-    """The recipe to show in full. By default all are listed, a line each."""
+    """Recipe to show with all settings. Default: list all recipes."""
 
     markdown: bool = False
-    """Whether to print the page about all recipes, docs/recipes.md, in place of the list."""
+    """Print the page of all recipes, docs/recipes.md, instead of the list."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Lists the recipes or shows one, and returns the exit status.
+    """List the recipes or show one, and return the exit status.
 
     Raises:
-        ValueError: The arguments do not fit, or there is no such recipe.
+        ValueError: The arguments are not valid, or the recipe does not exist.
     """
     chosen = options(Recipes, "recipes", arguments)
     if chosen.markdown:
         print(page(), end="")
         return 0
     if chosen.name is None:
-        listed().print()
-        print("surrogap recipes NAME shows a recipe in full.")
+        recipe_table().print()
+        print("surrogap recipes NAME shows a recipe with all settings.")
         return 0
     name = one_of("recipe", chosen.name, RECIPES, remedy="surrogap recipes lists them.")
-    print(described(RECIPES[name]))
+    print(description(RECIPES[name]))
     return 0
 
 
-def listed() -> Table:
-    """A line for each recipe, which fits into 80 columns."""
+def recipe_table() -> Table:
+    """Return a table of all recipes that fits into 80 columns."""
     rows = []
     for name, recipe in RECIPES.items():
         config = recipe.config
@@ -58,17 +58,17 @@ def listed() -> Table:
     return Table(("recipe", "model", "data", "objective"), rows)
 
 
-def described(recipe: Recipe) -> str:
-    """All there is to know about a recipe."""
-    parts = {
+def description(recipe: Recipe) -> str:
+    """Return the description of a recipe, with its configuration."""
+    paragraphs = {
         "Reproduces": recipe.reproduces + ".",
         "Command": recipe.command,
         "Expected": recipe.expected,
         "Notes": recipe.notes,
     }
     lines = [
-        textwrap.fill(f"{part}: {text}", width=100, subsequent_indent="  ")
-        for part, text in parts.items()
+        textwrap.fill(f"{title}: {text}", width=100, subsequent_indent="  ")
+        for title, text in paragraphs.items()
         if text
     ]
     return "\n".join([recipe.name, "", *lines, "", recipe.config.to_json().rstrip()])

@@ -1,4 +1,4 @@
-"""The study behind the tables and figures of `surrogap reproduce`: plan, train, draw."""
+"""The study of `surrogap reproduce`, from which its tables and figures are drawn."""
 
 import signal
 import sys
@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Literal, final
 
 from surrogap.checks import integer
-from surrogap.cli.results import Results
-from surrogap.experiments.tables import Table
+from surrogap.experiments.result_files import ResultFiles
+from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
 from surrogap.paper.cost import newest_timing
 from surrogap.paper.imagenet import paper_runs
@@ -25,8 +25,8 @@ from surrogap.paper.study import METHODS, SCALES, Scale
 ALL, TIMING = "all", "timing"
 TITLES = {
     **{name: artifact.title for name, artifact in ARTIFACTS.items()},
-    TIMING: "The cost of a step of every method, with nothing else on the device, for fig-cost.",
-    ALL: "All tables and figures of the study, the most telling runs first.",
+    TIMING: "The cost of a step of every method, measured alone on the device, for fig-cost.",
+    ALL: "All tables and figures of the study. The most informative runs are trained first.",
 }
 _TIMED_SETUP = "A"
 
@@ -34,7 +34,7 @@ _TIMED_SETUP = "A"
 @final
 @dataclass(frozen=True)
 class StudyOptions:
-    """The options of `surrogap reproduce` that concern the study, as it documents them."""
+    """The options of `surrogap reproduce` for the study. See `Reproduce`."""
 
     scale: Literal["laptop", "gpu", "paper"]
     data_root: str
@@ -52,12 +52,12 @@ class StudyOptions:
 
 
 def reproduce_study(name: str, options: StudyOptions) -> int:
-    """Trains what a table or figure needs, draws it, and returns the exit status.
+    """Train the runs of a table or figure, draw it, and return the exit status.
 
     Raises:
         ValueError: An option is not valid, or the images are missing.
     """
-    integer("jobs", options.jobs, at_least=1, remedy="Pass a number of processes, as 4.")
+    integer("jobs", options.jobs, at_least=1, remedy="Pass a number of processes, such as 4.")
     if options.scale == "paper":
         return _reproduce_on_imagenet(name, options.data_root)
     scale = SCALES[options.scale]
@@ -79,7 +79,7 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
 
 
 def _reproduce_on_imagenet(name: str, data_root: str) -> int:
-    """Lists the commands of the paper's own scale, or trains the runs in many processes."""
+    """List the commands for ImageNet, or train the runs under torchrun."""
     from surrogap.training.processes import is_launched
 
     runs = paper_runs(name)
@@ -140,7 +140,7 @@ def _train(
     try:
         is_timed = newest_timing(ledger, scale.name, _TIMED_SETUP) is not None
         if name == TIMING or (name in (ALL, "fig-cost") and not is_timed):
-            # Before any worker starts: what shares the device would be measured too.
+            # Before any worker starts, since workers would share the device.
             from surrogap.paper.timing import timing
 
             line = timing(_TIMED_SETUP, tuple(METHODS), environment)
@@ -150,7 +150,7 @@ def _train(
     except Stopped as stopped:
         print(
             f"surrogap: {stopped.signal.name} stopped surrogap reproduce. Finished runs are in "
-            f"{ledger.path}, and the same command trains the others.",
+            f"{ledger.path}. Run the same command to train the others.",
             file=sys.stderr,
         )
         return 128 + stopped.signal
@@ -177,7 +177,7 @@ def _print_times(line: Line) -> None:
         (method, f"{1e3 * seconds:.3f}", f"{relative_cost(line, method):.2f}")
         for method, seconds in line["seconds_per_step"].items()
     ]
-    Table(("method", "ms a step", "cost relative to vanilla"), rows).print()
+    Table(("method", "ms per step", "cost relative to vanilla"), rows).print()
 
 
 def _print_line(line: Line, left: Sequence[Todo]) -> None:
@@ -198,14 +198,14 @@ def _print_line(line: Line, left: Sequence[Todo]) -> None:
 def _draw(name: str, scale: Scale, ledger: Ledger, out: Path | None) -> None:
     found = drawn(name, scale, ledger)
     folder = Path("runs") / f"reproduce-{name}" if out is None else out.expanduser()
-    results = Results(folder, "reproduce", name, list(found.writers))
-    results.write(found.numbers, found.writers)
-    show(found, results)
+    files = ResultFiles(folder, "reproduce", name, list(found.writers))
+    files.write(found.numbers, found.writers)
+    show(found, files)
 
 
-def show(found: Reproduced, results: Results) -> None:
-    """Prints a table, the words below it, and the names of its files."""
+def show(found: Reproduced, files: ResultFiles) -> None:
+    """Print a table, the text below it, and the paths of its files."""
     found.table.print()
     for line in found.words:
         print(textwrap.fill(line, width=100, break_on_hyphens=False))
-    print(results.told)
+    print(files.summary)

@@ -1,1 +1,1 @@
-"""Experiments: recipes by name, runs side by side, tables and figures from records."""
+"""Experiments: recipes, comparisons of runs, and measurements of trained models."""

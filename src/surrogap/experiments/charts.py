@@ -1,28 +1,26 @@
-"""Curves in a terminal, drawn with the dots of Braille's letters: two by four in each."""
+"""Curves in a terminal, drawn with Braille characters of 2 x 4 dots."""
 
 import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
-# Which bit of a letter is the dot at (row, column): Unicode counts down the left column first.
+# The bit of each dot in a Braille character, by row and column.
 _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BLANK = 0x2800
-# Of one of two charts in a row, in letters: two fit a terminal of 80.
+# In characters. Two charts fit into 80 columns.
 CHART_WIDTH = 39
 
 Point = tuple[float, float]
 
 
 def chart(title: str, points: Sequence[Point], *, width: int = 60, height: int = 8) -> str:
-    """A curve through points, whose first and last x and smallest and largest y are written.
-
-    Points that are not finite are left out.
+    """Return a curve with the ends of both axes labelled. Points that are not finite are left out.
 
     Args:
-        title: What it shows, above it.
-        points: In the order of x.
-        width: Of the curve, in letters.
-        height: Of the curve, in lines.
+        title: The title, above the curve.
+        points: The points, ordered by x.
+        width: The width of the curve in characters.
+        height: The height of the curve in lines.
 
     >>> print(chart("a line", [(0, 0.0), (1, 1.0)], width=6, height=3))
     a line
@@ -33,7 +31,7 @@ def chart(title: str, points: Sequence[Point], *, width: int = 60, height: int =
     """
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if not finite:
-        return f"{title}\n           nothing to draw"
+        return f"{title}\n           no finite values"
     low, high = min(y for _, y in finite), max(y for _, y in finite)
     dots = _dots(finite, low, high, 2 * width, 4 * height)
     lines = [_line(dots, row, width) for row in range(height)]
@@ -44,7 +42,7 @@ def chart(title: str, points: Sequence[Point], *, width: int = 60, height: int =
 
 
 def side_by_side(charts: Sequence[str], *, width: int = CHART_WIDTH) -> list[str]:
-    r"""Charts of one height, two in a row.
+    r"""Return the lines of charts of equal height, two in a row.
 
     >>> print(*side_by_side(["a\nb", "c\nd", "e\nf"], width=3), sep="\n")
     a  c
@@ -62,7 +60,7 @@ def side_by_side(charts: Sequence[str], *, width: int = CHART_WIDTH) -> list[str
 def _dots(
     points: Sequence[Point], low: float, high: float, columns: int, rows: int
 ) -> set[tuple[int, int]]:
-    """The dots, by row and column, of the lines from each point to the next."""
+    """Return the dots, by row and column, of the lines between neighbouring points."""
     left, right = points[0][0], points[-1][0]
     dots = set()
     for (x0, y0), (x1, y1) in zip(points, [*points[1:], points[-1]], strict=True):
@@ -70,8 +68,8 @@ def _dots(
             ((high - y) / (high - low or 1.0) * (rows - 1), (x - left) / (right - left or 1.0))
             for x, y in ((x0, y0), (x1, y1))
         ]
-        (row0, part0), (row1, part1) = ends
-        column0, column1 = part0 * (columns - 1), part1 * (columns - 1)
+        (row0, fraction0), (row1, fraction1) = ends
+        column0, column1 = fraction0 * (columns - 1), fraction1 * (columns - 1)
         num = 1 + math.ceil(max(abs(row1 - row0), abs(column1 - column0)))
         for i in range(num + 1):
             t = i / num
@@ -80,7 +78,7 @@ def _dots(
 
 
 def _line(dots: set[tuple[int, int]], row: int, width: int) -> str:
-    letters = []
+    characters = []
     for column in range(width):
         bits = sum(
             bit
@@ -88,5 +86,5 @@ def _line(dots: set[tuple[int, int]], row: int, width: int) -> str:
             for j, bit in enumerate(pair)
             if (4 * row + i, 2 * column + j) in dots
         )
-        letters.append(chr(_BLANK + bits))
-    return "".join(letters)
+        characters.append(chr(_BLANK + bits))
+    return "".join(characters)

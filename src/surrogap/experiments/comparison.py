@@ -1,24 +1,25 @@
-"""Runs side by side: a table, a figure and the numbers, from what is in the runs' folders."""
+"""A comparison of finished runs: the table, the figure and the numbers."""
 
 import json
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.figures import curves_with_bands, new_figure
-from surrogap.experiments.methods import Planned
-from surrogap.experiments.tables import Table
+from surrogap.experiments.planned import PlannedRun
+from surrogap.experiments.plotting import curves_with_bands, new_figure
+from surrogap.experiments.text_table import Table
 from surrogap.training.records import read_records, training_loss
 
-MEASURED = "measured.json"
+MEASUREMENTS = "measurements.json"
 NUM_ASCENT_STEPS = 5
 
-# Attributes of a result, each with what it is called, a factor and its decimals.
-_LINES = {
+# Attributes of a run in the rows of the table: the label, a factor and the number of decimals.
+_ROWS = {
     "test_accuracy": ("test accuracy %", 100.0, 2),
     "test_loss": ("test loss", 1.0, 4),
     "test_calibration_error": ("calibration error %", 100.0, 2),
@@ -27,10 +28,10 @@ _LINES = {
     "worst_gap": ("worst h", 1.0, 4),
     "worst_sharpness": ("worst 2h/rho^2", 1.0, 2),
 }
-_MEASURED = ("gap", "sharpness", "worst_gap", "worst_sharpness")
-_SUMMARISED = (*_LINES, "seconds")
+_MEASURED_NAMES = ("gap", "sharpness", "worst_gap", "worst_sharpness")
+_SUMMARISED = (*_ROWS, "seconds")
 
-# What is drawn of the epochs' records.
+# Values of epoch records that are drawn.
 _PANELS = {
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",
@@ -40,23 +41,23 @@ _PANELS = {
 
 @final
 @dataclass(frozen=True)
-class Result:
-    """The results of a run.
+class ComparedRun:
+    """The results of a finished run.
 
     Attributes:
-        method: The objective, perhaps for twice the epochs.
-        seed: Its seed.
-        num_passes: Forward-backward passes over the batch in a step, as a mean over steps.
-        num_epochs: How often it went through the images.
-        test_accuracy: At the end, as a fraction.
-        test_loss: Likewise, the mean cross-entropy.
-        test_calibration_error: Likewise.
-        gap: `h` over the training images at the last weights, for the comparison's one radius.
-        sharpness: `2h / rho^2` of that.
-        worst_gap: The largest `h` found in the ball, by a few steps of ascent.
-        worst_sharpness: `2h / rho^2` of that.
+        method: The column of the run: an objective and its settings.
+        seed: The seed.
+        num_passes: Forward-backward passes over the batch per step, averaged over steps.
+        num_epochs: The number of epochs.
+        test_accuracy: The last test accuracy, as a fraction.
+        test_loss: The last test loss, a mean cross-entropy.
+        test_calibration_error: The last calibration error on the test images.
+        gap: `h` over the training images at the last weights, at the radius of the comparison.
+        sharpness: `2h / rho^2` for `gap`.
+        worst_gap: The largest `h` that a few more ascent steps found in the ball.
+        worst_sharpness: `2h / rho^2` for `worst_gap`.
         seconds: The time of all training steps.
-        epochs: The records of its epochs.
+        epochs: The epoch records.
     """
 
     method: str
@@ -74,12 +75,12 @@ class Result:
     epochs: list[dict[str, Any]]
 
 
-def read_result(planned: Planned) -> Result:
+def read_compared_run(planned: PlannedRun) -> ComparedRun:
     """Read the results of a finished run from its folder."""
     folder = planned.config.folder
     epochs = [record for record in read_records(folder) if record["kind"] == "epoch"]
-    last, measured = epochs[-1], json.loads((folder / MEASURED).read_text())
-    return Result(
+    last, measured = epochs[-1], json.loads((folder / MEASUREMENTS).read_text())
+    return ComparedRun(
         method=planned.method,
         seed=planned.config.execution.seed,
         num_passes=planned.num_passes,
@@ -87,53 +88,61 @@ def read_result(planned: Planned) -> Result:
         test_accuracy=last["test_accuracy"],
         test_loss=last["test_loss"],
         test_calibration_error=last["test_calibration_error"],
-        **{name: measured[name] for name in _MEASURED},
+        **{name: measured[name] for name in _MEASURED_NAMES},
         seconds=last["seconds"],
         epochs=epochs,
     )
 
 
-def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The results of each method, in the order in which they came."""
-    methods: dict[str, list[Result]] = {}
-    for result in results:
-        methods.setdefault(result.method, []).append(result)
+def by_method(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
+    """Group runs by method, in their order."""
+    methods: dict[str, list[ComparedRun]] = {}
+    for run in runs:
+        methods.setdefault(run.method, []).append(run)
     return methods
 
 
-def table(results: Sequence[Result], title: str) -> Table:
-    """A column for each method: mean and deviation over seeds.
+def print_comparison(runs: Sequence[ComparedRun], rho: float, *, title: str) -> None:
+    """Print the table, its legend, and the differences from the first method.
 
     Args:
-        results: Of all runs.
-        title: What was compared.
+        runs: All runs.
+        rho: The radius at which the gap was measured.
+        title: The title of the table.
     """
-    methods = by_method(results)
-    lines = {"epochs": [str(runs[0].num_epochs) for runs in methods.values()]}
-    for name, (label, factor, decimals) in _LINES.items():
-        lines[label] = [
-            spread([factor * getattr(run, name) for run in runs], decimals)
-            for runs in methods.values()
+    table(runs, title).print()
+    print(textwrap.fill(legend(runs, rho), width=100))
+    print(*differences(runs), sep="\n")
+
+
+def table(runs: Sequence[ComparedRun], title: str) -> Table:
+    """Return a table with a column per method: mean and standard deviation over seeds."""
+    methods = by_method(runs)
+    rows = {"epochs": [str(own[0].num_epochs) for own in methods.values()]}
+    for name, (label, factor, decimals) in _ROWS.items():
+        rows[label] = [
+            spread([factor * getattr(run, name) for run in own], decimals)
+            for own in methods.values()
         ]
-    lines["time"] = [_relative_time(runs, methods) for runs in methods.values()]
-    return Table(("", *methods), [(label, *cells) for label, cells in lines.items()], title)
+    rows["time"] = [_relative_time(own, methods) for own in methods.values()]
+    return Table(("", *methods), [(label, *cells) for label, cells in rows.items()], title)
 
 
-def legend(results: Sequence[Result], rho: float) -> str:
-    """Explain the lines of the table."""
-    methods = by_method(results)
+def legend(runs: Sequence[ComparedRun], rho: float) -> str:
+    """Return an explanation of the rows of the table."""
+    methods = by_method(runs)
     num_seeds = len(next(iter(methods.values())))
-    seeds = f"Mean ± deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
-    time = "at the median pace, relative to vanilla's" if "vanilla" in methods else "in seconds"
+    seeds = f"Mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
+    time = "at the median speed, relative to vanilla" if "vanilla" in methods else "in seconds"
     return (
-        f"{seeds}, after the last epoch. h: over all training images at the last weights, "
-        f"rho = {rho:g} for all, after one step of ascent; worst: after {NUM_ASCENT_STEPS} more, "
-        f"anywhere in the ball. Time: of all steps, {time}."
+        f"{seeds}, after the last epoch. h: over all training images at the last weights, with "
+        f"rho = {rho:g} for all methods, after one ascent step. Worst: after {NUM_ASCENT_STEPS} "
+        f"more ascent steps within the ball. Time: of all training steps, {time}."
     )
 
 
 def spread(values: Sequence[float], decimals: int, sign: str = "") -> str:
-    """Mean ± standard deviation; of a single value, the value.
+    """Format the mean ± the standard deviation, or a single value.
 
     >>> spread([1.0, 2.0], decimals=2)
     '1.50 ± 0.71'
@@ -142,51 +151,56 @@ def spread(values: Sequence[float], decimals: int, sign: str = "") -> str:
     return mean + (f" ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else "")
 
 
-def _relative_time(runs: Sequence[Result], methods: Mapping[str, Sequence[Result]]) -> str:
-    """Times vanilla's; in seconds where vanilla is not among the methods."""
+def _relative_time(
+    runs: Sequence[ComparedRun], methods: Mapping[str, Sequence[ComparedRun]]
+) -> str:
+    """Return the time relative to vanilla, or in seconds if vanilla is not compared."""
     if "vanilla" not in methods:
         return f"{statistics.fmean(run.seconds for run in runs):.1f} s"
     return f"{_time(runs) / _time(methods['vanilla']):.2f}"
 
 
-def _time(runs: Sequence[Result]) -> float:
-    """Epochs by the median pace, which does not mind a busy moment."""
+def _time(runs: Sequence[ComparedRun]) -> float:
+    """Return the time of training at the median speed, which is robust to short interruptions."""
     paces = [float(record["images_per_second"]) for run in runs for record in run.epochs]
     return runs[0].num_epochs / statistics.median(paces)
 
 
-def differences(results: Sequence[Result]) -> list[str]:
-    """Return the differences in test accuracy from the first method, seed by seed."""
-    (first, base), *others = by_method(results).items()
+def differences(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return sentences on the paired differences in test accuracy from the first method."""
+    (first, base), *others = by_method(runs).items()
     lines = []
-    for method, runs in others:
+    for method, own in others:
         points = [
-            100 * (run.test_accuracy - own.test_accuracy)
-            for run, own in zip(runs, base, strict=True)
+            100 * (run.test_accuracy - other.test_accuracy)
+            for run, other in zip(own, base, strict=True)
         ]
-        found = spread(points, decimals=2, sign="+")
-        lines.append(f"{method} minus {first}, seed by seed: {found} points of test accuracy.")
+        difference = spread(points, decimals=2, sign="+")
+        lines.append(
+            f"{method} minus {first}, seed by seed: {difference} percentage points of test "
+            "accuracy."
+        )
     return lines
 
 
-def numbers(results: Sequence[Result], rho: float) -> dict[str, Any]:
-    """All of it, for JSON."""
+def numbers(runs: Sequence[ComparedRun], rho: float) -> dict[str, Any]:
+    """Return all results, for JSON."""
     summary = {
-        method: {name: moments([getattr(run, name) for run in runs]) for name in _SUMMARISED}
-        for method, runs in by_method(results).items()
+        method: {name: moments([getattr(run, name) for run in own]) for name in _SUMMARISED}
+        for method, own in by_method(runs).items()
     }
-    return {"rho": rho, "summary": summary, "runs": [asdict(result) for result in results]}
+    return {"rho": rho, "summary": summary, "runs": [asdict(run) for run in runs]}
 
 
-def read_comparison(path: Path) -> tuple[list[Result], float]:
-    """Return the results and the radius of a `comparison.json`.
+def read_comparison(path: Path) -> tuple[list[ComparedRun], float]:
+    """Read the results and the radius from a `comparison.json`.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: The file is damaged.
     """
     try:
         found = json.loads(path.read_text())
-        return [Result(**run) for run in found["runs"]], float(found["rho"])
+        return [ComparedRun(**run) for run in found["runs"]], float(found["rho"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidValueError(
             f"comparison must be a file that surrogap compare wrote, got {path}, which is damaged "
@@ -195,39 +209,39 @@ def read_comparison(path: Path) -> tuple[list[Result], float]:
 
 
 def moments(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and standard deviation; None for the deviation of a single value."""
+    """Return mean and standard deviation; the deviation of a single value is None."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "deviation": deviation}
 
 
-def draw(results: Sequence[Result], path: Path, title: str) -> None:
-    """Draws the curves of all methods, and how sharp they end, to a PNG.
+def draw(runs: Sequence[ComparedRun], path: Path, title: str) -> None:
+    """Draw the curves of all methods, and their final sharpness, to a PNG file.
 
-    The horizontal axis counts passes through the images, so that methods end together if they cost
-    as much: an epoch of SAM's is two.
+    The x axis counts passes over the training images (an epoch of SAM has two), so methods of equal
+    cost end at the same point.
     """
-    methods = by_method(results)
+    methods = by_method(runs)
     num_seeds = len(next(iter(methods.values())))
     band = (
         f"{num_seeds} seeds: mean, and band from lowest to highest" if num_seeds > 1 else "1 seed"
     )
     figure, axes = new_figure(2, 2, f"{title} ({band})")
     for axis, (name, label) in zip(axes, _PANELS.items(), strict=False):
-        for method, runs in methods.items():
-            curves_with_bands(axis, method, [_curve(run, name) for run in runs])
-        axis.set(xlabel="passes through the training images", ylabel=label)
-    if any(value > 0 for run in results for _, value in _curve(run, "loss")):
+        for method, own in methods.items():
+            curves_with_bands(axis, method, [_curve(run, name) for run in own])
+        axis.set(xlabel="passes over the training images", ylabel=label)
+    if any(value > 0 for run in runs for _, value in _curve(run, "loss")):
         axes[2].set_yscale("log")
-    for number, (method, runs) in enumerate(methods.items()):
-        values = [run.worst_sharpness for run in runs]
-        axes[3].bar(method, statistics.fmean(values), color=f"C{number}", alpha=0.5)
-        axes[3].plot([method] * len(values), values, "o", color=f"C{number}")
+    for index, (method, own) in enumerate(methods.items()):
+        values = [run.worst_sharpness for run in own]
+        axes[3].bar(method, statistics.fmean(values), color=f"C{index}", alpha=0.5)
+        axes[3].plot([method] * len(values), values, "o", color=f"C{index}")
     axes[3].set(ylabel="worst 2h/rho^2 at the end")
     axes[0].legend()
     figure.savefig(path)
 
 
-def _curve(run: Result, name: str) -> list[tuple[float, float]]:
+def _curve(run: ComparedRun, name: str) -> list[tuple[float, float]]:
     values = [training_loss(r) if name == "loss" else r.get(name) for r in run.epochs]
     return [
         (record["epoch"] * run.num_passes, value)

@@ -1,19 +1,29 @@
-"""The names that timm has for our networks, for exported weights."""
+"""Export of weights for timm: its name for a model, or code that builds it."""
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final
 
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
+from surrogap.atomic import atomic_write
 from surrogap.data import Splits, TensorSet
+from surrogap.errors import InvalidValueError
+from surrogap.experiments.trained import TrainedRun
 from surrogap.models.registry import is_sized
+from surrogap.training.networks import image_sides, image_size
 
-# Averages its patches after normalising them, without a class token: see models/networks.py.
+WEIGHTS = "model.safetensors"
+
+# Averages the patches after normalising them, and has no class token: see models/networks.py.
 _AVERAGED = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 _SMALL = "vit_small_patch32_224"
 _BASE = "vit_base_patch32_224"
 
-# From our names to timm's, with what differs there. The size of ViTs' patches is the network's own.
+# From our names to timm's, with the arguments that differ. The patch size of ViTs is added later.
 _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit_s32": (_SMALL, _AVERAGED),
     "vit_s16": (_SMALL, _AVERAGED),
@@ -40,7 +50,7 @@ model.conv1 = nn.Conv2d({in_chans}, {width}, kernel_size=3, padding=1, bias=Fals
 model.maxpool = nn.Identity()
 """
 
-# timm's functions for Mixers take no other patches than their own.
+# timm's functions that create Mixers do not take a patch size.
 _MIXER = """\
 import safetensors.torch
 from timm.models.mlp_mixer import MlpMixer
@@ -66,12 +76,12 @@ model = nn.Sequential(
 @final
 @dataclass(frozen=True)
 class Architecture:
-    """The architecture of a network, to build it without surrogap.
+    """The architecture of a model, to build it without surrogap.
 
     Attributes:
-        name: timm's name for it, or None where timm has no such network.
-        arguments: What `timm.create_model` takes beside the name.
-        code: Where timm has none, Python that builds it as `model`.
+        name: timm's name for it; None if timm does not have it.
+        arguments: The arguments of `timm.create_model` beside the name.
+        code: Python code that builds the model as `model`, if timm does not have it.
     """
 
     name: str | None
@@ -79,13 +89,13 @@ class Architecture:
     code: str = ""
 
     def config(self, splits: Splits, sides: tuple[int, int]) -> dict[str, Any]:
-        """The content of `config.json`, which timm reads beside the weights.
+        """Return the content of `config.json`, which timm reads beside the weights.
 
         Args:
-            splits: The set that the network is for.
-            sides: The height and the width of its images.
+            splits: The data set that the model was trained on.
+            sides: The height and width of the images.
         """
-        # Images in memory are seen whole; of files, the loader takes the middle.
+        # Images in memory are used whole; image files are center-cropped.
         is_whole = isinstance(splits.train, TensorSet)
         return {
             "architecture": self.name,
@@ -105,14 +115,51 @@ class Architecture:
         }
 
 
+def export_run(run: TrainedRun, folder: Path) -> Architecture:
+    """Write the weights of a run and timm's `config.json` to a new folder.
+
+    Raises:
+        ValueError: The run has no checkpoint, or the folder exists or is not writable.
+    """
+    if folder.exists():
+        raise InvalidValueError(
+            f"out must be a new folder, got {folder}, which exists already. "
+            "Pass another --out, or delete it."
+        )
+    splits, name = run.splits(), run.config.model.name
+    model = run.model(splits)
+    architecture = architecture_of(name, model, splits, image_size(run.config.model, splits))
+    config = {
+        **architecture.config(splits, image_sides(run.config.model, splits)),
+        "surrogap": {"run": run.config.to_dict(), "classes": splits.classes},
+    }
+    _write(folder, model.state_dict(), config)
+    return architecture
+
+
+def _write(folder: Path, weights: dict[str, Tensor], config: dict[str, Any]) -> None:
+    # Clones, since safetensors refuses tensors that layers share.
+    tensors = {name: weight.contiguous().clone() for name, weight in weights.items()}
+    try:
+        with atomic_write(folder) as temporary:
+            temporary.mkdir(parents=True, exist_ok=True)
+            (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidValueError(
+            f"out must be a writable folder, got {folder} ({reason}). Pass another --out."
+        ) from error
+
+
 def architecture_of(name: str, model: nn.Module, splits: Splits, image_size: int) -> Architecture:
-    """Return the architecture of one of our networks, to build it without surrogap.
+    """Return the architecture of a model.
 
     Args:
-        name: Ours, or timm's.
-        model: The network.
-        splits: The set that it is for.
-        image_size: The side of its images.
+        name: The name of the model, ours or timm's.
+        model: The model.
+        splits: The data set that it was trained on.
+        image_size: The height and width of the images.
     """
     basics = {"num_classes": len(splits.classes), "in_chans": splits.channels}
     if name in _ARCHITECTURES or not (name.startswith("small_") or name == "mixer_s8"):
@@ -128,7 +175,7 @@ def architecture_of(name: str, model: nn.Module, splits: Splits, image_size: int
 def _named(
     name: str, model: nn.Module, image_size: int, basics: dict[str, int]
 ) -> tuple[str, dict[str, Any]]:
-    """The name that timm has for it, and what to pass with it."""
+    """Return timm's name for a model, and the arguments to pass with it."""
     known, arguments = _ARCHITECTURES.get(name, (name, {}))
     if known.startswith("vit") and known != name:
         patch_size = model.get_submodule("patch_embed").patch_size[0]  # type: ignore[index]

@@ -11,7 +11,7 @@ from surrogap.analysis.gap import surrogate_gaps
 from surrogap.analysis.hessian import METHODS, Hessian
 from surrogap.analysis.surface import Surface
 from surrogap.experiments.comparison import NUM_ASCENT_STEPS
-from surrogap.experiments.surfaces import loss_fn_of, part_of, still_batches
+from surrogap.experiments.surfaces import loss_fn_of, random_subset, unaugmented_loader
 from surrogap.training.config import Config
 from surrogap.training.images import images_of
 from surrogap.training.parts import Parts
@@ -22,46 +22,42 @@ MAX_PRODUCTS = 30
 
 
 def sharpness_probe(config: Config, parts: Parts, world: World) -> Probe:
-    """Measures the network of a run on some of its training images, in evaluation mode.
+    """Return a probe that measures the sharpness of a model in training.
 
-    It returns eigenvalue (the dominant one), residual, loss, grad_norm, and for rho, the radius of
-    the run's configuration: gap, sharpness = 2 gap / rho^2, and the same of the worst place found
-    in the ball, worst_gap and worst_sharpness.
+    The probe uses a random subset of the training images, in evaluation mode. It returns
+    `eigenvalue` (the dominant one), `residual`, `loss`, `grad_norm`, `rho`, and at that radius
+    `gap`, `sharpness = 2 * gap / rho^2`, `worst_gap` (the largest found in the ball) and
+    `worst_sharpness`.
 
-    Every measurement starts from random vectors. A search from the last eigenvector would hardly be
-    shorter (on a small MLP and a ResNet, Lanczos took 8 to 10 products, and power iteration from
-    there 2 to 19), and a run that was interrupted would have to keep that vector.
+    Every measurement starts from random vectors. Starting from the last eigenvector would save
+    little (on a small MLP and a ResNet, Lanczos took 8 to 10 products, and power iteration from
+    that vector 2 to 19), and checkpoints would have to store it.
 
     Args:
-        config: The run's.
-        parts: Its network.
-        world: Its processes, which share the images.
+        config: The configuration of the run.
+        parts: The model of the run.
+        world: The processes, which share the images.
     """
     num_images = max(config.output.sharpness_images // world.size, 1) * world.size
-    splits = part_of(images_of(config.data), num_images)
+    splits = random_subset(images_of(config.data), num_images)
     batch_size = config.data.eval_batch_size or 4 * config.data.batch_size // world.size
-    batches = still_batches(config, splits, world, max(batch_size, 2))
-    loss_fn, rho = loss_fn_of(config.objective), radius_of(config)
+    batches = list(unaugmented_loader(config, splits, world, max(batch_size, 2)))
+    loss_fn, rho = loss_fn_of(config.objective), config.objective.gap_rho
 
-    def measured() -> dict[str, float]:
+    def probe() -> dict[str, float]:
         with evaluating(parts.model):
             surface = Surface(parts.model, batches, loss_fn, is_checked=False)
-            return measured_at(surface, rho)
+            return sharpness_at(surface, rho)
 
-    return measured
-
-
-def radius_of(config: Config) -> float:
-    """The radius at which a run's gap is measured."""
-    return config.objective.gap_rho
+    return probe
 
 
-def measured_at(surface: Surface, rho: float) -> dict[str, float]:
-    """Return what the probe measures on a surface; only loss and rho if its loss is not finite."""
+def sharpness_at(surface: Surface, rho: float) -> dict[str, float]:
+    """Return the values of the probe; only `loss` and `rho` if the loss is not finite."""
     loss = float(surface.loss())
     if not math.isfinite(loss):
-        return {"loss": loss, "rho": rho}  # there is no curvature; the records say why
-    # The others have no rule for sharded weights, and would warn of it each time.
+        return {"loss": loss, "rho": rho}
+    # The other methods do not support sharded weights, and would warn at each call.
     method = METHODS[-1] if surface.weights.are_sharded else METHODS[0]
     hessian = Hessian(surface, method)
     top = eigenvalues(hessian, 1, "dominant", max_products=MAX_PRODUCTS)
@@ -83,10 +79,10 @@ def measured_at(surface: Surface, rho: float) -> dict[str, float]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The body sees the network in evaluation mode, and as it is written, not compiled.
+    """Context manager that puts a model in evaluation mode, without `model.compile`.
 
-    Afterwards every module is in the mode it was in. A compiled forward pass has no forward-mode
-    derivatives, and the evaluation mode would be compiled for the probe alone.
+    At exit, every module returns to its mode. Compiled forward passes do not support forward-mode
+    derivatives, and evaluation mode would be compiled only for the probe.
     """
     modes = [(module, module.training) for module in model.modules()]
     compiled = [(module, module._compiled_call_impl) for module in model.modules()]

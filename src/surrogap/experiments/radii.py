@@ -1,7 +1,8 @@
-"""A sweep over the radii of a configuration, along the ascent step of its objective."""
+"""A sweep over radii for a configuration, along the ascent step of its objective."""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from surrogap.analysis.find_rho import USUAL_RHOS, Climb, Sweep, cost_of_find_rho, find_rho
-from surrogap.analysis.surface import Surface
+from surrogap.analysis.surface import Progress, Surface
 from surrogap.core.catalog import OBJECTIVES
 from surrogap.core.rho import InverseSqrt, radius
 from surrogap.data.streams import Batch
-from surrogap.experiments.surfaces import load_whole, loss_fn_of
+from surrogap.experiments.surfaces import load_weights, loss_fn_of
+from surrogap.experiments.text_table import Table
 from surrogap.training.checkpoints import Checkpoints, State
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
@@ -26,26 +28,24 @@ from surrogap.training.processes import World, device_of
 from surrogap.training.state import load_weights_and_moments
 from surrogap.training.step import NonFiniteLossError, climb_batch
 
-Progress = Callable[[int, int], object]
 
-
-def plain_parts(config: Config, run: Path | None, num_steps: int) -> Parts:
-    """Build the network, its batches and its optimizer for plain training.
+def parts_for_sweep(config: Config, run: Path | None, num_steps: int) -> Parts:
+    """Build the model, its batches and its optimizer for training without perturbation.
 
     Args:
-        config: The configuration whose radius is in question.
-        run: The folder of a run, whose weights are loaded, and the optimizer's state if the
-            objective uses it; None for a network to be trained.
-        num_steps: The steps to train a network for.
+        config: The configuration to find a radius for.
+        run: The folder of a run, whose weights are loaded, and the state of its optimizer if the
+            objective uses it; None for a new model.
+        num_steps: The number of steps to train a new model for.
 
     Raises:
-        ValueError: There is no checkpoint, or it is of another network.
+        ValueError: There is no checkpoint, or its weights do not fit the model.
     """
     world = World(device_of(config.execution.device))
-    parts = parts_of(_plain(config, run, num_steps), world)
+    parts = parts_of(_without_perturbation(config, run, num_steps), world)
     if run is None:
         return parts
-    load_whole(parts.model, run)
+    load_weights(parts.model, run)
     if OBJECTIVES[config.objective.name].takes_optimizer:
         load_weights_and_moments(parts.model, parts.optimizer, _newest(run), world)
     return parts
@@ -56,9 +56,9 @@ def radius_in_use(config: Config, parts: Parts, run: Path) -> float | None:
 
     Args:
         config: The run's configuration.
-        parts: Its model and optimizer, as `plain_parts` built them. The optimizer gets the learning
-            rate of that step.
-        run: The run's folder.
+        parts: The model and the optimizer from `parts_for_sweep`. The optimizer's learning rate is
+            set to that of the step.
+        run: The folder of the run.
     """
     if not isinstance(config.objective, PerturbedConfig):
         return None
@@ -75,27 +75,27 @@ def radius_in_use(config: Config, parts: Parts, run: Path) -> float | None:
 
 def _newest(run: Path) -> State:
     state = Checkpoints(run / CHECKPOINTS).newest()
-    assert state is not None  # or its weights could not have been loaded
+    assert state is not None  # its weights have been loaded
     return state
 
 
-def _plain(config: Config, run: Path | None, num_steps: int) -> Config:
-    """The configuration of plain training, on batches of the size that shares a perturbation."""
+def _without_perturbation(config: Config, run: Path | None, num_steps: int) -> Config:
+    """Return a configuration with the plain gradient, and batches that share one perturbation."""
     execution, schedule = config.execution, config.schedule
     changes: dict[str, Any] = {"objective": "vanilla", "capture": False, "compile": False}
     if execution.perturbation == "each":
         batch_size = config.data.batch_size // execution.micro_batches
         changes |= {"batch_size": batch_size, "micro_batches": 1}
     if run is not None:
-        # The weights that it started from may be gone, and do not matter any more.
+        # The weights that it started from are not needed, and may be gone.
         return config.override(**changes, weights=None)
     warms_up = schedule.warmup_steps or schedule.warmup_epochs
     changes |= {"steps": num_steps, "decay": "constant", "warmup_epochs": 0.0}
     return config.override(**changes, warmup_steps=num_steps // 4 if warms_up else 0)
 
 
-def train_plainly(parts: Parts, progress: Progress) -> None:
-    """Train with the plain gradient, up to the last step.
+def train_with_plain_gradient(parts: Parts, progress: Progress) -> None:
+    """Train with the plain gradient for all steps.
 
     Raises:
         RunFailedError: A loss is not finite.
@@ -110,7 +110,7 @@ def train_plainly(parts: Parts, progress: Progress) -> None:
                 parts.step(images, targets)
             except NonFiniteLossError:
                 raise RunFailedError(
-                    f"loss must be finite, got one that is not in step {step} of plain training. "
+                    f"The loss is not finite in step {step} of training without perturbation. "
                     "Pass a smaller --lr."
                 ) from None
             progress(step, parts.num_steps)
@@ -119,24 +119,24 @@ def train_plainly(parts: Parts, progress: Progress) -> None:
 
 
 def num_gradients(config: Config, rhos: Sequence[float], num_batches: int) -> int:
-    """Return the cost of `swept`, in gradients of single batches."""
+    """Return the cost of `sweep_radii`, in gradients of one batch."""
     objective = config.objective
     has_climb = isinstance(objective, PerturbedConfig)
     passes = OBJECTIVES[objective.name].num_passes(**objective.arguments()) if has_climb else 0
     return cost_of_find_rho(len(rhos or USUAL_RHOS), num_batches) + num_batches * passes
 
 
-def swept(
+def sweep_radii(
     config: Config, parts: Parts, rhos: Sequence[float], num_batches: int, progress: Progress
 ) -> Sweep:
     """Sweep radii for a configuration.
 
     Args:
-        config: The configuration whose radius is in question.
-        parts: Its network, as `plain_parts` built it, trained for some steps.
-        rhos: The radii; by default the usual ones.
+        config: The configuration to find a radius for.
+        parts: The model and the batches from `parts_for_sweep`, after training.
+        rhos: The radii; empty for the default ones.
         num_batches: The number of training batches to measure on.
-        progress: Called with the number of gradients computed, and all.
+        progress: Called with the number of computed gradients, and all of them.
 
     Raises:
         RuntimeError: A gradient or the ascent step is zero.
@@ -144,30 +144,30 @@ def swept(
     batches = list(islice(parts.images, num_batches))
     loss_fn = loss_fn_of(config.objective)
     surface = Surface(parts.model.train(), batches, loss_fn, is_checked=False)
-    # To guess is too large a loss for a network that has learned; one that has not is close to it.
+    # A trained model must not climb to the loss of a uniform prediction. A new model starts there.
     guessing = math.log(parts.images.num_classes)
-    uses_entropy = config.objective.loss == "cross-entropy"
-    has_learned = uses_entropy and float(surface.loss()) < guessing / 2
+    is_cross_entropy = config.objective.loss == "cross-entropy"
+    has_learned = is_cross_entropy and float(surface.loss()) < guessing / 2
     return find_rho(
         surface,
         rhos or USUAL_RHOS,
         num_batches=num_batches,
         ceiling=guessing if has_learned else math.inf,
-        climb=climb_of(config, parts),
+        climb=ascent_step_of(config, parts),
         progress=progress,
     )
 
 
-def climb_of(config: Config, parts: Parts) -> Climb | None:
+def ascent_step_of(config: Config, parts: Parts) -> Climb | None:
     """Return the ascent step of a configuration's objective; None if it has none.
 
-    The objective itself runs, at radius 1, and its last pass shows where it has climbed to. So this
-    holds for any objective whose ascent step is proportional to the radius.
+    The objective itself runs at radius 1, and the weights of its last pass give the ascent step.
+    This is valid for any objective whose ascent step is proportional to the radius.
     """
     settings = config.objective
     if not isinstance(settings, PerturbedConfig):
         return None
-    # Of several processes' gradients there is only this one's.
+    # This process has only its own gradient.
     arguments = settings.arguments() | {"rho": 1.0, "scope": None}
     known = OBJECTIVES[settings.name].arguments
     arguments = {name: value for name, value in arguments.items() if name in known}
@@ -178,10 +178,10 @@ def climb_of(config: Config, parts: Parts) -> Climb | None:
         start, (batch,) = surface.position(), surface.batches
         reached = [start]
 
-        def closure_of(part: Batch) -> Callable[[], Tensor]:
+        def closure_of(samples: Batch) -> Callable[[], Tensor]:
             def closure() -> Tensor:
                 reached.append(surface.position())
-                return surface.loss_of(part)
+                return surface.loss_of(samples)
 
             return closure
 
@@ -193,3 +193,23 @@ def climb_of(config: Config, parts: Parts) -> Climb | None:
         return reached[-1] - start
 
     return climb
+
+
+def sweep_table(sweep: Sweep) -> Table:
+    """Return the measurements at each radius."""
+    rows = [
+        (f"{r.rho:g}", f"{r.gap:.4g}", f"{r.perturbed_loss:.4g}", f"{r.cosine:.4f}")
+        for r in sweep.radii
+    ]
+    return Table(("rho", "h", "f_p", "cosine of g and g_p"), rows)
+
+
+def sweep_values(sweep: Sweep) -> dict[str, Any]:
+    """Return the suggested range and the measurements at each radius, for JSON."""
+    return {
+        "low": sweep.low,
+        "high": sweep.high,
+        "center": sweep.center,
+        "num_batches": sweep.num_batches,
+        "radii": [asdict(radius) | {"gap": radius.gap} for radius in sweep.radii],
+    }

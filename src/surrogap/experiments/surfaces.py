@@ -1,17 +1,19 @@
-"""The loss of a network over some of its training images, as a surface to measure on."""
+"""The loss of a model over some of its training images, as a surface to measure."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from surrogap.analysis.batches import LossFn
 from surrogap.analysis.surface import Surface
-from surrogap.data import Splits, loader
+from surrogap.data import Loader, Splits, loader
 from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.groups import ModelConfig
+from surrogap.training.images import images_of
 from surrogap.training.losses import loss_of
 from surrogap.training.networks import network_of, read_weights
 from surrogap.training.objective_configs import ObjectiveConfig
@@ -20,16 +22,18 @@ from surrogap.training.processes import World
 Batch = tuple[Tensor, Tensor]
 
 
-def part_of(splits: Splits, num_images: int, seed: int = 0) -> Splits:
-    """The same set with a few of its training images, drawn at random: folders are sorted by class.
+def random_subset(splits: Splits, num_images: int, seed: int = 0) -> Splits:
+    """Return the data set with a random subset of its training images.
+
+    The subset is random because image folders are sorted by class.
 
     Args:
-        splits: The set, whose mean and standard deviation stay.
-        num_images: How many to draw; all, where there are no more.
-        seed: Of the draw.
+        splits: The data set. Its mean and standard deviation stay the same.
+        num_images: The size of the subset. If there are fewer images, all are kept.
+        seed: The seed of the draw.
 
     >>> from surrogap.data import load
-    >>> part_of(load("embedded"), 300).train
+    >>> random_subset(load("embedded"), 300).train
     TensorSet(300 images of 1x28x28)
     """
     train = splits.train
@@ -40,33 +44,31 @@ def part_of(splits: Splits, num_images: int, seed: int = 0) -> Splits:
     return replace(splits, train=train[drawn])
 
 
-def still_batches(config: Config, splits: Splits, world: World, batch_size: int) -> list[Batch]:
-    """All training images of a set as they are, on the device: read once, to be seen many times.
+def unaugmented_loader(config: Config, splits: Splits, world: World, batch_size: int) -> Loader:
+    """Return a loader of all training images, in order and without augmentation.
 
     Args:
-        config: The size of the images, and how many workers read them.
-        splits: The set.
-        world: The processes, each of which gets its part, in as many batches as the others.
-        batch_size: How many images of a process make a batch.
+        config: Gives the image size and the number of workers.
+        splits: The data set.
+        world: The processes, which share the images and have the same number of batches.
+        batch_size: The number of images per batch and process.
     """
-    return list(
-        loader(
-            splits,
-            "train",
-            batch_size=batch_size,
-            shuffle=False,
-            drop_last=False,
-            device=world.device,
-            rank=world.rank,
-            world_size=world.size,
-            size=config.model.image_size,
-            num_workers=config.data.num_workers,
-        )
+    return loader(
+        splits,
+        "train",
+        batch_size=batch_size,
+        shuffle=False,
+        drop_last=False,
+        device=world.device,
+        rank=world.rank,
+        world_size=world.size,
+        size=config.model.image_size,
+        num_workers=config.data.num_workers,
     )
 
 
 def eval_batch_size(config: Config) -> int:
-    """The number of images that one process evaluates at once.
+    """Return the batch size of an evaluation in one process.
 
     >>> eval_batch_size(Config().override(batch_size=32))
     128
@@ -75,7 +77,7 @@ def eval_batch_size(config: Config) -> int:
 
 
 def loss_fn_of(config: ObjectiveConfig) -> LossFn:
-    """The loss that a run minimises, for a surface.
+    """Return the loss that a run minimises, as a function of the model and a batch.
 
     >>> from surrogap.training.objective_configs import VanillaConfig
     >>> loss_fn = loss_fn_of(VanillaConfig(loss="sigmoid"))
@@ -91,40 +93,110 @@ def loss_fn_of(config: ObjectiveConfig) -> LossFn:
     return loss_fn
 
 
-def still_surface(
+def unaugmented_surface(
     config: Config, model: nn.Module, splits: Splits, world: World, batch_size: int
 ) -> Surface:
-    """The loss of a network in evaluation mode over all training images of a set.
+    """Return the loss of a model in evaluation mode over all training images of a data set.
+
+    The images are read once and kept on the device.
 
     Raises:
-        RuntimeError: The network does not give the same loss twice.
+        RuntimeError: The model does not return the same loss twice.
     """
-    batches = still_batches(config, splits, world, batch_size)
+    batches = list(unaugmented_loader(config, splits, world, batch_size))
     return Surface(model.eval(), batches, loss_fn_of(config.objective))
 
 
-def network_with(config: ModelConfig, splits: Splits, weights: Path | None) -> nn.Module:
-    """A network with weights of its own, head included; or with random ones.
+def model_with_weights(config: ModelConfig, splits: Splits, weights: Path | None) -> nn.Module:
+    """Build a model for a data set, and load all of its weights, including the head.
+
+    Args:
+        config: The model. `config.weights` is ignored: those files may be gone.
+        splits: The data set.
+        weights: The folder of a run or a file; None for random weights.
 
     Raises:
-        ValueError: There are no weights there, or they are another network's.
+        ValueError: There are no weights, or they do not fit the model.
     """
     model = network_of(replace(config, weights=None), splits)
     if weights is not None:
-        load_whole(model, weights)
+        load_weights(model, weights)
     return model
 
 
-def load_whole(model: nn.Module, weights: Path) -> None:
-    """Gives a network the weights of a run or of a file, all of them.
+def load_weights(model: nn.Module, weights: Path) -> None:
+    """Load all weights of a model from the folder of a run or from a file.
 
     Raises:
-        ValueError: There are none there, or they are another network's.
+        ValueError: There are no weights, or they do not fit the model.
     """
     try:
         model.load_state_dict(read_weights(weights))
     except RuntimeError as error:
         raise InvalidValueError(
-            f"weights must be those of the network for its images, got {weights} "
-            f"({str(error).splitlines()[-1].strip()}) Pass weights that were trained on them."
+            f"weights must fit the model, got {weights} ({str(error).splitlines()[-1].strip()}) "
+            "Pass weights of the same model, trained on a data set with the same classes."
         ) from error
+
+
+@final
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory, and its loss over a random subset of the training images.
+
+    Attributes:
+        config: The configuration of the model, the data set and the loss.
+        splits: The whole data set.
+        world: The process and its device.
+        surface: The loss over the subset, without augmentation, in evaluation mode.
+        num_images: The size of the subset.
+    """
+
+    config: Config
+    splits: Splits
+    world: World
+    surface: Surface
+    num_images: int
+
+    def description(self) -> dict[str, Any]:
+        """Return the model, the data set and the device, for JSON."""
+        return {
+            "model": self.config.model.name,
+            "data": self.config.data.name,
+            "loss_function": self.config.objective.loss,
+            "num_images": self.num_images,
+            "num_weights": self.surface.space.size,
+            "device": str(self.world.device),
+        }
+
+
+def load_model(
+    config: Config,
+    weights: Path | None,
+    *,
+    num_images: int,
+    batch_size: int,
+    seed: int,
+    device: torch.device,
+) -> LoadedModel:
+    """Load a model and a random subset of its training images.
+
+    Args:
+        config: The configuration of the model, the data set and the loss.
+        weights: The folder of a run or a file; None for random weights.
+        num_images: The size of the subset.
+        batch_size: The number of images per batch.
+        seed: The seed of the subset and of random weights.
+        device: The device to compute on.
+
+    Raises:
+        ValueError: Weights or images are missing, or they do not fit together.
+        RuntimeError: The model does not return the same loss twice.
+    """
+    world = World(device)
+    splits = images_of(config.data)
+    torch.manual_seed(seed)
+    model = model_with_weights(config.model, splits, weights).to(device)
+    images = random_subset(splits, num_images, seed)
+    surface = unaugmented_surface(config, model, images, world, batch_size)
+    return LoadedModel(config, splits, world, surface, len(images.train))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from surrogap.experiments.figures import Points, curves_with_bands, new_figure
+from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
 from surrogap.paper.cost import newest_timing, relative_cost
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger, Line

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.documents import plain
+from surrogap.experiments.json_values import json_value
 
 Line = dict[str, Any]
 
@@ -57,7 +57,7 @@ class Ledger:
         Raises:
             ValueError: The file cannot be written.
         """
-        text = json.dumps(plain(line), allow_nan=False, separators=(",", ":"))
+        text = json.dumps(json_value(line), allow_nan=False, separators=(",", ":"))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.plan import chosen, val_accuracy

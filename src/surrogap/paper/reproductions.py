@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from surrogap.experiments.methods import Planned
-from surrogap.experiments.tables import Table
+from surrogap.experiments.planned import PlannedRun
+from surrogap.experiments.text_table import Table
 
 if TYPE_CHECKING:
     from surrogap.paper.rho_alpha import Grid
@@ -75,7 +75,7 @@ class Reproduction:
     title: str
     files: Sequence[str]
     compute: Callable[[Settings, Progress], Reproduced]
-    runs: Callable[[Settings], Sequence[Planned]] | None = None
+    runs: Callable[[Settings], Sequence[PlannedRun]] | None = None
 
 
 def _gap(settings: Settings, progress: Progress) -> Reproduced:

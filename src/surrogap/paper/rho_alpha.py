@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, final
 
 from surrogap.checks import integer, number, one_of
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.comparison import MEASURED, moments, spread
-from surrogap.experiments.figures import curves_with_bands, new_figure
-from surrogap.experiments.methods import Planned
+from surrogap.experiments.comparison import MEASUREMENTS, moments, spread
+from surrogap.experiments.planned import PlannedRun
+from surrogap.experiments.plotting import curves_with_bands, new_figure
 from surrogap.experiments.recipes import RECIPES
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.training.config import Config
 from surrogap.training.records import read_records
 
@@ -85,15 +85,15 @@ class Grid:
         config = config.override(objective="gsam", out=str(self.folder), seed=0)
         return config if self.num_steps is None else config.override(steps=self.num_steps)
 
-    def runs(self) -> list[Planned]:
+    def runs(self) -> list[PlannedRun]:
         """All of them, seed by seed."""
         places = product(range(self.num_seeds), sorted(self.rhos), sorted(self.alphas))
         return [self._run(*place) for place in places]
 
-    def _run(self, seed: int, rho: float, alpha: float) -> Planned:
+    def _run(self, seed: int, rho: float, alpha: float) -> PlannedRun:
         out = self.folder / f"rho-{float(rho)}-alpha-{float(alpha)}-seed-{seed}"
         config = self.config().override(rho=rho, alpha=alpha, seed=seed, out=str(out))
-        return Planned(f"rho {rho:g}, alpha {alpha:g}", config)
+        return PlannedRun(f"rho {rho:g}, alpha {alpha:g}", config)
 
 
 @final
@@ -134,11 +134,11 @@ class Result:
     residual: float
 
 
-def read_result(planned: Planned) -> Result:
+def read_result(planned: PlannedRun) -> Result:
     """Read the results of a finished run from its folder."""
     config = planned.config
     last = [record for record in read_records(config.folder) if record["kind"] == "epoch"][-1]
-    found: dict[str, Any] = json.loads((config.folder / MEASURED).read_text())
+    found: dict[str, Any] = json.loads((config.folder / MEASUREMENTS).read_text())
     found |= {"alpha": config.flat()["alpha"], "seed": config.execution.seed}
     found |= {name: last[name] for name in ("test_accuracy", "test_loss")}
     return Result(**{field.name: found[field.name] for field in fields(Result)})

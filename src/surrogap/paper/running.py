@@ -21,16 +21,17 @@ from torch import Tensor, nn
 
 from surrogap.analysis.surface import Surface
 from surrogap.core.catalog import DEFAULT_RHO
-from surrogap.data import Splits, TensorSet, archive_of
+from surrogap.data import Splits, TensorSet
 from surrogap.evaluation import corrupted, evaluate
-from surrogap.experiments.probes import evaluating, measured_at
+from surrogap.experiments.eval_scores import mean_scores
+from surrogap.experiments.eval_sets import EvalSetPaths, archived_votes, batch_maker, eval_sets
+from surrogap.experiments.probes import evaluating, sharpness_at
 from surrogap.experiments.surfaces import (
     eval_batch_size,
     loss_fn_of,
-    part_of,
-    still_batches,
+    random_subset,
+    unaugmented_loader,
 )
-from surrogap.experiments.trials import Places, has_votes, loading_of, trials
 from surrogap.paper.ledger import Line
 from surrogap.paper.study import Scale, StudyRun
 from surrogap.training.config import Config
@@ -121,7 +122,7 @@ def finished(run: StudyRun, environment: Environment) -> Line:
     splits = _images(config).to(device)
     model, scale = outcome.model, environment.scale
     line["num_steps"] = outcome.num_steps
-    images = still_batches(config, splits, World(device), eval_batch_size(config))
+    images = unaugmented_loader(config, splits, World(device), eval_batch_size(config))
     line["train"] = _scored(model, images, config, device)
     if run.purpose == "final":
         line["scores"] = _scores(model, splits, config, device, scale)
@@ -288,25 +289,23 @@ def _scores(
     scale: Scale,
 ) -> dict[str, dict[str, float]]:
     """Scores on the test images: clean, with people's votes where there are some, corrupted."""
-    archive = archive_of(config.data.name, config.data.data_root)
-    places = Places(votes=archive if archive is not None and has_votes(archive) else None)
-    loading = loading_of(eval_batch_size(config), device, size=config.model.image_size)
+    paths = EvalSetPaths(votes=archived_votes(config.data.name, config.data.data_root))
+    make_batches = batch_maker(eval_batch_size(config), device, size=config.model.image_size)
     found = {
-        trial.name: _scored(model, trial.batches(), config, device, truth=trial.truth)
-        for trial in trials(splits, places, loading, with_corruptions=False)
+        one.name: _scored(model, one.batches(), config, device, truth=one.truth)
+        for one in eval_sets(splits, paths, make_batches, with_corruptions=False)
     }
     assert isinstance(splits.test, TensorSet)
     labels = splits.test.labels
     where = (config.data.name, config.data.data_root, str(device))
     sets = _corrupted(*where, tuple(scale.corruptions), tuple(scale.severities))
-    each = [
-        _scored(model, loading(replace(splits, test=TensorSet(images, labels))), config, device)
-        for images in sets.values()
-    ]
-    found["corrupted"] = {
-        name: statistics.fmean(scores[name] for scores in each)
-        for name in ("accuracy", "top5", "loss", "calibration_error")
+    each = {
+        key: _scored(
+            model, make_batches(replace(splits, test=TensorSet(images, labels))), config, device
+        )
+        for key, images in sets.items()
     }
+    found["corrupted"] = mean_scores(each)
     found["corrupted"]["num_sets"] = len(each)
     return found
 
@@ -314,13 +313,13 @@ def _scores(
 @cache
 def _corrupted(
     name: str, root: str, device: str, kinds: tuple[str, ...], severities: tuple[int, ...]
-) -> Mapping[str, Tensor]:
+) -> Mapping[tuple[str, int], Tensor]:
     """The corrupted test images of a set, which take longer to make than a run to score."""
     test = _splits(name, root, None, None, "clean").test
     assert isinstance(test, TensorSet)
     images = test.images.to(device)
     return {
-        f"{kind} {severity}": corrupted(images, kind, severity)
+        (kind, severity): corrupted(images, kind, severity)
         for kind in kinds
         for severity in severities
         if kind != "saturate" or images.shape[1] == 3
@@ -332,10 +331,11 @@ def _sharpness(
 ) -> dict[str, float]:
     """The dominant eigenvalue, and the gap at one radius for all methods, on training images."""
     world = World(device_of(config.execution.device))
-    batches = still_batches(config, part_of(splits, num_images), world, eval_batch_size(config))
+    few, batch_size = random_subset(splits, num_images), eval_batch_size(config)
+    batches = list(unaugmented_loader(config, few, world, batch_size))
     with evaluating(model):
         surface = Surface(model, batches, loss_fn_of(config.objective), is_checked=False)
-        return measured_at(surface, DEFAULT_RHO)
+        return sharpness_at(surface, DEFAULT_RHO)
 
 
 def _forget(config: Config, device: torch.device) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from surrogap.analysis.bounds import Solution
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.paper.theory import Convergence, Decrease, Disagreement, Estimate, Signs
 
 Row = tuple[str, str, str, str, str]

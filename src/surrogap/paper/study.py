@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
-from surrogap.experiments.methods import with_lr_of_gradient
+from surrogap.experiments.columns import with_lr_of_gradient
 from surrogap.training.config import Config
 from surrogap.training.identity import FREE
 

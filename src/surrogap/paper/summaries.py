@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 from surrogap.paper.intervals import CONFIDENCE, Interval, interval, paired_difference
 from surrogap.paper.ledger import Ledger, Line
 from surrogap.paper.plan import final_runs

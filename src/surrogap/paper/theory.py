@@ -19,7 +19,7 @@ from surrogap.analysis.gap import surrogate_gaps
 from surrogap.analysis.surface import Surface
 from surrogap.core.objectives import GSAM
 from surrogap.core.rho import InverseSqrt
-from surrogap.experiments.figures import new_figure
+from surrogap.experiments.plotting import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

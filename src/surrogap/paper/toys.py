@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.core.objectives import GSAM, SAM, Vanilla
-from surrogap.experiments.figures import new_figure
+from surrogap.experiments.plotting import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

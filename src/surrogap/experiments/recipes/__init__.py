@@ -1,4 +1,4 @@
-"""Recipes by name: configurations, each with what it reproduces and what to expect of it.
+"""Recipes by name: configurations with the result that they reproduce.
 
 `surrogap recipes` lists them, and `surrogap train --recipe NAME` trains one.
 """

@@ -1,9 +1,9 @@
-"""The paper's models on ImageNet: its table of hyper-parameters, under its three objectives.
+"""The paper's models on ImageNet, with its three objectives.
 
-The table is the appendix's "Hyper-parameters to reproduce experimental results", the accuracies are
-those of its Table 1. What the paper leaves open is as in the one configuration that the authors
-published, `big_vision/configs/proj/gsam/vit_i1k_gsam_no_aug.py`: batches of 4,096, the sigmoid
-loss with a head whose bias starts at -10, and gradients clipped at norm 1.
+The settings are from the paper's appendix ("Hyper-parameters to reproduce experimental results"),
+the accuracies from its Table 1. Settings that the paper does not report are from the configuration
+that the authors published, `big_vision/configs/proj/gsam/vit_i1k_gsam_no_aug.py`: a batch size of
+4,096, the sigmoid loss with a head whose bias starts at -10, and gradients clipped at norm 1.
 
 One difference remains: the authors' trainer runs rho one step ahead of lr. Here, rho follows the
 learning rate of the same step.
@@ -27,7 +27,7 @@ from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaCo
 
 
 class Row(NamedTuple):
-    """A line of the paper's table of hyper-parameters, whose symbols these are."""
+    """A row of the paper's table of hyper-parameters, in its symbols."""
 
     rho_max: float
     rho_min: float
@@ -52,7 +52,7 @@ ROWS = {
 
 TEST_SETS = ("ImageNet", "ReaL", "V2", "R", "C")
 
-# Table 1: top-1 accuracy in percent on `TEST_SETS`, under vanilla, SAM and GSAM.
+# Table 1: top-1 accuracy in percent on `TEST_SETS`, with vanilla, SAM and GSAM.
 ACCURACIES = {
     "resnet50": (
         (76.0, 82.4, 63.6, 22.2, 44.6),
@@ -118,35 +118,35 @@ ACCURACIES = {
 
 OBJECTIVES = ("vanilla", "sam", "gsam")
 
-# The paper's 64 workers had 64 images and a perturbation each. So have 8 parts on 8 devices.
-_PARTS = ExecutionConfig(precision="bf16", micro_batches=8, perturbation="each")
-_RESNET_PARTS = ExecutionConfig(
+# The paper's 64 workers had 64 images and a perturbation each, like 8 micro-batches on 8 devices.
+_EXECUTION = ExecutionConfig(precision="bf16", micro_batches=8, perturbation="each")
+_RESNET_EXECUTION = ExecutionConfig(
     precision="bf16", micro_batches=8, perturbation="each", channels_last=True
 )
 
 _NOTES = (
-    "Meant for 8 devices. Each computes its 512 images in 8 parts with a perturbation each, so "
-    "that 64 images share one, as on the paper's 64 workers. Loss, the head's first bias, batch "
-    "and clipping are those of the ViT configuration that the authors published. They normalise "
-    "pixels to -1 and 1, and this by ImageNet's mean and deviation."
+    "For 8 devices. Each splits its 512 images into 8 micro-batches, so that 64 images share a "
+    "perturbation, as on the paper's 64 workers. Loss, initial bias of the head, batch size and "
+    "clipping are from the ViT configuration that the authors published. The authors scale pixels "
+    "to [-1, 1]; here they are normalised with ImageNet's mean and standard deviation."
 )
 _SAM = (
-    " The paper's table does not tell SAM's radius: this is the table's rho_max, as a constant, "
-    "which is how its ablation describes SAM."
+    " The paper does not report SAM's radius: here it is rho_max of GSAM, and constant, as in the "
+    "paper's ablation."
 )
 _RESNET = (
-    " The table has a weight decay of 0.3. Under torch's SGD, which multiplies it by the learning "
-    "rate of 1.6, it would take half of each weight in every step; this is 0.001 instead, from the "
-    "grid that the paper's text gives for ResNets."
+    " The paper's table has a weight decay of 0.3. torch's SGD multiplies it by the learning rate "
+    "of 1.6, which would halve each weight in every step. Here it is 0.001, from the grid that the "
+    "paper's text gives for ResNets."
 )
 _TWICE = (
-    " With --epochs 600 it is the paper's training for twice as long: 72.0, 78.2 and 57.9 % on "
-    "ImageNet, ReaL and V2, and 23.6 % on R."
+    " With --epochs 600 it reproduces the paper's training for twice as long: 72.0 % on ImageNet, "
+    "78.2 % on ReaL, 57.9 % on V2 and 23.6 % on R."
 )
 
 
 def recipes() -> Iterator[Recipe]:
-    """Twelve models under three objectives.
+    """Yield the recipes: twelve models with three objectives.
 
     >>> len(list(recipes()))
     36
@@ -163,8 +163,8 @@ def _recipe(model: str, objective: str) -> Recipe:
     return Recipe(
         name=f"{model.replace('_', '-')}-{objective}",
         config=_config(model, objective),
-        reproduces=f"the paper's table 1: {model} under {objective}",
-        expected=f"Top-1 accuracy in percent, in the paper: {found}. Not run here.",
+        reproduces=f"Table 1 of the paper: {model} with {objective}",
+        expected=f"Top-1 accuracy in percent, from the paper: {found}. Not run here.",
         notes=_NOTES
         + _SAM * (objective == "sam")
         + _RESNET * model.startswith("resnet")
@@ -181,7 +181,7 @@ def _config(model: str, objective: str) -> Config:
         objective=_objective(objective, ROWS[model]),
         optimizer=_SGD if is_resnet else _ADAMW,
         schedule=_RESNET_SCHEDULE if is_resnet else _SCHEDULE,
-        execution=_RESNET_PARTS if is_resnet else _PARTS,
+        execution=_RESNET_EXECUTION if is_resnet else _EXECUTION,
         output=OutputConfig(eval_every=5),
     )
 

@@ -1,25 +1,25 @@
-"""The page about all recipes, `docs/recipes.md`, from the recipes themselves."""
+"""The page of all recipes, `docs/recipes.md`, generated from the recipes."""
 
 from types import ModuleType
 
 from surrogap.experiments.recipes import imagenet, small, transfer
 from surrogap.experiments.recipes.recipe import Recipe
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 
 _HEAD = """# Recipes
 
-`surrogap recipes NAME` shows one in full, with all its settings and where it departs from its
-source; `surrogap train --recipe NAME` trains it, and other flags change its settings. With
-`--objective`, settings that both objectives share stay. The learning rate of a recipe is one for a
-gradient: for `entropy-sgd` under SGD it is divided by `gamma`, since that direction is
-`gamma * (w - mu)`. This page is the output of `surrogap recipes --markdown`.
+`surrogap recipes NAME` shows a recipe with all settings and its differences from the source.
+`surrogap train --recipe NAME` trains it; other flags change its settings. `--objective` keeps the
+settings that both objectives have. The learning rate of a recipe is meant for gradients: with SGD,
+that of `entropy-sgd` is divided by `gamma`, since its direction is `gamma * (w - mu)`. This page is
+the output of `surrogap recipes --markdown`.
 """
 
-_COLUMNS = ("recipe", "network", "radius", "alpha", "expected")
+_COLUMNS = ("recipe", "model", "rho", "alpha", "expected")
 
 
 def page() -> str:
-    """The page, in Markdown.
+    """Return the page, in Markdown.
 
     >>> print(page()[:9])
     # Recipes
@@ -28,7 +28,7 @@ def page() -> str:
 
 
 def _section(module: ModuleType) -> str:
-    """Return the module's docstring, and a table of its recipes."""
+    """Return the docstring of a module, and a table of its recipes."""
     first, _, rest = (module.__doc__ or "").partition("\n\n")
     table = Table(_COLUMNS, [_row(recipe) for recipe in module.recipes()]).markdown()
     return f"## {first.partition(':')[0].rstrip('.')}\n\n{first}\n\n{rest.strip()}\n\n{table}\n"

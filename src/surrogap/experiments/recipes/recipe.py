@@ -1,4 +1,4 @@
-"""The recipe: a configuration with a name and what to expect of it, without torch."""
+"""A named configuration with its expected result. This module does not import torch."""
 
 from dataclasses import dataclass
 from typing import final
@@ -9,15 +9,15 @@ from surrogap.training.config import Config
 @final
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration with a name, and what one needs to know before one spends hours on it.
+    """A named configuration with its expected result.
 
     Attributes:
-        name: What `--recipe` takes.
-        config: What it trains.
-        reproduces: What it reproduces, in a line.
-        expected: What comes out, and who says so.
-        notes: What else there is to know: where it departs from its source, and why.
-        num_processes: On how many devices it is meant to run.
+        name: The name for `--recipe`.
+        config: The configuration.
+        reproduces: The result that it reproduces, in one line.
+        expected: The expected scores, and their source.
+        notes: Differences from the source, with reasons, and other remarks.
+        num_processes: The number of devices that it is meant for.
 
     >>> recipe = Recipe("fast", Config(), reproduces="nothing", expected="not run here")
     >>> recipe().schedule.epochs
@@ -34,13 +34,13 @@ class Recipe:
     num_processes: int = 1
 
     def __call__(self) -> Config:
-        """The configuration."""
+        """Return the configuration."""
         return self.config
 
     @property
     def command(self) -> str:
-        """The command that trains it."""
+        """The command that trains the recipe."""
         if self.num_processes == 1:
             return f"surrogap train --recipe {self.name}"
-        many = f"torchrun --nproc-per-node {self.num_processes} -m surrogap.cli"
-        return f"{many} train --recipe {self.name}"
+        launcher = f"torchrun --nproc-per-node {self.num_processes} -m surrogap.cli"
+        return f"{launcher} train --recipe {self.name}"

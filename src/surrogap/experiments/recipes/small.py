@@ -1,8 +1,8 @@
-"""Small images: CIFAR, and the part of Fashion-MNIST inside the package.
+"""Small images: CIFAR, and the subset of Fashion-MNIST in the package.
 
-The paper trains on larger images; this is its comparison on what is quick. A single GPU finishes
-each recipe in minutes. Those named `fashion-mnist-OBJECTIVE`, without a network's name, are for a
-laptop's processor, and are what `surrogap compare` trains by default.
+The paper's comparison on smaller images and models. Each recipe takes minutes on one GPU. The
+recipes `fashion-mnist-OBJECTIVE`, without the name of a model, are for the CPU of a laptop;
+`surrogap compare` trains these by default.
 """
 
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaCo
 
 
 class Settings(NamedTuple):
-    """The settings that depend on the network."""
+    """The settings that depend on the model."""
 
     model: str
     optimizer: OptimizerConfig
     warmup_epochs: float
-    rho: float  # of SAM; GSAM's decays from there to a fifth
+    rho: float  # of SAM, and of GSAM at the start; it decays to a fifth
     alpha: float
     num_epochs: dict[str, int]
 
@@ -37,8 +37,8 @@ class Settings(NamedTuple):
 _SGD = OptimizerConfig(name="sgd", lr=0.1, weight_decay=5e-4, nesterov=True)
 _ADAMW = OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.1, clip_norm=1.0)
 
-# The embedded set is a tenth of CIFAR. ViTs and Mixers learn from so few images slowly.
-NETWORKS = {
+# Fashion-MNIST in the package has 5,000 images. ViTs and Mixers need many epochs on so few.
+MODELS = {
     "resnet18": Settings(
         *("small_resnet18", _SGD),
         warmup_epochs=0.0,
@@ -63,19 +63,19 @@ NETWORKS = {
 }
 SETS = {"fashion-mnist": "embedded", "cifar10": "cifar10", "cifar100": "cifar100"}
 
-_CHOSEN = (
-    "Radius and alpha were chosen by accuracy on 1,000 of the training images, held out from a "
-    "training on the 4,000 others (five seeds each): SAM's radius among 0.1, 0.15, 0.2 and 0.3, "
-    "GSAM's among 0.2 and 0.3 with alpha from 0.05 to 0.4. The best few differ by less than the "
-    "seeds do. So were 25 epochs preferred to 20, where the objectives differ less."
+_TUNED = (
+    "rho and alpha were tuned on 1,000 held-out training images, with five seeds each: rho of SAM "
+    "in 0.1, 0.15, 0.2 and 0.3, rho of GSAM in 0.2 and 0.3 with alpha from 0.05 to 0.4. The best "
+    "few differ by less than the seeds. 25 epochs were preferred to 20, at which the objectives "
+    "differ less."
 )
-# From results/compare_fashion_mnist.txt, as the test of this room holds.
+# From results/compare_fashion_mnist.txt. A test compares them.
 LAPTOP = {
     "vanilla": "Test accuracy 85.33 ± 0.23 %, test loss 0.6480, calibration error 9.34 %; 3 seeds.",
     "sam": "Test accuracy 85.92 ± 0.24 %, test loss 0.4365, calibration error 3.65 %; 3 seeds.",
     "gsam": "Test accuracy 85.77 ± 0.18 %, test loss 0.4455, calibration error 3.97 %; 3 seeds.",
 }
-# From results/recipes_h200.txt and recipes_h200_mixer.txt too.
+# From results/recipes_h200.txt and results/recipes_h200_mixer.txt.
 GPU = {
     "fashion-mnist-resnet18-vanilla": "Test accuracy 90.65 %, test loss 0.2792, calibration error "
     "2.00 %; one seed, 0.1 minutes on an H200.",
@@ -87,18 +87,18 @@ GPU = {
     "3.20 %; one seed, 2.5 minutes on an H200.",
     "fashion-mnist-mixer-gsam": "Test accuracy 87.75 %, test loss 0.5861, calibration error "
     "8.52 %; one seed, 2.5 minutes on an H200.",
-    "cifar10-resnet18-gsam": "Not run here; 4.3 minutes on an H200, going by three epochs.",
-    "cifar10-vit-gsam": "Not run here; 14.2 minutes on an H200, going by three epochs.",
-    "cifar10-mixer-gsam": "Not run here; 12.0 minutes on an H200, going by three epochs.",
+    "cifar10-resnet18-gsam": "Not run here; 4.3 minutes on an H200, estimated from three epochs.",
+    "cifar10-vit-gsam": "Not run here; 14.2 minutes on an H200, estimated from three epochs.",
+    "cifar10-mixer-gsam": "Not run here; 12.0 minutes on an H200, estimated from three epochs.",
 }
-_NOT_CHOSEN = (
-    "Made for one GPU: a step is recorded as a CUDA graph, in bf16. On a processor, pass "
-    "--no-capture --precision fp32. Radius and alpha are usual values, and have not been tuned."
+_NOT_TUNED = (
+    "For one GPU: the step is captured as a CUDA graph, in bf16. On a CPU, pass --no-capture "
+    "--precision fp32. rho and alpha are common values that have not been tuned."
 )
 
 
 def recipes() -> Iterator[Recipe]:
-    """Three objectives: on a processor, and for three sets and three networks on a GPU.
+    """Yield the recipes: three objectives on a CPU, and on a GPU for three data sets and models.
 
     >>> len(list(recipes()))
     30
@@ -106,9 +106,9 @@ def recipes() -> Iterator[Recipe]:
     for objective in OBJECTIVES:
         yield _laptop(objective)
     for data in SETS:
-        for network in NETWORKS:
+        for model in MODELS:
             for objective in OBJECTIVES:
-                yield _gpu(data, network, objective)
+                yield _gpu(data, model, objective)
 
 
 def _laptop(objective: str) -> Recipe:
@@ -121,17 +121,17 @@ def _laptop(objective: str) -> Recipe:
             optimizer=OptimizerConfig(name="sgd", lr=0.1),
             schedule=ScheduleConfig(epochs=25, decay="cosine"),
             execution=ExecutionConfig(device="cpu"),
-            # It takes seconds: one checkpoint, at the end, will do.
+            # The run takes seconds, so one checkpoint at the end is enough.
             output=OutputConfig(checkpoint_every=1000, tensorboard=False),
         ),
-        reproduces="the paper's comparison, on what a laptop can train",
+        reproduces="the paper's comparison, on a small data set and model",
         expected=LAPTOP[objective],
-        notes="" if objective == "vanilla" else _CHOSEN,
+        notes="" if objective == "vanilla" else _TUNED,
     )
 
 
-def _gpu(data: str, network: str, objective: str) -> Recipe:
-    settings, name = NETWORKS[network], f"{data}-{network}-{objective}"
+def _gpu(data: str, model: str, objective: str) -> Recipe:
+    settings, name = MODELS[model], f"{data}-{model}-{objective}"
     return Recipe(
         name=name,
         config=Config(
@@ -145,12 +145,12 @@ def _gpu(data: str, network: str, objective: str) -> Recipe:
                 decay="cosine",
             ),
             execution=ExecutionConfig(
-                precision="bf16", capture=True, channels_last=network == "resnet18"
+                precision="bf16", capture=True, channels_last=model == "resnet18"
             ),
         ),
         reproduces="the paper's comparison, on small images",
         expected=GPU.get(name, "Not run here."),
-        notes=_NOT_CHOSEN,
+        notes=_NOT_TUNED,
     )
 
 

@@ -1,8 +1,8 @@
-"""The paper's transfer learning: networks trained on ImageNet, fine-tuned on smaller sets.
+"""The paper's transfer learning: models trained on ImageNet, fine-tuned on smaller data sets.
 
-From the appendix: SGD without weight decay, the learning rate decays linearly, gradients are
-clipped at norm 1; 10,000 steps with 500 to warm up on CIFAR, 500 with 100 on Oxford's sets. What
-differs between the paper's columns is what the network was trained with before.
+From the appendix: SGD without weight decay, linear decay of the learning rate, gradients clipped at
+norm 1; 10,000 steps with 500 of warm-up on CIFAR, and 500 steps with 100 of warm-up on Flowers and
+Pets. The paper's columns differ in the objective of the training on ImageNet.
 """
 
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ from surrogap.training.objective_configs import VanillaConfig
 
 
 class Task(NamedTuple):
-    """A set to fine-tune on, for how long, and the paper's accuracies in percent.
+    """A data set to fine-tune on: the number of steps, and the paper's accuracies in percent.
 
-    The accuracies are for weights trained under vanilla, SAM and GSAM.
+    The accuracies are for weights that were trained with vanilla, SAM and GSAM.
     """
 
     steps: int
     warmup_steps: int
-    eval_every: int  # epochs, of which the smallest set has 500
+    eval_every: int  # epochs; the smallest data set takes 500
     vit_b16: tuple[float, float, float]
     vit_s16: tuple[float, float, float]
 
@@ -43,14 +43,15 @@ TASKS = {
 }
 
 _NOTES = (
-    "Train {source} first, or pass --weights with a run's folder or a .safetensors file. The paper "
-    "searches the learning rate in 0.001, 0.003, 0.01 and 0.03 and does not tell which was best, "
-    "nor the batch: these are 0.01 and 512, and images are of 224 pixels, as before."
+    "Train {source} first, or pass --weights with the folder of a run or a .safetensors file. The "
+    "paper searches the learning rate in 0.001, 0.003, 0.01 and 0.03, but does not report the best "
+    "one, nor the batch size: here they are 0.01 and 512. Images have 224 pixels, as in the "
+    "training on ImageNet."
 )
 
 
 def recipes() -> Iterator[Recipe]:
-    """Four sets, from two networks that were trained under three objectives.
+    """Yield the recipes: four data sets, and two models trained with three objectives.
 
     >>> len(list(recipes()))
     24
@@ -67,10 +68,10 @@ def _recipe(data: str, task: Task, model: str, objective: str, accuracy: float) 
     weights = f"runs/imagenet-{model}-{objective}-0"
     return Recipe(
         name=name,
-        # A folder by name: by data, model and objective alone, the three sources would share one.
+        # The default folder would be the same for all three sources.
         config=_config(data, task, model, weights).override(out=f"runs/{name}"),
-        reproduces=f"the paper's transfer table: {model} of {objective} on {data}",
-        expected=f"Top-1 accuracy of {accuracy} % in the paper. Not run here.",
+        reproduces=f"the paper's transfer table: {model}, trained with {objective}, on {data}",
+        expected=f"Top-1 accuracy of {accuracy} %, from the paper. Not run here.",
         notes=_NOTES.format(source=source),
     )
 

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from surrogap.experiments.methods import Column, Planned, num_passes, planned, with_lr_of_gradient
+from surrogap.experiments.columns import Column, column_runs, with_lr_of_gradient
+from surrogap.experiments.planned import PlannedRun, num_passes
 from surrogap.experiments.recipes import RECIPES
 from surrogap.training.config import Config
 from surrogap.training.objective_configs import CONFIGS, NoEffectError
 
 
-def plan(recipe: str, *methods: str, **changes: object) -> list[Planned]:
-    return list(planned(recipe, changes, methods, (3,), Path("out")))
+def plan(recipe: str, *methods: str, **changes: object) -> list[PlannedRun]:
+    return list(column_runs(recipe, changes, methods, (3,), Path("out")))
 
 
 def test_an_objective_has_the_settings_of_its_own_recipe() -> None:
@@ -96,11 +97,17 @@ def test_a_column_has_settings_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
-        (["gsan"], r"objectives must be one of .* The closest is 'gsam'. A column is like sam, "),
+        (
+            ["gsan"],
+            r"objectives must be one of .* The closest is 'gsam'. Examples of columns: sam, ",
+        ),
         (["sam-3x"], r"objectives must be one of .* The closest is 'sam'"),
-        (["sam@every"], r"objectives must have settings as FIELD=VALUE, got 'sam@every'. Set any"),
-        (["sam@"], r"objectives must have settings as FIELD=VALUE, got 'sam@'"),
-        (["sam@seed=3"], r"objectives must have settings .* but the objective, the seed and the "),
+        (["sam@every"], r"objectives must have settings of the form FIELD=VALUE, got 'sam@every'"),
+        (["sam@"], r"objectives must have settings of the form FIELD=VALUE, got 'sam@'"),
+        (
+            ["sam@seed=3"],
+            r"objectives must have settings .* Any field except objective, seed and out ",
+        ),
         (["sam@everi=3"], r"field must be one that a configuration has, got 'everi'. The closest"),
         (["sam@every=x"], r"every must be an integer, got 'x'"),
         (["sam@every=0"], r"every must be at least 1, got 0"),

@@ -4,7 +4,7 @@ import io
 import math
 
 from surrogap.experiments.charts import chart
-from surrogap.experiments.tables import Table
+from surrogap.experiments.text_table import Table
 
 
 class Terminal(io.StringIO):
@@ -47,6 +47,6 @@ def test_the_dots_lie_on_the_curve() -> None:
 
 def test_charts_of_a_point_of_nothing_and_of_what_is_not_finite() -> None:
     assert len(dots(chart("one", [(3.0, 2.0)], width=5, height=2))) == 1
-    assert chart("none", []).endswith("nothing to draw")
+    assert chart("none", []).endswith("no finite values")
     points = [(0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 2.0)]
     assert chart("t", points) == chart("t", [points[0], points[-1]])

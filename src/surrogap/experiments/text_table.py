@@ -1,4 +1,4 @@
-"""Tables for people: with lines in a terminal, and as plain columns elsewhere."""
+"""Tables of text: with borders in a terminal, as plain columns elsewhere, and in Markdown."""
 
 import sys
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import TextIO, final
 @final
 @dataclass(frozen=True)
 class Table:
-    """A heading and rows of words, as many in each.
+    """A table with a header, and rows of the same length.
 
     >>> table = Table(("model", "test accuracy"), [("vit_s32", "73.8"), ("vit_b32", "76.8")])
     >>> print(table.text())
@@ -23,14 +23,14 @@ class Table:
     title: str = ""
 
     def text(self) -> str:
-        """Plain columns, which other programs can read too."""
+        """Return the table as plain columns."""
         lines = [self.columns, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
         return "\n".join([self.title] * bool(self.title) + list(padded))
 
     def markdown(self) -> str:
-        r"""The table in Markdown, without its title.
+        r"""Return the table in Markdown, without its title.
 
         >>> print(Table(("a", "b"), [("1", "x | y")]).markdown())
         | a | b |
@@ -42,19 +42,19 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
     def print(self, file: TextIO | None = None) -> None:
-        """Prints it, with lines if that is to a terminal."""
+        """Print the table, with borders if the file is a terminal."""
         file = sys.stdout if file is None else file
         if not file.isatty():
             print(self.text(), file=file)
             return
         from rich.console import Console
-        from rich.table import Table as Lines
+        from rich.table import Table as RichTable
         from rich.text import Text
 
-        lines = Lines(title=self.title or None, title_justify="left")
+        table = RichTable(title=self.title or None, title_justify="left")
         for index, column in enumerate(self.columns):
-            # The first column holds names, which people copy: the others wrap before it is cut.
-            lines.add_column(column, no_wrap=index == 0)
+            # The first column holds names, which users copy, so it is never truncated.
+            table.add_column(column, no_wrap=index == 0)
         for row in self.rows:
-            lines.add_row(*map(Text, row))  # as they are: rich would read brackets as its own
-        Console(file=file).print(lines)
+            table.add_row(*map(Text, row))  # plain text: rich would interpret brackets as markup
+        Console(file=file).print(table)

@@ -1,4 +1,4 @@
-"""Figures as PNG, drawn with matplotlib and without a display."""
+"""Figures with matplotlib, without a display."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ Points = Sequence[tuple[float, float]]
 def new_figure(
     num_rows: int, num_columns: int, title: str, *, size: tuple[float, float] | None = None
 ) -> "tuple[Figure, list[Axes]]":
-    """A figure with panels, row by row.
+    """Return a figure and its panels, row by row.
 
     Args:
         num_rows: The number of rows.
-        num_columns: The number of panels in a row.
-        title: Above all of them.
-        size: Width and height in inches; by default 5 x 3.5 for each panel.
+        num_columns: The number of panels per row.
+        title: The title of the figure.
+        size: Width and height in inches; None for 5 x 3.5 per panel.
     """
-    # Not pyplot: it would look for a display, and keep every figure.
+    # Not pyplot, which needs a display and keeps all figures in memory.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -37,7 +37,7 @@ def new_figure(
 
 
 def curves_with_bands(axis: "Axes", label: str, curves: Sequence[Points]) -> None:
-    """The mean of curves with common x, and a band from the lowest to the highest of them."""
+    """Plot the mean of curves with the same x, and a band from the lowest to the highest."""
     x = [point[0] for point in curves[0]]
     columns = list(zip(*([y for _, y in curve] for curve in curves), strict=False))
     x = x[: len(columns)]

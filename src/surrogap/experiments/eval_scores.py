@@ -1,0 +1,110 @@
+"""The scores of a run on its test sets: computed, averaged over corruptions, as a table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from surrogap.data import Splits
+from surrogap.evaluation import evaluate, mean_over_corruptions
+from surrogap.experiments.eval_sets import EvalSet
+from surrogap.experiments.text_table import Table
+from surrogap.experiments.trained import TrainedRun
+
+_NAMES = ("accuracy", "top5", "loss", "calibration_error")
+_COLUMNS = ("test set", "images", "accuracy %", "top-5 %", "loss", "calibration error %")
+
+Values = Mapping[str, Any]
+
+
+def evaluate_run(
+    run: TrainedRun,
+    splits: Splits,
+    sets: Sequence[EvalSet],
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    progress: Callable[[int, int, str], object],
+) -> dict[str, Any]:
+    """Evaluate a run on test sets.
+
+    Args:
+        run: A run with a checkpoint.
+        splits: Its data set.
+        sets: The test sets.
+        device: The device to compute on.
+        dtype: The dtype of the forward pass.
+        progress: Called with the number of finished test sets, all of them, and the current name.
+
+    Returns:
+        The scores for JSON: `sets` by name, and `corruptions` by corruption and severity, with
+        their means.
+
+    Raises:
+        ValueError: The run has no checkpoint, or a test set is incomplete.
+    """
+    model = run.model(splits, device)
+    scores: dict[str, Values] = {}
+    corrupted: dict[tuple[str, int], Values] = {}
+    for index, one in enumerate(sets):
+        progress(index, len(sets), one.name)
+        found = asdict(
+            evaluate(
+                model,
+                one.batches(),
+                truth=one.truth,
+                classes=one.classes,
+                autocast=None if dtype == torch.float32 else dtype,
+                device=device,
+                across_processes=False,
+            )
+        )
+        if one.corruption is None:
+            scores[one.name] = found
+        else:
+            corrupted[one.corruption] = found
+    if not corrupted:
+        return {"sets": scores}
+    by_name: dict[str, dict[tuple[str, int], Values]] = {}
+    for key, values in corrupted.items():
+        by_name.setdefault(key[0], {})[key] = values
+    return {
+        "sets": scores,
+        "corruptions": {
+            "mean": mean_scores(corrupted),
+            "by_corruption": {name: mean_scores(values) for name, values in by_name.items()},
+            "by_severity": {
+                name: {str(severity): values[name, severity] for _, severity in values}
+                for name, values in by_name.items()
+            },
+        },
+    }
+
+
+def mean_scores(scores: Mapping[tuple[str, int], Values]) -> dict[str, float]:
+    """Return the mean of each score over corruptions and severities.
+
+    Raises:
+        ValueError: There are no scores, or some severities are missing.
+    """
+    return {
+        name: mean_over_corruptions({key: values[name] for key, values in scores.items()})
+        for name in _NAMES
+    }
+
+
+def score_table(scores: Mapping[str, Any], title: str) -> Table:
+    """Return a table of what `evaluate_run` returned: a row per test set and per corruption."""
+    rows = [(name, str(s["num_samples"]), *_cells(s)) for name, s in scores["sets"].items()]
+    if "corruptions" in scores:
+        by_corruption = scores["corruptions"]["by_corruption"]
+        mean = f"mean of {len(by_corruption)} corruptions"
+        rows.append((mean, "", *_cells(scores["corruptions"]["mean"])))
+        rows += [(f"  {name}", "", *_cells(s)) for name, s in by_corruption.items()]
+    return Table(_COLUMNS, rows, title)
+
+
+def _cells(scores: Mapping[str, float]) -> tuple[str, ...]:
+    accuracy, top5 = (f"{100 * scores[name]:.2f}" for name in ("accuracy", "top5"))
+    return accuracy, top5, f"{scores['loss']:.4f}", f"{100 * scores['calibration_error']:.2f}"

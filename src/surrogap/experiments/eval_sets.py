@@ -1,0 +1,299 @@
+"""The test sets of a trained model: its own, and distribution shifts of it.
+
+Images in memory are corrupted on the fly. Models for ImageNet are evaluated on the published
+variants of its validation set, if their folders exist.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surrogap.data import FileSet, Splits, TensorSet, archive_of, intact, loader
+from surrogap.data.damaged import OnChecked
+from surrogap.errors import InvalidValueError
+from surrogap.evaluation import (
+    CORRUPTIONS,
+    IMAGENET_C,
+    corrupted,
+    imagenet_c,
+    imagenet_r,
+    imagenet_r_synsets,
+    imagenet_real,
+    imagenet_v2,
+    label_sets,
+)
+from surrogap.evaluation.metrics import Truth
+from surrogap.training.groups import DataConfig
+from surrogap.training.images import images_of
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+# From a data set to the batches of its test split.
+MakeBatches = Callable[[Splits], Batches]
+
+SEVERITIES = range(1, 6)
+_SYNSET = re.compile(r"n\d{8}")
+# The names under which the additional test sets are published.
+_USUAL_NAMES = {
+    "votes": "cifar10h-counts.npy",
+    "real": "real.json",
+    "v2": "imagenetv2-matched-frequency-format-val",
+    "r": "imagenet-r",
+    "c": "imagenet-c",
+}
+
+
+@final
+@dataclass(frozen=True)
+class EvalSetPaths:
+    """The paths of additional test sets; None for those that are missing.
+
+    Attributes:
+        votes: The number or fraction of people who chose each class for each test image, as in
+            CIFAR-10H: an `.npy` file, or an `.npz` archive with `test_human_counts` or `counts`.
+        real: The ReaL labels of ImageNet's validation set, `real.json`.
+        v2: The folder of ImageNet-V2.
+        r: The folder of ImageNet-R.
+        c: The folder of ImageNet-C.
+    """
+
+    votes: Path | None = None
+    real: Path | None = None
+    v2: Path | None = None
+    r: Path | None = None
+    c: Path | None = None
+
+    def or_found(self, data: str, data_root: Path) -> Self:
+        """Return the paths, with test sets that are found in `data_root` for those that are None.
+
+        Args:
+            data: The name or path of the data set that the model was trained on.
+            data_root: The folder of named data sets.
+        """
+        paths = asdict(self)
+        for name in {"cifar10": ("votes",), "imagenet": ("real", "v2", "r", "c")}.get(data, ()):
+            usual = data_root / _USUAL_NAMES[name]
+            if paths[name] is None and usual.exists():
+                paths[name] = usual
+        paths["votes"] = paths["votes"] or archived_votes(data, data_root)
+        return type(self)(**paths)
+
+
+@final
+@dataclass(frozen=True)
+class EvalSet:
+    """A test set.
+
+    Attributes:
+        name: The name.
+        batches: Returns the batches.
+        truth: The kind of labels.
+        classes: The indices of the classes that occur in it; None for all.
+        corruption: The corruption and its severity; None without one.
+    """
+
+    name: str
+    batches: Callable[[], Batches]
+    truth: Truth = "label"
+    classes: Sequence[int] | None = None
+    corruption: tuple[str, int] | None = None
+
+
+def eval_sets(
+    splits: Splits, paths: EvalSetPaths, make_batches: MakeBatches, *, with_corruptions: bool = True
+) -> Iterator[EvalSet]:
+    """Yield the test sets of a model, its own test split first.
+
+    Args:
+        splits: The data set that the model was trained on.
+        paths: The paths of additional test sets.
+        make_batches: Returns the batches of a test split.
+        with_corruptions: Whether to corrupt images that are in memory.
+
+    Raises:
+        ValueError: A test set does not fit the model, or is incomplete.
+    """
+    yield EvalSet("test", partial(make_batches, splits))
+    if paths.votes is not None:
+        yield _voted(splits, paths.votes, make_batches)
+    yield from _imagenet(splits, paths, make_batches)
+    if with_corruptions and isinstance(splits.test, TensorSet):
+        yield from _corrupted(splits, make_batches)
+
+
+def batch_maker(batch_size: int, device: torch.device, **settings: Any) -> MakeBatches:
+    """Return a function that returns the batches of a test split, in order."""
+    return lambda splits: loader(splits, "test", batch_size=batch_size, device=device, **settings)
+
+
+def _corrupted(splits: Splits, make_batches: MakeBatches) -> Iterator[EvalSet]:
+    def batches(name: str, severity: int) -> Batches:
+        assert isinstance(splits.test, TensorSet)
+        images = corrupted(splits.test.images, name, severity)
+        return make_batches(replace(splits, test=TensorSet(images, splits.test.labels)))
+
+    for name in CORRUPTIONS:
+        if name == "saturate" and splits.channels == 1:  # no effect on grayscale images
+            continue
+        for severity in SEVERITIES:
+            made = partial(batches, name, severity)
+            yield EvalSet(f"{name} {severity}", made, corruption=(name, severity))
+
+
+def _voted(splits: Splits, path: Path, make_batches: MakeBatches) -> EvalSet:
+    votes = read_votes(path)
+    shape = (len(splits.test), len(splits.classes))
+    if votes.shape != shape:
+        raise InvalidValueError(
+            f"votes must have a row for each test image and a column for each class, {shape}, got "
+            f"{tuple(votes.shape)} in {path}. Pass the votes for this test set."
+        )
+    return EvalSet("votes", lambda: _with_truth(make_batches(splits), votes), truth="votes")
+
+
+def read_votes(path: Path) -> Tensor:
+    """Read the number or fraction of people who chose each class for each test image.
+
+    Raises:
+        ValueError: The file is missing, or does not hold votes.
+    """
+    try:
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            array = found if isinstance(found, np.ndarray) else _counts(found)
+        if array.dtype.kind not in "iuf":
+            raise ValueError(f"its dtype is {array.dtype}")
+        votes = torch.from_numpy(array.astype(np.float64))
+        if not votes.isfinite().all():
+            raise ValueError("some values are not finite")
+    except Exception as error:  # NumPy's error depends on how the file is damaged
+        raise InvalidValueError(
+            f"votes must be an .npy file of counts, or an .npz archive with test_human_counts, got "
+            f"{path} ({error}). Pass a file such as cifar10h-counts.npy of CIFAR-10H."
+        ) from error
+    return votes
+
+
+def archived_votes(data: str, data_root: str | Path) -> Path | None:
+    """Return the archive of a data set if it holds people's votes on the test images, or None."""
+    path = archive_of(data, data_root)
+    if path is None:
+        return None
+    with np.load(path, allow_pickle=False) as archive:
+        return path if "test_human_counts" in archive.files else None
+
+
+def _counts(archive: Mapping[str, np.ndarray]) -> np.ndarray:
+    for name in ("test_human_counts", "counts"):
+        if name in archive:
+            return archive[name]
+    raise ValueError(f"its arrays are {', '.join(archive) or 'missing'}")
+
+
+def _with_truth(batches: Batches, truth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the images of ordered batches with other labels."""
+    position = 0
+    for images, _ in batches:
+        yield images, truth[position : position + len(images)]
+        position += len(images)
+
+
+def _imagenet(splits: Splits, paths: EvalSetPaths, make_batches: MakeBatches) -> Iterator[EvalSet]:
+    if not any((paths.real, paths.v2, paths.r, paths.c)):
+        return
+    synsets = _synsets(splits)
+    _check_are_files(splits)
+    # The number of images is known, and checked, for all of ImageNet only.
+    settings: dict[str, Any] = {} if synsets is None else {"num_images": None}
+    if paths.real is not None:
+        yield _real(splits, paths.real, synsets, make_batches, settings)
+    if paths.v2 is not None:
+        samples = imagenet_v2(paths.v2, num_classes=len(splits.classes), **settings)
+        yield EvalSet("ImageNet-V2", partial(_files, splits, samples, make_batches))
+    if paths.r is not None:
+        subset = None if synsets is None else [s for s in imagenet_r_synsets() if s in synsets]
+        samples, classes = imagenet_r(paths.r, synsets, subset, **settings)
+        made = partial(_files, splits, samples, make_batches)
+        yield EvalSet("ImageNet-R", made, classes=classes)
+    if paths.c is not None:
+        for name in IMAGENET_C:
+            for severity in SEVERITIES:
+                samples = imagenet_c(paths.c, name, severity, synsets, **settings)
+                made = partial(_files, splits, samples, make_batches)
+                yield EvalSet(f"{name} {severity}", made, corruption=(name, severity))
+
+
+def intact_test_images(
+    config: DataConfig,
+    data_root: str | None,
+    *,
+    download: bool,
+    skip_damaged: bool,
+    on_checked: OnChecked,
+) -> Splits:
+    """Return the splits of a run after a check of its test files for damage.
+
+    Training files are not read in an evaluation, so they are not checked.
+
+    Raises:
+        ValueError: The data set is missing, or a test file is damaged and must not be skipped.
+    """
+    splits = images_of(replace(config, skip_damaged=False), data_root, download=download)
+    skip_damaged = skip_damaged or config.skip_damaged
+    return intact(splits, ["test"], skip_damaged=skip_damaged, on_checked=on_checked)
+
+
+def _synsets(splits: Splits) -> list[str] | None:
+    """Return the classes as synsets, or None for all 1,000 of ImageNet.
+
+    Raises:
+        ValueError: The classes are not synsets.
+    """
+    if len(splits.classes) == 1000 and (
+        splits.name == "imagenet" or all(map(_SYNSET.fullmatch, splits.classes))
+    ):
+        return None
+    if all(map(_SYNSET.fullmatch, splits.classes)):
+        return list(splits.classes)
+    raise InvalidValueError(
+        "ImageNet's test sets must be for a run on ImageNet, or on some of its synsets, got "
+        f"{splits.name} with the classes {', '.join(splits.classes[:3])}, ... Leave them out."
+    )
+
+
+def _check_are_files(splits: Splits) -> None:
+    if not isinstance(splits.test, FileSet):
+        raise InvalidValueError(
+            f"ImageNet's test sets must be for a run on image files, got {splits.name}, whose "
+            "images are in memory. Leave them out."
+        )
+
+
+def _files(
+    splits: Splits, samples: Sequence[tuple[Path, int]], make_batches: MakeBatches
+) -> Batches:
+    paths, labels = zip(*samples, strict=True)
+    return make_batches(replace(splits, test=FileSet([str(path) for path in paths], labels)))
+
+
+def _real(
+    splits: Splits,
+    path: Path,
+    synsets: Sequence[str] | None,
+    make_batches: MakeBatches,
+    settings: dict[str, Any],
+) -> EvalSet:
+    # The validation set is the run's own test split, in folders by class.
+    assert isinstance(splits.test, FileSet)
+    root = Path(splits.test.paths[0]).parent.parent
+    samples = imagenet_real(root, path, synsets, **settings)
+    sets = label_sets([labels for _, labels in samples], len(splits.classes))
+    ordered = [(path, 0) for path, _ in samples]
+    made: Callable[[], Batches] = lambda: _with_truth(_files(splits, ordered, make_batches), sets)  # noqa: E731
+    return EvalSet("ImageNet-ReaL", made, truth="set")

@@ -1,0 +1,108 @@
+"""The sharpness of finished runs, measured at their last weights."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surrogap.analysis.gap import surrogate_gaps
+from surrogap.analysis.surface import Surface
+from surrogap.atomic import atomic_write
+from surrogap.experiments.comparison import MEASUREMENTS, NUM_ASCENT_STEPS
+from surrogap.experiments.probes import sharpness_at
+from surrogap.experiments.surfaces import (
+    eval_batch_size,
+    loss_fn_of,
+    random_subset,
+    unaugmented_loader,
+    unaugmented_surface,
+)
+from surrogap.experiments.trained import TrainedRun
+from surrogap.training.failure import RunFailedError
+from surrogap.training.processes import World
+
+# Measures a run at a radius on a device. Returns "rho" and the measured values by name.
+MeasureFn = Callable[[TrainedRun, float, torch.device], dict[str, float]]
+
+# The curvature takes tens of gradients, hence a subset. `--sharpness-every` uses as many images.
+NUM_IMAGES = 1000
+
+
+def measure_gap(run: TrainedRun, rho: float, device: torch.device) -> dict[str, float]:
+    """Measure the gap `h` and `2h / rho^2`, with one perturbation for all training images.
+
+    `worst_gap` is the largest `h` that a few more ascent steps find in the ball. If a model fits
+    its training images almost perfectly, its gradient is nearly zero, and the paper's `h` after one
+    ascent step says little.
+
+    The images are not augmented, and the model is in evaluation mode.
+
+    Args:
+        run: A run with a checkpoint.
+        rho: The radius.
+        device: The device to compute on.
+
+    Raises:
+        RunFailedError: A measured value is not finite.
+        ValueError: The run has no checkpoint, or its images are missing.
+    """
+    splits = run.splits().to(device)
+    images = unaugmented_loader(run.config, splits, World(device), eval_batch_size(run.config))
+    loss_fn = loss_fn_of(run.config.objective)
+    surface = Surface(run.model(splits, device), images, loss_fn, is_checked=False)
+    (gap,) = surrogate_gaps(surface, [rho], num_ascent_steps=NUM_ASCENT_STEPS).gaps
+    names = ("loss", "gap", "sharpness", "worst_gap", "worst_sharpness")
+    return {"rho": rho, **_finite({name: getattr(gap, name) for name in names}, run)}
+
+
+def measure_sharpness(run: TrainedRun, rho: float, device: torch.device) -> dict[str, float]:
+    """Measure the gap and the dominant eigenvalue on a subset of the training images.
+
+    The subset is `NUM_IMAGES` random images, the same for all runs on a data set. They are not
+    augmented, and the model is in evaluation mode. The search for the largest gap in the ball also
+    tries the dominant eigenvector, which is the right direction at a minimum.
+
+    Args:
+        run: A run with a checkpoint.
+        rho: The radius.
+        device: The device to compute on.
+
+    Raises:
+        RunFailedError: A measured value is not finite.
+        ValueError: The run has no checkpoint, or its images are missing.
+    """
+    splits = run.splits()
+    images = random_subset(splits, NUM_IMAGES)
+    model, batch_size = run.model(splits, device), eval_batch_size(run.config)
+    surface = unaugmented_surface(run.config, model, images, World(device), batch_size)
+    return {"num_images": len(images.train), **_finite(sharpness_at(surface, rho), run)}
+
+
+def _finite(values: dict[str, float], run: TrainedRun) -> dict[str, float]:
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise RunFailedError(
+                f"{name} must be finite at the end of a run, got {value} in {run.folder}. "
+                "Train with a smaller rho or alpha, or measure with a smaller --gap-rho."
+            )
+    return values
+
+
+def write_measurements(folder: Path, rho: float, device: torch.device, measure: MeasureFn) -> None:
+    """Measure a finished run and write the values to its folder, unless they are there already."""
+    if not has_measurements(folder, rho):
+        values = measure(TrainedRun.read(folder), rho, device)
+        with atomic_write(folder / MEASUREMENTS) as temporary:
+            temporary.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def has_measurements(folder: Path, rho: float) -> bool:
+    """Return whether a run is finished and was measured at this radius."""
+    path = folder / MEASUREMENTS
+    if not path.is_file():
+        return False
+    values: dict[str, Any] = json.loads(path.read_text())
+    return bool(values["rho"] == rho)

@@ -1,0 +1,138 @@
+"""Planned runs, trained and measured one after another."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, final
+
+from rich.progress import Progress as RichProgress
+
+from surrogap.errors import InvalidValueError
+from surrogap.experiments.measurements import MeasureFn, has_measurements, write_measurements
+from surrogap.experiments.planned import PlannedRun
+from surrogap.experiments.probes import sharpness_probe
+from surrogap.training.config import Config
+from surrogap.training.folder import CONFIG, check_folder
+from surrogap.training.processes import device_of, is_launched
+from surrogap.training.progress import Progress, essentials, rich_bar
+from surrogap.training.run import train
+
+
+def train_missing(
+    runs: Sequence[PlannedRun],
+    folder: Path,
+    *,
+    radius: Callable[[Config], float],
+    measure: MeasureFn,
+) -> signal.Signals | None:
+    """Train and measure all runs that are not finished yet.
+
+    Args:
+        runs: The runs, each with its own folder.
+        folder: The parent of the runs' folders.
+        radius: Returns the radius at which a finished run is measured.
+        measure: Measures a finished run.
+
+    Returns:
+        The signal that stopped a run, or None if all runs are finished.
+
+    Raises:
+        RunFailedError: A run failed.
+        ValueError: There are several processes, or the folder of a run holds another configuration.
+            Nothing has been trained in this case.
+    """
+    if is_launched():
+        raise InvalidValueError(
+            "Several runs must train in one process, got several processes. "
+            "Train the runs of large models one by one, with surrogap train."
+        )
+    if (folder / CONFIG).exists():
+        raise InvalidValueError(
+            f"out must be a folder for several runs, got {folder}, which is the folder of one run. "
+            "Pass another --out."
+        )
+    for run in runs:
+        check_folder(run.config, resume=True)
+    missing = [run for run in runs if not has_measurements(run.config.folder, radius(run.config))]
+    with QueueProgress(missing, num_finished=len(runs) - len(missing)) as progress:
+        for run in missing:
+            config = run.config
+            progress.begin(run)
+            outcome = train(config, resume=True, progress=progress, probe=sharpness_probe)
+            if outcome.signal is not None:
+                return outcome.signal
+            device = device_of(config.execution.device)
+            write_measurements(config.folder, radius(config), device, measure)
+            progress.end(outcome.record or {})
+    return None
+
+
+@final
+class QueueProgress(Progress):
+    """The progress of several runs: one bar for all of them on a terminal, else a line per run.
+
+    Args:
+        runs: The runs to train.
+        num_finished: The number of other runs, which are finished already.
+    """
+
+    def __init__(self, runs: Sequence[PlannedRun], *, num_finished: int) -> None:
+        self._costs = [run.cost for run in runs]
+        self._num_finished = num_finished
+        self._index = -1
+        self._now = ""
+        self._bar: RichProgress | None = rich_bar() if sys.stdout.isatty() else None
+        self._moved = 0.0
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=sum(self._costs), now="")
+        if self._num_finished:
+            self._print(f"{self._num_finished} runs are finished already.")
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, run: PlannedRun) -> None:
+        """Start the next run."""
+        self._index += 1
+        number, total = self._num_finished + self._index + 1, self._num_finished + len(self._costs)
+        seed = run.config.execution.seed
+        self._title = f"{run.method}, seed {seed} ({number} of {total})"
+        self._move(0.0)
+
+    def end(self, record: Mapping[str, Any]) -> None:
+        """End the current run, with the record of its last epoch."""
+        self._move(1.0)
+        self._print("  ".join([self._title, *essentials({"kind": "epoch", **record})]))
+
+    def start(self, title: str, step: int, num_steps: int) -> None:
+        """See `Progress`."""
+        self._num_steps = num_steps
+
+    def step(self, step: int) -> None:
+        """See `Progress`."""
+        if time.monotonic() - self._moved > 0.1:
+            self._move(step / self._num_steps)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """See `Progress`."""
+        self._now = "  ".join(essentials(record))
+
+    def _move(self, fraction: float) -> None:
+        self._moved = time.monotonic()
+        if self._bar is not None:
+            done = sum(self._costs[: self._index]) + fraction * self._costs[self._index]
+            text = {"description": self._title, "now": self._now}
+            self._bar.update(self._task, completed=done, **text)  # type: ignore[arg-type]
+
+    def _print(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False)
+        else:
+            print(text, flush=True)

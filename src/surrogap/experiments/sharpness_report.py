@@ -1,0 +1,141 @@
+"""All sharpness measures of a model: numbers, tables and figures."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from surrogap.analysis import Density, Eigenpairs, Hessian, Plan, Sharpness, Surface
+from surrogap.analysis import density as density_of
+from surrogap.analysis import sharpness as sharpness_of
+from surrogap.analysis.figures import gap_curves, spectrum
+from surrogap.analysis.hessian import GRADIENTS_PER_PRODUCT
+from surrogap.analysis.sharpness import GAP_COLUMNS
+from surrogap.experiments.result_files import Writer
+from surrogap.experiments.text_table import Table
+
+GAPS, SPECTRUM = "sharpness.png", "spectrum.png"
+
+
+@final
+@dataclass(frozen=True)
+class ReportPlan:
+    """The measurements of a report.
+
+    Attributes:
+        sharpness: Eigenvalues, trace and surrogate gaps.
+        num_density_vectors: The number of random vectors for the density of the eigenvalues.
+        num_density_steps: The number of Hessian-vector products per vector; 0 for no density.
+    """
+
+    sharpness: Plan
+    num_density_vectors: int
+    num_density_steps: int
+
+    @property
+    def cost(self) -> float:
+        """The largest possible cost, in gradients."""
+        return self.sharpness.cost + self.density_cost
+
+    @property
+    def density_cost(self) -> float:
+        """The cost of the density, in gradients."""
+        return float(GRADIENTS_PER_PRODUCT * self.num_density_vectors * self.num_density_steps)
+
+    @property
+    def figures(self) -> list[str]:
+        """The names of the figures' files."""
+        return [GAPS, SPECTRUM] if self.num_density_steps else [GAPS]
+
+
+@final
+@dataclass(frozen=True)
+class SharpnessReport:
+    """The results of a report.
+
+    Attributes:
+        sharpness: Eigenvalues, trace and surrogate gaps.
+        density: The density of the eigenvalues; None if it was not measured.
+        seconds: The duration of the measurement.
+    """
+
+    sharpness: Sharpness
+    density: Density | None
+    seconds: float
+
+    def values(self) -> dict[str, Any]:
+        """Return all values, for JSON."""
+        gaps, density = self.sharpness.gaps, self.density
+        derived = ("gap", "sharpness", "worst_gap", "worst_sharpness")
+        return {
+            "seconds": self.seconds,
+            "loss": gaps.gaps[0].loss,
+            "grad_norm": gaps.grad_norm,
+            "dominant": self.sharpness.dominant,
+            "largest": _pairs(self.sharpness.largest),
+            "smallest": _pairs(self.sharpness.smallest),
+            "trace": asdict(self.sharpness.trace),
+            "gaps": [asdict(g) | {name: getattr(g, name) for name in derived} for g in gaps.gaps],
+            "density": density
+            and {
+                "places": density.places.tolist(),
+                "weights": density.weights.tolist(),
+                "num_products": density.num_products,
+            },
+        }
+
+    def tables(self, title: str) -> list[Table]:
+        """Return a table of single values, and one of the gaps beside the dominant eigenvalue."""
+        dominant = f"{self.sharpness.dominant:.4g}"
+        rows = [(*row, dominant) for row in self.sharpness.gap_rows()]
+        return [
+            Table(("measure", "value"), self.sharpness.rows(), title),
+            Table((*GAP_COLUMNS, "dominant eigenvalue"), rows, "surrogate gap"),
+        ]
+
+    def figures(self, title: str) -> dict[str, Writer]:
+        """Return functions that write the figures, by file name."""
+        found = self.sharpness
+        gaps = gap_curves({title: found.gaps}, eigenvalues={title: found.dominant}, title=title)
+        figures: dict[str, Writer] = {GAPS: gaps.savefig}
+        if self.density is not None:
+            figures[SPECTRUM] = spectrum(self.density, title=title).savefig
+        return figures
+
+
+def report_sharpness(
+    surface: Surface, plan: ReportPlan, progress: Callable[[float, float], object]
+) -> SharpnessReport:
+    """Measure the sharpness of a model.
+
+    Args:
+        surface: The loss.
+        plan: The measurements.
+        progress: Called with the cost so far and the whole cost, in gradients.
+    """
+    start = time.perf_counter()
+    before = plan.sharpness.cost
+    found = sharpness_of(
+        surface, plan.sharpness, progress=lambda done, _: progress(done, plan.cost)
+    )
+    density = None
+    if plan.num_density_steps:
+        density = density_of(
+            Hessian(surface),
+            num_vectors=plan.num_density_vectors,
+            num_steps=plan.num_density_steps,
+            seed=plan.sharpness.seed,
+            progress=lambda done, total: progress(
+                before + plan.density_cost * done / total, plan.cost
+            ),
+        )
+    return SharpnessReport(found, density, time.perf_counter() - start)
+
+
+def _pairs(pairs: Eigenpairs) -> dict[str, Any]:
+    return {
+        "values": pairs.values.tolist(),
+        "residuals": pairs.residuals.tolist(),
+        "num_products": pairs.num_products,
+        "has_converged": pairs.has_converged,
+    }
