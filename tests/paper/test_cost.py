@@ -11,7 +11,7 @@ from surrogap.paper.ledger import Ledger
 from surrogap.paper.running import Environment
 from surrogap.paper.study import GPU
 from surrogap.paper.timing import timing
-from tests.paper import made_up_study
+from tests.paper import synthetic_study
 
 
 def test_cost_is_the_time_of_a_step_times_the_steps() -> None:
@@ -30,7 +30,7 @@ def test_cost_is_the_time_of_a_step_times_the_steps() -> None:
 def test_the_newest_timing_of_a_set_up_counts(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "study.jsonl")
     assert newest_timing(ledger, "gpu", "A") is None
-    line = made_up_study.timing(GPU)
+    line = synthetic_study.timing(GPU)
     for key, date in (("a", "2026-01-02"), ("b", "2026-01-03"), ("c", "2026-01-01")):
         ledger.append(line | {"key": key, "date": date})
     ledger.append(line | {"key": "d", "date": "2027-01-01", "scale": "laptop"})
@@ -40,7 +40,7 @@ def test_the_newest_timing_of_a_set_up_counts(tmp_path: Path) -> None:
 
 
 def test_steps_are_timed(tmp_path: Path) -> None:
-    scale = made_up_study.tiny(tmp_path)
+    scale = synthetic_study.tiny(tmp_path)
     built: list[str] = []
     methods = ("vanilla-2x", "sam", "sam-late")
     line = timing("A", methods, Environment(scale), before_build=built.append)

@@ -16,7 +16,7 @@ from surrogap.paper.plan import Stage, Todo
 from surrogap.paper.running import Environment
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.workers import Clock, WorkerError, train_all
-from tests.paper import made_up_study
+from tests.paper import synthetic_study
 
 STAGES = [Stage([Cell("A", "vanilla"), Cell("A", "sam")], max_seeds=1)]
 TIMES = {"seconds", "seconds_per_step", "date", "jobs"}
@@ -24,7 +24,7 @@ TIMES = {"seconds", "seconds_per_step", "date", "jobs"}
 
 @pytest.fixture(scope="module")
 def scale(tmp_path_factory: pytest.TempPathFactory) -> Scale:
-    return made_up_study.tiny(tmp_path_factory.mktemp("study"))
+    return synthetic_study.tiny(tmp_path_factory.mktemp("study"))
 
 
 def lines(ledger: Ledger) -> dict[str, dict[str, Any]]:
@@ -51,7 +51,7 @@ def test_several_processes_write_the_same_lines(scale: Scale, tmp_path: Path) ->
 
 
 def made_up(run: Any, environment: Environment) -> Line:
-    return made_up_study.line(run, environment.scale)
+    return synthetic_study.line(run, environment.scale)
 
 
 def test_it_goes_on_where_it_was(
