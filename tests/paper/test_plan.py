@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from surrogap.paper.artifacts import stages
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import OVERHEAD, Stage, chosen, expected_seconds, stages_of, todo
+from surrogap.paper.plan import OVERHEAD, Stage, chosen, expected_seconds, todo
 from surrogap.paper.study import GPU, Cell, study_run, trials
 from tests.paper import synthetic_study
 
@@ -62,9 +63,9 @@ def test_set_ups_that_a_scale_lacks_are_left_out(ledger: Ledger, tmp_path: Path)
 
 
 def test_stages_follow_each_other(ledger: Ledger) -> None:
-    stages = stages_of([Cell("A", "sam"), Cell("E", "sam"), Cell("A", "vanilla")])
-    setups = [item.run.setup for item in todo(GPU, stages, ledger)]
+    setups = [item.run.setup for item in todo(GPU, stages("table-setups"), ledger)]
     assert setups == sorted(setups)
+    assert set(setups) == set("ABCDE")
 
 
 def test_estimates_come_from_the_closest_runs(ledger: Ledger) -> None:

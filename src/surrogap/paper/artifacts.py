@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from surrogap.paper import drawings
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import Stage, stages_of
+from surrogap.paper.plan import Stage
 from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import MAIN, METHODS, SHORT, TRANSFERRED, Cell, Changes, Scale
 from surrogap.paper.summaries import Summary, comparisons, in_words, numbers, summaries, table
@@ -195,28 +195,26 @@ _REST = tuple(method for method in METHODS if method not in MAIN)
 
 
 def stages(name: str) -> list[Stage]:
-    """The runs of an artifact, or of all of them with the most telling first.
+    """The runs of an artifact, set-up by set-up; or of all artifacts, the most important first.
 
     Args:
         name: One of `ARTIFACTS`, or "all".
     """
-    if name != "all":
-        return _stages(ARTIFACTS[name])
-    return [
-        Stage(_cells("A", MAIN), max_seeds=3),
-        Stage(_cells("A", _REST), max_seeds=3),
-        *(Stage(_cells(setup, SHORT)) for setup in "EBCD"),
-        Stage(_cells("A", tuple(METHODS))),
-        *(stage for artifact in ARTIFACTS.values() for stage in _stages(artifact)),
-    ]
-
-
-def _stages(artifact: Artifact) -> list[Stage]:
-    return [Stage(stage.cells, artifact.max_seeds) for stage in stages_of(artifact.cells)]
+    if name == "all":
+        return [
+            Stage(_cells("A", MAIN), max_seeds=3),
+            Stage(_cells("A", _REST), max_seeds=3),
+            *(Stage(_cells(setup, SHORT)) for setup in "EBCD"),
+            Stage(_cells("A", tuple(METHODS))),
+            *(stage for artifact in ARTIFACTS for stage in stages(artifact)),
+        ]
+    cells, max_seeds = ARTIFACTS[name].cells, ARTIFACTS[name].max_seeds
+    setups = dict.fromkeys(cell.setup for cell in cells)
+    return [Stage([c for c in cells if c.setup == setup], max_seeds) for setup in setups]
 
 
 def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
-    """A table or figure as far as the ledger has its runs.
+    """Draw a table or figure from the runs that the ledger has.
 
     Args:
         name: One of `ARTIFACTS`.

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from surrogap.experiments.figures import Points, curves_with_bands, new_figure
-from surrogap.paper.cost import newest_timing, relative_cost
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.plan import relative_cost
 from surrogap.paper.study import METHODS, Scale, trials
 from surrogap.paper.summaries import Summary
 
@@ -141,7 +141,7 @@ def _alphas(scale: Scale, setup: str, rho: float, ledger: Ledger) -> dict[float,
 def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
     """Test error against the cost of training relative to vanilla, with the methods' names."""
     figure, (axis,) = new_figure(1, 1, _title(scale, found), size=(_WIDTH, 5.6))
-    timing = newest_timing(ledger, scale.name, found[0].cell.setup)
+    timing = ledger.newest_timing(scale.name, found[0].cell.setup)
     points, names, errors = [], [], []
     for one in found:
         value = one.interval("test")
@@ -180,7 +180,7 @@ _KINDS = {
 
 
 def _kind(method: str) -> str:
-    if METHODS[method].changes == METHODS["vanilla"].changes:
+    if METHODS[method].is_plain:
         return "plain training"
     return "two passes or more" if METHODS[method].passes >= 2 else "cheaper variants"
 

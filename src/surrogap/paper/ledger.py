@@ -91,6 +91,12 @@ class Ledger:
         """The lines of one kind: "run", "failure" or "timing"."""
         return [line for line in self if line["kind"] == kind]
 
+    def newest_timing(self, scale: str, setup: str) -> Line | None:
+        """The last line that measured the steps of a set-up; None without one."""
+        lines = self.of_kind("timing")
+        found = [line for line in lines if (line["scale"], line["setup"]) == (scale, setup)]
+        return max(found, key=lambda line: str(line["date"]), default=None)
+
     @property
     def remarks(self) -> list[str]:
         """Sentences about lines that were skipped."""
