@@ -163,7 +163,7 @@ def test_torn_lines_are_said(
 ) -> None:
     Path(scale.ledger).write_text('{"kind": "ru')
     assert reproduce("table-epochs", "--dry-run") == 0
-    assert "1 lines are not whole and were skipped." in capsys.readouterr().out
+    assert "skipped 1 incomplete line." in capsys.readouterr().out
 
 
 def test_the_paper_scale_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,12 +21,12 @@ class Interval:
     Attributes:
         mean: The mean.
         half_width: Half the width of the interval; None for a single value.
-        num_values: The number of values, one for each seed.
+        num_seeds: The number of values, one for each seed.
     """
 
     mean: float
     half_width: float | None
-    num_values: int
+    num_seeds: int
 
     @property
     def excludes_zero(self) -> bool:
@@ -36,7 +36,7 @@ class Interval:
     def text(self, decimals: int = 2, sign: str = "") -> str:
         """The mean and half the width; for a single value, the value.
 
-        >>> Interval(mean=1.25, half_width=0.5, num_values=3).text(sign="+")
+        >>> Interval(mean=1.25, half_width=0.5, num_seeds=3).text(sign="+")
         '+1.25 ± 0.50'
         """
         mean = f"{self.mean:{sign}.{decimals}f}"

@@ -106,7 +106,7 @@ def _compared(made: Sequence[Comparison]) -> Table:
     rows = [
         (
             *(one.first.cell.setup, one.title, one.difference.text(sign="+")),
-            *(str(one.difference.num_values), one.verdict, one.in_paper or "-"),
+            *(str(one.difference.num_seeds), one.verdict, one.in_paper or "-"),
         )
         for one in made
     ]

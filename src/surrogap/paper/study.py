@@ -72,7 +72,7 @@ class Method:
     @property
     def is_plain(self) -> bool:
         """True for plain training, of any length."""
-        return self.changes["objective"] == "vanilla"
+        return self.changes == METHODS["vanilla"].changes
 
 
 def _radii(*rhos: float) -> list[Changes]:

@@ -1,7 +1,7 @@
 """The cells of a table from the ledger: means over seeds, and paired comparisons."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from surrogap.experiments.tables import Table
@@ -150,7 +150,7 @@ class Comparison:
         paper = "" if self.in_paper is None else f" In the paper: {self.in_paper}."
         return (
             f"{self.first.cell.setup}: {self.title}: {self.difference.text(sign='+')} points over "
-            f"{self.difference.num_values} seeds, {self.verdict}.{paper}"
+            f"{self.difference.num_seeds} seeds, {self.verdict}.{paper}"
         )
 
 
@@ -229,7 +229,7 @@ def numbers(
                 "title": one.cell.title,
                 "settings": one.settings,
                 "seeds": sorted(one.lines),
-                "scores": {name: _moments(one.interval(name)) for name in scores},
+                "scores": {name: _numbers(one.interval(name)) for name in scores},
             }
             for one in found
         ],
@@ -239,7 +239,7 @@ def numbers(
                 "setup": one.first.cell.setup,
                 "first": one.first.cell.title,
                 "second": one.second.cell.title,
-                "difference": _moments(one.difference),
+                "difference": asdict(one.difference),
                 "verdict": one.verdict,
                 "in_paper": one.in_paper,
             }
@@ -248,7 +248,5 @@ def numbers(
     }
 
 
-def _moments(value: Interval | None) -> dict[str, float | None] | None:
-    if value is None:
-        return None
-    return {"mean": value.mean, "half_width": value.half_width, "num_seeds": value.num_values}
+def _numbers(value: Interval | None) -> dict[str, Any] | None:
+    return None if value is None else asdict(value)
