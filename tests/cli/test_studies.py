@@ -18,14 +18,14 @@ from surrogap.paper.plan import todo
 from surrogap.paper.study import SCALES, Scale
 from surrogap.training.config import Config
 from surrogap.training.records import read_records
-from tests.paper import made_up_study
+from tests.paper import synthetic_study
 from tests.training import made_up
 
 
 @pytest.fixture
 def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
     """The laptop's study with one trial and one seed, on noise; its ledger is in the folder."""
-    found = made_up_study.tiny(tmp_path)
+    found = synthetic_study.tiny(tmp_path)
     found = replace(
         found, num_trials=1, num_seeds={"A": 1, "F": 1}, num_seeds_main=1, num_ablation_seeds=1
     )
@@ -67,7 +67,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def finished(run: Any, environment: Any) -> Line:
         asked.append(run.title)
-        return made_up_study.line(run, environment.scale)
+        return synthetic_study.line(run, environment.scale)
 
     monkeypatch.setattr(workers, "finished", finished)
     return asked
@@ -78,7 +78,7 @@ def test_every_name_is_trained_for_and_drawn(
     name: str, scale: Scale, instant: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name == "fig-cost":
-        Ledger(Path(scale.ledger)).append(made_up_study.timing(scale))
+        Ledger(Path(scale.ledger)).append(synthetic_study.timing(scale))
     assert reproduce(name) == 0
     assert instant
     folder = Path("runs") / f"reproduce-{name}"
@@ -150,7 +150,7 @@ def test_a_signal_ends_it_and_keeps_what_is_finished(
         if trained:
             os.kill(os.getpid(), signal.SIGTERM)
         trained.append(run.key)
-        return made_up_study.line(run, environment.scale)
+        return synthetic_study.line(run, environment.scale)
 
     monkeypatch.setattr(workers, "finished", finished)
     assert reproduce("table-epochs") == 128 + signal.SIGTERM
@@ -163,7 +163,7 @@ def test_torn_lines_are_said(
 ) -> None:
     Path(scale.ledger).write_text('{"kind": "ru')
     assert reproduce("table-epochs", "--dry-run") == 0
-    assert "1 lines are not whole and were skipped." in capsys.readouterr().out
+    assert "skipped 1 incomplete line." in capsys.readouterr().out
 
 
 def test_the_paper_scale_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -258,12 +258,12 @@ def test_no_batch_is_waited_for_on_a_gpu(truth: Any) -> None:
     [
         ({"truth": "labels"}, "truth must be 'label', 'set' or 'votes', got 'labels'. Pass"),
         ({"autocast": torch.int8}, "autocast must be torch.bfloat16, .*, got torch.int8. Pass"),
-        ({"classes": []}, r"classes must be different numbers .*, got \[\]. Pass None"),
-        ({"classes": [1, 1]}, r"classes must be different numbers .*, got \[1, 1\]. Pass None"),
-        ({"classes": [-1, 1]}, r"classes must be different numbers .*, got \[-1, 1\]. Pass None"),
+        ({"classes": []}, r"classes must be distinct, .*, got \[\]. Pass None"),
+        ({"classes": [1, 1]}, r"classes must be distinct, .*, got \[1, 1\]. Pass None"),
+        ({"classes": [-1, 1]}, r"classes must be distinct, .*, got \[-1, 1\]. Pass None"),
         (
             {"classes": [0] * 20},
-            r"classes must be different numbers .*, got \[(0, ){8}\.\.\.\]. Pass None",
+            r"classes must be distinct, .*, got \[(0, ){8}\.\.\.\]. Pass None",
         ),
         (
             {"classes": [3, 12]},
@@ -272,8 +272,8 @@ def test_no_batch_is_waited_for_on_a_gpu(truth: Any) -> None:
         ({"truth": "set"}, r"labels must have shape \(8, 12\) for truth='set', got \(8,\). Pass"),
         (
             {"classes": range(6)},
-            "labels must be classes of the model, and among `classes` where those are given, got "
-            "2 of 8 that are not. Number the",
+            "labels must be classes of the model, and among `classes` if those are given, got "
+            "2 of 8 that are not. Use the",
         ),
     ],
 )
@@ -307,7 +307,9 @@ def test_wrong_dtypes(truth: Any, labels: Tensor, message: str) -> None:
 @pytest.mark.parametrize("vote", [-1.0, math.nan])
 def test_votes_below_zero(vote: float) -> None:
     votes = torch.tensor([[vote, 2.0], [1.0, 0.0]])
-    with pytest.raises(ValueError, match=r"votes must be at least 0, got others for 1 images\."):
+    with pytest.raises(
+        ValueError, match=r"votes must be at least 0, got negative ones for 1 images\."
+    ):
         evaluate(IDENTITY, [(torch.randn(2, 2), votes)], truth="votes")
 
 
@@ -329,7 +331,9 @@ def test_no_logits(model: nn.Module, got: str) -> None:
     [([], "label"), ([(torch.zeros(2, 3), torch.zeros(2, 3).bool())], "set")],
 )
 def test_nothing_to_score(batches: list[Any], truth: Any) -> None:
-    with pytest.raises(ValueError, match="batches must hold at least one image with a right label"):
+    with pytest.raises(
+        ValueError, match="batches must hold at least one image with a correct label"
+    ):
         evaluate(IDENTITY, batches, truth=truth)
 
 

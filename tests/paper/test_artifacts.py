@@ -7,29 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from surrogap.paper import drawings
 from surrogap.paper.artifacts import ARTIFACTS, drawn
 from surrogap.paper.intervals import t_quantile
-from surrogap.paper.labels import _box
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.page import write_page
 from surrogap.paper.study import GPU, LAPTOP, METHODS, Cell
 from surrogap.paper.summaries import comparisons, in_words, summaries, table
-from tests.paper import made_up_study
+from tests.paper import synthetic_study
 
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
-    return made_up_study.ledger(tmp_path_factory.mktemp("study") / "study.jsonl", GPU)
+    return synthetic_study.ledger(tmp_path_factory.mktemp("study") / "study.jsonl", GPU)
 
 
 def accuracies(method: str, num_seeds: int) -> list[float]:
     """What the made-up lines say, in percent."""
     return [
         88.0
-        + made_up_study.GAINS[method]
+        + synthetic_study.GAINS[method]
         + 0.5 * math.sin(7.0 * seed)
         + 0.05 * math.cos(13.0 * seed + len(method))
         for seed in range(num_seeds)
@@ -90,7 +90,7 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
 
 
 def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) -> None:
-    ledger = made_up_study.ledger(tmp_path / "study.jsonl", GPU, "fig-cosine")
+    ledger = synthetic_study.ledger(tmp_path / "study.jsonl", GPU, "fig-cosine")
     cells = [Cell("A", "sam"), Cell("A", "gsam")]
     sam, gsam = summaries(GPU, cells, ledger)
     # GSAM better in every other seed, and worse in the others.
@@ -106,7 +106,7 @@ def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) 
 
 
 def test_one_seed_decides_nothing(tmp_path: Path) -> None:
-    ledger = made_up_study.ledger(tmp_path / "study.jsonl", GPU, "fig-cosine")
+    ledger = synthetic_study.ledger(tmp_path / "study.jsonl", GPU, "fig-cosine")
     first, second = (
         replace(one, lines={0: one.lines[0]})
         for one in summaries(GPU, [Cell("A", "sam"), Cell("A", "gsam")], ledger)
@@ -118,7 +118,7 @@ def test_one_seed_decides_nothing(tmp_path: Path) -> None:
 
 
 def test_failed_runs_are_left_out(tmp_path: Path) -> None:
-    whole = made_up_study.ledger(tmp_path / "whole.jsonl", GPU, "fig-cosine")
+    whole = synthetic_study.ledger(tmp_path / "whole.jsonl", GPU, "fig-cosine")
     ledger = Ledger(tmp_path / "study.jsonl")
     for line in whole:
         is_failed = (line["kind"], line.get("purpose"), line.get("seed")) == ("run", "final", 3)
@@ -134,7 +134,7 @@ def test_names_in_the_figure_of_costs_do_not_cover_each_other(ledger: Ledger) ->
     (axis,) = figure.axes
     labels: list[Any] = [text for text in axis.texts if text.get_text()]
     assert {label.get_text() for label in labels} == {METHODS[m].title for m in METHODS}
-    boxes = [_box(label) for label in labels]
+    boxes = [Text.get_window_extent(label) for label in labels]  # without the lines
     inside = axis.get_window_extent()
     for index, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:index])

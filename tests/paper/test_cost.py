@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from surrogap.paper import timing as timings
-from surrogap.paper.cost import newest_timing, relative_cost
 from surrogap.paper.ledger import Ledger
+from surrogap.paper.plan import relative_cost
 from surrogap.paper.running import Environment
 from surrogap.paper.study import GPU
 from surrogap.paper.timing import timing
-from tests.paper import made_up_study
+from tests.paper import synthetic_study
 
 
 def test_cost_is_the_time_of_a_step_times_the_steps() -> None:
@@ -29,28 +29,26 @@ def test_cost_is_the_time_of_a_step_times_the_steps() -> None:
 
 def test_the_newest_timing_of_a_set_up_counts(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "study.jsonl")
-    assert newest_timing(ledger, "gpu", "A") is None
-    line = made_up_study.timing(GPU)
+    assert ledger.newest_timing("gpu", "A") is None
+    line = synthetic_study.timing(GPU)
     for key, date in (("a", "2026-01-02"), ("b", "2026-01-03"), ("c", "2026-01-01")):
         ledger.append(line | {"key": key, "date": date})
     ledger.append(line | {"key": "d", "date": "2027-01-01", "scale": "laptop"})
-    found = newest_timing(ledger, "gpu", "A")
+    found = ledger.newest_timing("gpu", "A")
     assert found is not None
     assert found["key"] == "b"
 
 
 def test_steps_are_timed(tmp_path: Path) -> None:
-    scale = made_up_study.tiny(tmp_path)
-    built: list[str] = []
+    scale = synthetic_study.tiny(tmp_path)
     methods = ("vanilla-2x", "sam", "sam-late")
-    line = timing("A", methods, Environment(scale), before_build=built.append)
-    assert built == ["vanilla", "sam", "sam-late"]
-    assert set(line["seconds_per_step"]) == set(built)
+    line = timing("A", methods, Environment(scale))
+    assert set(line["seconds_per_step"]) == {"vanilla", "sam", "sam-late"}
     assert all(0 < seconds < 10 for seconds in line["seconds_per_step"].values())
     assert (line["kind"], line["setup"], line["scale"]) == ("timing", "A", "laptop")
     ledger = Ledger(tmp_path / "study.jsonl")
     ledger.append(line)
-    assert newest_timing(Ledger(ledger.path), "laptop", "A") == line
+    assert Ledger(ledger.path).newest_timing("laptop", "A") == line
 
 
 def test_the_best_of_several_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:

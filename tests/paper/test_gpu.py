@@ -7,14 +7,14 @@ import pytest
 from surrogap.paper.running import Environment, finished
 from surrogap.paper.study import METHODS, Scale, trials
 from surrogap.paper.timing import timing
-from tests.paper import made_up_study
+from tests.paper import synthetic_study
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
 def scale(tmp_path_factory: pytest.TempPathFactory) -> Scale:
-    return made_up_study.tiny(
+    return synthetic_study.tiny(
         tmp_path_factory.mktemp("study"),
         model="small_resnet18_narrow",
         device="cuda",

@@ -44,7 +44,7 @@ def test_half_a_line_is_skipped_and_said(tmp_path: Path, cut: int) -> None:
     keys = [one["key"] for one in Ledger(path)]
     assert keys == (["a", "b", "c"] if cut == 1 else ["a", "c"])
     if cut > 1:
-        assert Ledger(path).remarks == [f"{path}: 1 lines are not whole and were skipped."]
+        assert Ledger(path).remarks == [f"{path}: skipped 1 incomplete line."]
 
 
 def test_ledgers_are_merged_by_concatenation(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_ledgers_are_merged_by_concatenation(tmp_path: Path) -> None:
     merged = Ledger(both)
     assert [(found["key"], found["machine"]) for found in merged] == [("a", 1), ("b", 1), ("c", 2)]
     assert merged.num_repeated == 1
-    assert merged.remarks == [f"{both}: 1 repeated lines were skipped."]
+    assert merged.remarks == [f"{both}: skipped 1 repeated line."]
 
 
 def test_lines_of_something_else_are_skipped(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from surrogap.paper.artifacts import stages
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import OVERHEAD, Stage, chosen, expected_seconds, stages_of, todo
+from surrogap.paper.plan import OVERHEAD, Stage, chosen, expected_seconds, todo
 from surrogap.paper.study import GPU, Cell, study_run, trials
-from tests.paper import made_up_study
+from tests.paper import synthetic_study
 
 CELLS = [Cell("A", "vanilla"), Cell("A", "sam")]
 
@@ -19,7 +20,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def tune(ledger: Ledger, method: str, *accuracies: float | None) -> None:
     for run, accuracy in zip(trials(GPU, "A", method), accuracies, strict=False):
-        line = made_up_study.line(run, GPU, val={"accuracy": accuracy})
+        line = synthetic_study.line(run, GPU, val={"accuracy": accuracy})
         ledger.append(line | {"kind": "failure"} if accuracy is None else line)
 
 
@@ -38,7 +39,7 @@ def test_a_method_is_ready_once_it_is_tuned(ledger: Ledger) -> None:
     items = todo(GPU, [Stage(CELLS, max_seeds=1)], ledger)
     assert [(i.run.method, i.is_ready) for i in items[4:]] == [("vanilla", False), ("sam", True)]
     assert items[-1].run.settings == {"rho": 0.1}
-    ledger.append(made_up_study.line(items[-1].run, GPU))
+    ledger.append(synthetic_study.line(items[-1].run, GPU))
     assert len(todo(GPU, [Stage(CELLS, max_seeds=1)], ledger)) == 5
 
 
@@ -57,14 +58,14 @@ def test_no_seeds_leave_the_tuning(ledger: Ledger) -> None:
 
 
 def test_set_ups_that_a_scale_lacks_are_left_out(ledger: Ledger, tmp_path: Path) -> None:
-    scale = made_up_study.tiny(tmp_path)
+    scale = synthetic_study.tiny(tmp_path)
     assert todo(scale, [Stage([Cell("B", "sam")])], ledger) == []
 
 
 def test_stages_follow_each_other(ledger: Ledger) -> None:
-    stages = stages_of([Cell("A", "sam"), Cell("E", "sam"), Cell("A", "vanilla")])
-    setups = [item.run.setup for item in todo(GPU, stages, ledger)]
+    setups = [item.run.setup for item in todo(GPU, stages("table-setups"), ledger)]
     assert setups == sorted(setups)
+    assert set(setups) == set("ABCDE")
 
 
 def test_estimates_come_from_the_closest_runs(ledger: Ledger) -> None:
@@ -72,11 +73,11 @@ def test_estimates_come_from_the_closest_runs(ledger: Ledger) -> None:
     guess = OVERHEAD + GPU.setups["A"].seconds * 2 * 150
     assert expected_seconds(GPU, sam, ledger, jobs=1) == guess
     # A pass over the images took 0.2 s in plain training.
-    ledger.append(made_up_study.line(vanilla, GPU, seconds=OVERHEAD + 30.0))
+    ledger.append(synthetic_study.line(vanilla, GPU, seconds=OVERHEAD + 30.0))
     assert expected_seconds(GPU, sam, ledger, jobs=1) == pytest.approx(OVERHEAD + 60.0)
     # Among three others it is expected to take two and a half times as long.
     assert expected_seconds(GPU, sam, ledger, jobs=4) == pytest.approx(OVERHEAD + 150.0)
-    ledger.append(made_up_study.line(sam, GPU, seconds=71.0))
+    ledger.append(synthetic_study.line(sam, GPU, seconds=71.0))
     assert expected_seconds(GPU, trials(GPU, "A", "sam")[1], ledger, jobs=1) == 71.0
 
 

@@ -1,7 +1,8 @@
-"""The grid of rho and alpha: which runs it has, and what is measured of them."""
+"""The grid of rho and alpha: its runs, their measurements, and the figure."""
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,50 +17,55 @@ from surrogap.experiments import measurements
 from surrogap.experiments.measurements import measure_sharpness, write_measurements
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.trained import TrainedRun
-from surrogap.paper.rho_alpha import Grid, figure, read_result, table
+from surrogap.paper.reproductions import Settings
+from surrogap.paper.rho_alpha import GridRun, figure, grid, shared_config, table
 from surrogap.training.failure import RunFailedError
 from surrogap.training.records import read_records
 from surrogap.training.run import train
-from tests.paper.made_up import grid as results_of_a_grid
+from tests.paper import synthetic_grid
 from tests.training import made_up
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grid:
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A recipe of 12 steps on grey noise, whose own radius decays."""
     config = made_up.config(tmp_path, rho=0.3, rho_min=0.1, alpha=0.7, record_every=1)
     monkeypatch.setitem(RECIPES, "tiny", Recipe("tiny", config, reproduces="", expected=""))
-    return Grid("tiny", (0.2, 0.1), (0.4, 0.0), num_seeds=2, folder=tmp_path / "out")
+    return Settings(
+        recipe="tiny", rhos=(0.2, 0.1), alphas=(0.4, 0.0), num_seeds=2, folder=tmp_path / "out"
+    )
 
 
-def test_a_run_is_the_recipe_with_a_constant_radius_and_an_alpha(grid: Grid) -> None:
-    runs = grid.runs()
+def test_a_run_is_the_recipe_with_a_constant_radius_and_an_alpha(settings: Settings) -> None:
+    runs = grid(settings)
     places = [(r.config.execution.seed, r.config.objective.rho, r.method) for r in runs]
     methods = {rho: (f"rho {rho}, alpha 0", f"rho {rho}, alpha 0.4") for rho in (0.1, 0.2)}
     expected = [(s, rho, method) for s in (0, 1) for rho in (0.1, 0.2) for method in methods[rho]]
     assert places == expected
     last = runs[-1].config
     changes: dict[str, Any] = {"rho": 0.2, "rho_min": None, "alpha": 0.4, "seed": 1}
-    out = str(grid.folder / "rho-0.2-alpha-0.4-seed-1")
+    out = str(settings.folder / "rho-0.2-alpha-0.4-seed-1")
     assert last == RECIPES["tiny"]().override(**changes, out=out)
     train(last)
     radii = {record["rho"] for record in read_records(last.folder) if record["kind"] == "step"}
     assert radii == {0.2}
 
 
-def test_any_recipe_becomes_gsam_and_any_length_its_own(tmp_path: Path) -> None:
-    grid = Grid("fashion-mnist-sam", (0.1,), (0.3,), num_seeds=1, num_steps=7, folder=tmp_path)
-    (run,) = grid.runs()
+def test_any_recipe_becomes_gsam_and_any_length_its_own() -> None:
+    settings = Settings(
+        recipe="fashion-mnist-sam", rhos=(0.1,), alphas=(0.3,), num_seeds=1, num_steps=7
+    )
+    (run,) = grid(settings)
     assert (run.config.objective.name, run.config.objective.alpha) == ("gsam", 0.3)
     assert run.config.schedule.steps == 7
-    own = Grid("fashion-mnist-sam", (0.1,), (0.3,), num_seeds=1, folder=tmp_path)
-    assert own.config().schedule == RECIPES["fashion-mnist-sam"]().schedule
+    own = shared_config(replace(settings, num_steps=None))
+    assert own.schedule == RECIPES["fashion-mnist-sam"]().schedule
 
 
-def test_alpha_0_is_sam(grid: Grid, tmp_path: Path) -> None:
-    config = grid.runs()[0].config
+def test_alpha_0_is_sam(settings: Settings, tmp_path: Path) -> None:
+    config = grid(settings)[0].config
     assert config.objective.alpha == 0
     train(config)
     train(config.override(objective="sam", out=str(tmp_path / "sam")))
@@ -102,35 +108,40 @@ def dominant(run: TrainedRun) -> float:
     return value
 
 
-def test_the_numbers_are_those_of_the_run(grid: Grid) -> None:
-    planned = grid.runs()[-1]
+def test_the_numbers_are_those_of_the_run(settings: Settings) -> None:
+    planned = grid(settings)[-1]
     folder = train(planned.config).folder
     write_measurements(folder, 0.2, CPU, measure_sharpness)
-    found, run = read_result(planned), TrainedRun.read(folder)
+    found, run = GridRun.read(planned), TrainedRun.read(folder)
+    values = found.values
     last = [record for record in read_records(folder) if record["kind"] == "epoch"][-1]
-    assert (found.rho, found.alpha, found.seed, found.num_images) == (0.2, 0.4, 1, 32)
-    assert (found.test_accuracy, found.test_loss) == (last["test_accuracy"], last["test_loss"])
+    assert (found.rho, found.alpha, found.seed, values["num_images"]) == (0.2, 0.4, 1, 32)
+    assert {name: values[name] for name in ("test_accuracy", "test_loss")}.items() <= last.items()
     gap = one_step_gap(run, 0.2)
-    assert found.gap == pytest.approx(gap, rel=1e-3)
-    assert found.sharpness == pytest.approx(2 * gap / 0.2**2, rel=1e-3)
-    assert found.eigenvalue == pytest.approx(dominant(run), rel=1e-2)
+    assert values["gap"] == pytest.approx(gap, rel=1e-3)
+    assert values["sharpness"] == pytest.approx(2 * gap / 0.2**2, rel=1e-3)
+    assert values["eigenvalue"] == pytest.approx(dominant(run), rel=1e-2)
     model, loss, _ = by_hand(run)
     surface = Surface(model, [torch.zeros(1)], lambda *_: loss())
     top = eigenvalues(Hessian(surface, "double-backward"), 1, "dominant").vectors[0]
     (worst,) = surrogate_gaps(surface, [0.2], num_ascent_steps=5, start=top).gaps
-    assert found.worst_sharpness == pytest.approx(worst.worst_sharpness, rel=1e-2)
-    assert found.worst_gap >= found.gap
+    assert values["worst_sharpness"] == pytest.approx(worst.worst_sharpness, rel=1e-2)
+    assert values["worst_gap"] >= values["gap"]
 
 
-def test_a_part_of_the_images_is_measured(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_the_images_is_measured(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measurements, "NUM_IMAGES", 8)
-    planned = grid.runs()[0]
+    planned = grid(settings)[0]
     run = TrainedRun.read(train(planned.config).folder)
     assert measure_sharpness(run, 0.1, CPU)["num_images"] == 8
 
 
-def test_a_network_that_is_lost_has_failed(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = TrainedRun.read(train(grid.runs()[0].config).folder)
+def test_a_network_that_is_lost_has_failed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = TrainedRun.read(train(grid(settings)[0].config).folder)
     model = run.model(run.splits())
     nn.init.constant_(next(model.parameters()), math.nan)
     monkeypatch.setattr(TrainedRun, "model", lambda *_: model)
@@ -143,7 +154,7 @@ def test_a_network_that_is_lost_has_failed(grid: Grid, monkeypatch: pytest.Monke
 
 
 def test_the_table_has_a_row_for_each_rho_and_alpha() -> None:
-    shown = table(results_of_a_grid(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0), "made up")
+    shown = table(synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0), "synthetic")
     assert [row[:2] for row in shown.rows] == [
         (rho, alpha) for rho in ("0.1", "0.2") for alpha in ("0", "0.2", "0.4")
     ]
@@ -153,8 +164,8 @@ def test_the_table_has_a_row_for_each_rho_and_alpha() -> None:
 
 
 def test_the_figure_has_the_papers_panels() -> None:
-    results = results_of_a_grid(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0)
-    panels = figure(results, "made up").axes
+    results = synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0)
+    panels = figure(results, "synthetic").axes
     labels = [panel.get_ylabel() for panel in panels]
     assert labels == ["test accuracy %", "2h/rho^2", "dominant eigenvalue"]
     for panel, ends in zip(panels, ((82, 82), (15, 14), (23, 21)), strict=True):
@@ -166,8 +177,8 @@ def test_the_figure_has_the_papers_panels() -> None:
 
 
 def test_a_single_rho_and_a_negative_eigenvalue_can_be_drawn(tmp_path: Path) -> None:
-    results = results_of_a_grid(accuracy=0.01, sharpness=-5.0, eigenvalue=-60.0)
-    drawn = figure([run for run in results if run.rho == 0.1], "made up")
+    results = synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-60.0)
+    drawn = figure([run for run in results if run.rho == 0.1], "synthetic")
     assert [panel.get_yscale() for panel in drawn.axes] == ["linear", "linear", "linear"]
     drawn.savefig(tmp_path / "figure.png")
 
@@ -186,8 +197,8 @@ def test_a_single_rho_and_a_negative_eigenvalue_can_be_drawn(tmp_path: Path) -> 
         ({"alphas": (0.0, 0.0)}, "alphas must be different ones, at least one, got 0 0"),
     ],
 )
-@pytest.mark.usefixtures("grid")
-def test_mistakes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("settings")
+def test_mistakes(changes: dict[str, Any], message: str) -> None:
     right: dict[str, Any] = {"recipe": "tiny", "rhos": (0.1,), "alphas": (0.0,), "num_seeds": 1}
     with pytest.raises(ValueError, match=message):
-        Grid(**(right | changes), folder=tmp_path / "out")
+        grid(Settings(**(right | changes)))

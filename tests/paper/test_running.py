@@ -12,7 +12,7 @@ from surrogap.paper.running import Environment, finished
 from surrogap.paper.study import METHODS, Cell, Scale, StudyRun, study_run, trials
 from surrogap.training.images import images_of
 from surrogap.training.run import train
-from tests.paper import made_up_study
+from tests.paper import synthetic_study
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scale(folder: Path) -> Scale:
-    return made_up_study.tiny(folder)
+    return synthetic_study.tiny(folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,8 @@
 """Runs in this process or in others: the same lines, in order, until time is up."""
 
+import multiprocessing
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,7 @@ from surrogap.paper.plan import Stage, Todo
 from surrogap.paper.running import Environment
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.workers import Clock, WorkerError, train_all
-from tests.paper import made_up_study
+from tests.paper import synthetic_study
 
 STAGES = [Stage([Cell("A", "vanilla"), Cell("A", "sam")], max_seeds=1)]
 TIMES = {"seconds", "seconds_per_step", "date", "jobs"}
@@ -21,7 +24,7 @@ TIMES = {"seconds", "seconds_per_step", "date", "jobs"}
 
 @pytest.fixture(scope="module")
 def scale(tmp_path_factory: pytest.TempPathFactory) -> Scale:
-    return made_up_study.tiny(tmp_path_factory.mktemp("study"))
+    return synthetic_study.tiny(tmp_path_factory.mktemp("study"))
 
 
 def lines(ledger: Ledger) -> dict[str, dict[str, Any]]:
@@ -48,7 +51,7 @@ def test_several_processes_write_the_same_lines(scale: Scale, tmp_path: Path) ->
 
 
 def made_up(run: Any, environment: Environment) -> Line:
-    return made_up_study.line(run, environment.scale)
+    return synthetic_study.line(run, environment.scale)
 
 
 def test_it_goes_on_where_it_was(
@@ -108,3 +111,38 @@ def test_an_error_in_a_worker_is_raised(scale: Scale, tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"A vanilla.* failed:\n(.|\n)*name_or_path must be one"):
         train_all([Stage([Cell("A", "vanilla")])], ledger, environment, clock=Clock(None))
     assert len(ledger) == 0
+
+
+def die(run: Any, environment: Environment) -> Line:
+    os._exit(1)
+
+
+def test_a_worker_that_dies_is_an_error(
+    scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "finished", die)
+    ledger = Ledger(tmp_path / "study.jsonl")
+    with pytest.raises(WorkerError, match=r"A vanilla.* failed:\n(.|\n)*terminated abruptly"):
+        train_all(STAGES, ledger, Environment(scale, jobs=2), clock=Clock(None))
+
+
+def first_or_endless(run: Any, environment: Environment) -> Line:
+    """Finishes the first trial of plain training; other runs do not end by themselves."""
+    if run.settings != environment.scale.setups["A"].trials[0]:
+        time.sleep(600)
+    return made_up(run, environment)
+
+
+def test_an_interrupt_ends_the_workers(
+    scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(line: Line, left: Sequence[Todo]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "finished", first_or_endless)
+    environment = Environment(scale, jobs=2)
+    ledger = Ledger(tmp_path / "study.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        train_all(STAGES, ledger, environment, clock=Clock(None), after_run=interrupt)
+    assert len(Ledger(ledger.path)) == 1
+    assert not multiprocessing.active_children()

@@ -14,11 +14,10 @@ from surrogap.checks import integer
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
-from surrogap.paper.cost import newest_timing
 from surrogap.paper.imagenet import paper_runs
 from surrogap.paper.ledger import Ledger, Line
 from surrogap.paper.page import write_page
-from surrogap.paper.plan import Stage, Todo, todo
+from surrogap.paper.plan import Stage, Todo, relative_cost, todo
 from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import METHODS, SCALES, Scale
 
@@ -138,7 +137,7 @@ def _train(
     clock = Clock(options.time_limit)
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        is_timed = newest_timing(ledger, scale.name, _TIMED_SETUP) is not None
+        is_timed = ledger.newest_timing(scale.name, _TIMED_SETUP) is not None
         if name == TIMING or (name in (ALL, "fig-cost") and not is_timed):
             # Before any worker starts, since workers would share the device.
             from surrogap.paper.timing import timing
@@ -171,8 +170,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _print_times(line: Line) -> None:
-    from surrogap.paper.cost import relative_cost
-
     rows = [
         (method, f"{1e3 * seconds:.3f}", f"{relative_cost(line, method):.2f}")
         for method, seconds in line["seconds_per_step"].items()

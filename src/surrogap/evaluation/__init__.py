@@ -1,12 +1,9 @@
-"""How good is it: scores on clean test sets, corrupted ones and shifted ones."""
+"""Scores of a model on clean, corrupted and shifted test sets."""
 
-from surrogap.evaluation.corruptions import CORRUPTIONS, Corruption, corrupted, corrupted_batches
+from surrogap.evaluation.corruptions import CORRUPTIONS, Corruption, corrupted
 from surrogap.evaluation.metrics import Scores, evaluate, label_sets
 from surrogap.evaluation.shifted import (
     IMAGENET_C,
-    IMAGENET_C_EXTRA,
-    imagenet_a,
-    imagenet_a_synsets,
     imagenet_c,
     imagenet_r,
     imagenet_r_synsets,
@@ -14,21 +11,16 @@ from surrogap.evaluation.shifted import (
     imagenet_synsets,
     imagenet_v2,
     imagenet_val,
-    mean_corruption_error,
     mean_over_corruptions,
 )
 
 __all__ = [
     "CORRUPTIONS",
     "IMAGENET_C",
-    "IMAGENET_C_EXTRA",
     "Corruption",
     "Scores",
     "corrupted",
-    "corrupted_batches",
     "evaluate",
-    "imagenet_a",
-    "imagenet_a_synsets",
     "imagenet_c",
     "imagenet_r",
     "imagenet_r_synsets",
@@ -37,6 +29,5 @@ __all__ = [
     "imagenet_v2",
     "imagenet_val",
     "label_sets",
-    "mean_corruption_error",
     "mean_over_corruptions",
 ]

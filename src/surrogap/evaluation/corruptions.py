@@ -1,20 +1,19 @@
-"""CIFAR-10-C, made when it is needed: corruptions of small images in five severities.
+"""CIFAR-10-C, computed on demand: corruptions of small images in five severities.
 
 The definitions and severities are those of CIFAR-10-C's generator (Hendrycks and Dietterich 2019,
 `make_cifar_c.py` of github.com/hendrycks/robustness), for images of 32 pixels; other sizes are
-corrupted by the same rules. The random numbers are others, so a score is close to one on the
-published files, not equal. Twelve of its nineteen corruptions are here; motion, zoom and glass
-blur, snow, frost, spatter and elastic are not. A mean over these twelve is thus not the published
-mean over fifteen.
+corrupted by the same rules. The random numbers differ, so scores are close to those on the
+published files, not equal. Twelve of its nineteen corruptions are implemented; motion, zoom and
+glass blur, snow, frost, spatter and elastic are not. So a mean over these twelve is not the
+published mean over fifteen.
 
-Each image has a stream of random numbers of its own, which the seed and its number in the set
-give. So neither batches nor devices nor processes change a corrupted set, and one seed has the same
-noise, only stronger, in each severity.
+Each image has its own stream of random numbers, seeded with the seed and its index. So the result
+does not depend on the device, and one seed gives the same noise, only stronger, in each severity.
 """
 
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -25,31 +24,31 @@ from torch.nn.functional import conv2d, pad
 from surrogap.checks import check_seed, integer, one_of
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
-# Below an integer by less is rounding noise, which must not decide what is cut off.
+# Added before truncation: a value just below an integer is rounding noise.
 _ROUNDING = 1e-6
-# How many images are in float64 at a time. At 32 pixels they stay in the processor's cache: all
-# twelve together take half of the time that a thousand at a time take.
+# The number of images that are in float64 at a time. At 32 pixels they stay in the CPU's cache: all
+# twelve corruptions take half the time that they take with a thousand images at a time.
 _CHUNK = 64
 
 
 @final
 class Noise:
-    """Random numbers for some images of a set, from the CPU's generator whatever the device.
+    """Random numbers for some images of a test set, from the CPU's generator on any device.
 
-    Each call starts the streams anew, so a corruption calls one method once.
+    Each call restarts the streams, so a corruption may call only one method, once.
 
     Args:
-        seed: Of the whole set.
-        numbers: Each image's number in the set.
+        seed: The seed of the test set.
+        indices: The index of each image in the test set.
 
     >>> whole = Noise(0, range(4)).normal(2)
     >>> torch.equal(whole[2:], Noise(0, [2, 3]).normal(2))
     True
     """
 
-    def __init__(self, seed: int, numbers: Sequence[int]) -> None:
-        # torch seeds with 32 bits. Knuth's multiplier puts the sets of two seeds far apart.
-        self._seeds = [(seed * 2_654_435_761 + number) % 2**32 for number in numbers]
+    def __init__(self, seed: int, indices: Sequence[int]) -> None:
+        # torch seeds with 32 bits. Knuth's multiplier keeps the streams of two seeds apart.
+        self._seeds = [(seed * 2_654_435_761 + index) % 2**32 for index in indices]
         self._generator = torch.Generator()
 
     def normal(self, *shape: int) -> Tensor:
@@ -75,11 +74,11 @@ class Noise:
 @final
 @dataclass(frozen=True)
 class Corruption:
-    """A corruption: what it does, and how strongly in each severity.
+    """A corruption and its strengths.
 
     Attributes:
-        function: Maps uint8 images, a strength and their noise to uint8 images.
-        strengths: For severities 1 to 5.
+        function: Maps uint8 images, a strength and noise to uint8 images.
+        strengths: The strengths for severities 1 to 5.
 
     >>> CORRUPTIONS["contrast"].strengths
     (0.75, 0.5, 0.4, 0.3, 0.15)
@@ -94,7 +93,7 @@ def _unit(images: Tensor) -> Tensor:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """Clipped to [0, 1] and cut off, not rounded: the original's conversion to uint8."""
+    """Clipped to [0, 1] and truncated, not rounded: the original's conversion to uint8."""
     return (x.clamp(0, 1) * 255 + _ROUNDING).to(torch.uint8)
 
 
@@ -121,28 +120,28 @@ def impulse_noise(images: Tensor, amount: float, noise: Noise) -> Tensor:
 
 
 def _bell(sigma: float, radius: int, device: torch.device) -> Tensor:
-    """A sampled Gaussian of sum 1."""
+    """A sampled Gaussian, normalized to a sum of 1."""
     offsets = torch.arange(-radius, radius + 1, dtype=torch.float64, device=device)
     weights = torch.exp(-(offsets**2) / (2 * sigma**2))
     return weights / weights.sum()
 
 
 def _filtered(x: Tensor, kernel: Tensor, border: str) -> Tensor:
-    """Each channel correlated with a kernel of odd sides, and of the size it had."""
+    """Each channel correlated with a kernel of odd size; the size of the images stays."""
     (height, width), planes = kernel.shape, x.flatten(0, 1)[:, None]
     planes = pad(planes, (width // 2, width // 2, height // 2, height // 2), mode=border)
     return conv2d(planes, kernel[None, None])[:, 0].view_as(x)
 
 
 def gaussian_blur(images: Tensor, sigma: float, noise: Noise) -> Tensor:
-    """A Gaussian, cut off at four sigma; beyond the border, the border goes on."""
+    """A Gaussian, truncated at four sigma, with replicated borders."""
     bell = _bell(sigma, int(4 * sigma + 0.5), images.device)
     x = _filtered(_unit(images), bell[:, None], "replicate")
     return _bytes(_filtered(x, bell[None], "replicate"))
 
 
 def defocus_blur(images: Tensor, strength: tuple[float, float], noise: Noise) -> Tensor:
-    """A disk of some radius with soft edges; the border is a mirror."""
+    """A disk with soft edges, with reflected borders."""
     radius, softness = strength
     half = int(radius) + 1
     offsets = torch.arange(-half, half + 1, dtype=torch.float64, device=images.device)
@@ -160,16 +159,16 @@ def contrast(images: Tensor, factor: float, noise: Noise) -> Tensor:
 
 
 def brightness(images: Tensor, shift: float, noise: Noise) -> Tensor:
-    """`shift` more of HSV's value, which is the largest channel; hue and saturation stay."""
+    """`shift` added to the value of HSV, the largest channel; hue and saturation stay."""
     x = _unit(images)
     value = x.amax(1, keepdim=True)
     brighter = (value + shift).clamp(max=1)
-    # A colour of given hue and saturation is proportional to its value. Black has neither.
+    # A colour of given hue and saturation is proportional to its value; black has neither.
     return _bytes(torch.where(value > 0, x * brighter / value, brighter))
 
 
 def saturate(images: Tensor, strength: tuple[float, float], noise: Noise) -> Tensor:
-    """HSV's saturation times a factor, plus a shift; hue and value stay."""
+    """The saturation of HSV times a factor, plus a shift; hue and value stay."""
     if images.shape[1] != 3:
         raise InvalidValueError(
             f"images must have three channels for 'saturate', got {images.shape[1]}. "
@@ -179,7 +178,7 @@ def saturate(images: Tensor, strength: tuple[float, float], noise: Noise) -> Ten
     x = _unit(images)
     value = x.amax(1, keepdim=True)
     span = value - x.amin(1, keepdim=True)
-    # How far each channel is from the value, relative to the farthest: the hue. Grey's is red.
+    # The hue: the distance of each channel from the value, relative to the largest. Grey is red.
     red = x.new_tensor([0.0, 1.0, 1.0])[:, None, None]
     hue = torch.where(span > 0, (value - x) / span, red)
     saturation = torch.where(value > 0, span / value, 0.0)
@@ -187,12 +186,12 @@ def saturate(images: Tensor, strength: tuple[float, float], noise: Noise) -> Ten
 
 
 def jpeg_compression(images: Tensor, quality: int, noise: Noise) -> Tensor:
-    """Through JPEG and back, with Pillow's encoder, as the original; on the CPU."""
+    """Encoded as JPEG and decoded, with Pillow like the original, on the CPU."""
     return torch.stack([_through_jpeg(image, quality) for image in images.cpu()]).to(images.device)
 
 
 def _through_jpeg(image: Tensor, quality: int) -> Tensor:
-    from PIL import Image  # comes with torchvision, an extra that all the others do without
+    from PIL import Image  # a dependency of torchvision; no other corruption needs it
 
     channels, height, width = image.shape
     pixels = image.permute(1, 2, 0).contiguous().numpy().tobytes()
@@ -204,7 +203,7 @@ def _through_jpeg(image: Tensor, quality: int) -> Tensor:
 
 
 def _box(size: int, new_size: int, device: torch.device) -> Tensor:
-    """The matrix that resizes a row of pixels: means of those whose centres a new pixel covers."""
+    """The matrix that resizes a row of pixels: means of the pixels whose centres are covered."""
     scale = size / new_size
     centres = (torch.arange(new_size, dtype=torch.float64, device=device) + 0.5) * scale
     pixels = torch.arange(size, dtype=torch.float64, device=device) + 0.5
@@ -214,7 +213,7 @@ def _box(size: int, new_size: int, device: torch.device) -> Tensor:
 
 
 def pixelate(images: Tensor, factor: float, noise: Noise) -> Tensor:
-    """Shrunk by a factor and grown again, both by boxes, rounded as Pillow does."""
+    """Downsampled by a factor and upsampled again with box filters, rounded as Pillow does."""
     height, width = images.shape[2:]
     small = (int(height * factor), int(width * factor))
     x = images.double()
@@ -225,11 +224,11 @@ def pixelate(images: Tensor, factor: float, noise: Noise) -> Tensor:
 
 
 def _plasma(uniforms: Tensor, size: int, decay: float) -> Tensor:
-    """Clouds in [0, 1] that wrap around, by the diamond-square algorithm.
+    """Periodic clouds in [0, 1], by the diamond-square algorithm.
 
-    A point halfway between four others is their mean and a random number, which gets smaller by
-    `decay**2` with each halving. Levels of 1, 4, 16, ... cells take three numbers for each cell:
-    all in all `size**2 - 1`.
+    A point halfway between four others is their mean plus a random number, which shrinks by
+    `decay**2` with each halving. Levels of 1, 4, 16, ... cells take three numbers for each cell, in
+    all `size**2 - 1`.
     """
     clouds = torch.zeros(len(uniforms), size, size, dtype=torch.float64, device=uniforms.device)
     wibble, step = 100.0, size
@@ -273,7 +272,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "fog": Corruption(fog, ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))),
     "brightness": Corruption(brightness, (0.05, 0.1, 0.15, 0.2, 0.3)),
     "contrast": Corruption(contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),
-    # The first two take colour away, the others add some.
+    # The first two reduce the saturation, the others increase it.
     "saturate": Corruption(saturate, ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2))),
     "pixelate": Corruption(pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
     "jpeg_compression": Corruption(jpeg_compression, (80, 65, 58, 50, 40)),
@@ -285,19 +284,15 @@ def corrupted(
     name: str,
     severity: int,
     seed: int = 0,
-    *,
-    numbers: Sequence[int] | None = None,
 ) -> Tensor:
-    """Images with one of `CORRUPTIONS`, on the device where they are.
+    """Return corrupted images, on the device of the images.
 
     Args:
         images: uint8 of shape (images, channels, height, width), with one or three channels, and
             sides of at least four pixels.
-        name: Which corruption.
-        severity: How strong, from 1 to 5.
-        seed: Of the noise. The same seed and numbers give the same images.
-        numbers: Each image's number in the set, where `images` is but a part of it; None counts
-            from 0. `corrupted_batches` does the counting.
+        name: One of `CORRUPTIONS`.
+        severity: From 1, the weakest, to 5.
+        seed: The seed of the noise.
 
     Raises:
         TypeError: The images are not uint8.
@@ -309,72 +304,14 @@ def corrupted(
     """
     _check_choice(name, severity, seed)
     _check_images(images)
-    numbers = range(len(images)) if numbers is None else numbers
-    if len(numbers) != len(images):
-        raise InvalidValueError(
-            f"numbers must be one for each of the {len(images)} images, got {len(numbers)}. "
-            "Pass each image's number in the set."
-        )
     corruption = CORRUPTIONS[name]
     strength = corruption.strengths[severity - 1]
     result = torch.empty_like(images)
     for start in range(0, len(images), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        result[part] = corruption.function(images[part], strength, Noise(seed, numbers[part]))
+        chunk = images[start : start + _CHUNK]
+        noise = Noise(seed, range(start, start + len(chunk)))
+        result[start : start + _CHUNK] = corruption.function(chunk, strength, noise)
     return result
-
-
-def corrupted_batches(
-    batches: Iterable[tuple[Tensor, Tensor]],
-    name: str,
-    severity: int,
-    seed: int = 0,
-    *,
-    first: int = 0,
-    stride: int = 1,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches with corrupted images and labels as they are; see `corrupted`.
-
-    Args:
-        batches: Pairs of uint8 images and labels, in the order of the set.
-        name: Which corruption.
-        severity: How strong, from 1 to 5.
-        seed: Of the noise.
-        first: The number of the first image in the set.
-        stride: By how much the numbers grow from image to image. A process that reads every n-th
-            image passes its rank and n.
-
-    Raises:
-        TypeError: The images are not uint8.
-        ValueError: An argument is out of bounds.
-
-    >>> images = torch.randint(256, (5, 3, 32, 32), dtype=torch.uint8)
-    >>> batches = [(images[:3], torch.zeros(3)), (images[3:], torch.zeros(2))]
-    >>> parts = [part for part, _ in corrupted_batches(batches, "fog", severity=3)]
-    >>> torch.equal(torch.cat(parts), corrupted(images, "fog", severity=3))
-    True
-    """
-    _check_choice(name, severity, seed)  # now, and not when the first batch is asked for
-    if first < 0 or stride < 1:
-        raise InvalidValueError(
-            f"first must be at least 0 and stride at least 1, got {first} and {stride}. "
-            "Pass the process's rank and the number of processes."
-        )
-    return _corrupted_batches(batches, name, severity, seed, first, stride)
-
-
-def _corrupted_batches(
-    batches: Iterable[tuple[Tensor, Tensor]],
-    name: str,
-    severity: int,
-    seed: int,
-    first: int,
-    stride: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for images, labels in batches:
-        end = first + stride * len(images)
-        yield corrupted(images, name, severity, seed, numbers=range(first, end, stride)), labels
-        first = end
 
 
 def _check_choice(name: str, severity: int, seed: int) -> None:
@@ -387,10 +324,10 @@ def _check_images(images: Tensor) -> None:
     if not isinstance(images, Tensor) or images.dtype != torch.uint8:
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise InvalidTypeError(
-            f"images must be a uint8 tensor, got {got}. Corrupt images before they are normalised."
+            f"images must be a uint8 tensor, got {got}. Corrupt images before normalization."
         )
     if images.ndim != 4 or images.shape[1] not in (1, 3) or min(images.shape[2:]) < 4:
         raise InvalidValueError(
             f"images must have shape (images, 1 or 3, height, width) and sides of at least 4, got "
-            f"{tuple(images.shape)}. Move the channels to the second place."
+            f"{tuple(images.shape)}. Move the channels to the second dimension."
         )

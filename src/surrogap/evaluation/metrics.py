@@ -1,8 +1,8 @@
-"""Accuracy, top-5, loss and calibration of a model over batches.
+"""Accuracy, top-5 accuracy, loss and calibration error of a model over batches.
 
-Whatever the truth is (a label, a set of labels, the votes of people), it becomes the classes that
-are right for an image. All else follows from them and from the probabilities `p = softmax(logits)`:
-the rank of the best right class gives accuracy and top-5, and the probability of the right classes
+Every kind of truth (a label, a set of labels, human votes) is turned into the correct classes of an
+image. The scores follow from these and from the probabilities `p = softmax(logits)`: the rank of
+the best correct class gives accuracy and top-5 accuracy, and the probability of the correct classes
 gives the loss.
 """
 
@@ -25,17 +25,17 @@ Truth = Literal["label", "set", "votes"]
 
 @dataclass(frozen=True)
 class Scores:
-    """How a model did on a set of images.
+    """The scores of a model on a test set.
 
     Attributes:
-        accuracy: The fraction of images whose most probable class is right.
-        top5: The fraction of images with a right class among the five most probable ones; equal
-            probabilities rank in the order of the classes.
+        accuracy: The fraction of images whose most probable class is correct.
+        top5: The fraction of images with a correct class among the five most probable ones; equal
+            probabilities are ranked in the order of the classes.
         loss: The mean cross-entropy; see `evaluate` for each kind of truth.
         calibration_error: The expected calibration error (Guo et al. 2017) of the most probable
             class: `sum_b (n_b / n) * |accuracy_b - confidence_b|` over 15 bins of the confidence
             `max(p)`, the intervals `(b / 15, (b + 1) / 15]`.
-        num_samples: How many images were scored.
+        num_samples: The number of images that were scored.
 
     >>> Scores(accuracy=0.5, top5=1.0, loss=0.7, calibration_error=0.1, num_samples=2).accuracy
     0.5
@@ -49,11 +49,11 @@ class Scores:
 
 
 class _Judged(NamedTuple):
-    """Images against the truth, over the classes that take part."""
+    """Images compared with the truth, over the classes that take part."""
 
-    right: Tensor  # (images, classes): which classes are right
+    is_correct: Tensor  # (images, classes): true for the correct classes
     loss: Tensor  # (images,)
-    is_valid: Tensor  # (images,): whether the truth makes sense
+    is_valid: Tensor  # (images,): false for a label that is not a class, or negative votes
 
 
 def evaluate(
@@ -66,39 +66,37 @@ def evaluate(
     device: torch.device | str | None = None,
     across_processes: bool = True,
 ) -> Scores:
-    """The scores of a model over batches of images, which may differ in size.
+    """Return the scores of a model over batches of images, which may differ in size.
 
-    It runs in evaluation mode and without gradients, and leaves each module's mode as it was. The
-    sums stay on the device, in float64, and are read once at the end.
+    The model runs in evaluation mode and without gradients, and every module's mode is restored.
+    The sums stay on the device, in float64, and are read once at the end.
 
-    Under torch.distributed, each process passes its part of the set and gets the scores of the
-    whole; a process may have fewer batches than another, unless the model itself communicates in
-    its forward pass (FSDP). Of a DistributedDataParallel the module inside runs, with the buffers
-    of its first process. A sampler that repeats images to give all processes as many counts them
-    as often as it repeats them.
+    Under torch.distributed, each process passes its share of the test set and gets the scores of
+    the whole. Processes may have different numbers of batches, unless the model communicates in its
+    forward pass (FSDP). For DistributedDataParallel the inner module runs, with the buffers of the
+    first process. Images that a sampler repeats, to give all processes the same number, are counted
+    as often as they are repeated.
 
     Args:
         model: Maps a batch of images to logits of shape (images, classes).
         batches: Pairs of images and their truth.
-        truth: What the second of each pair is. "label": a class for each image, and the loss is
-            `-log p[label]`. "set": a bool for each image and class, as ImageNet-ReaL has it (see
-            `label_sets`); any class of the set is right, and the loss is `-log` of the set's
-            probability. "votes": a count for each image and class, as CIFAR-10H has it; the class
-            with the most votes is right (each of them, if they tie), and the loss is
-            `-sum(q * log p)` with `q = votes / sum(votes)`. Images without a right label or a vote
-            are left out.
-        classes: The classes that take part, for sets that have some of the model's classes alone
-            (ImageNet-R and -A): `p` is a softmax over these. The truth is given in the model's
-            classes all the same.
-        autocast: The dtype to run the model in under autocast, torch.bfloat16 or torch.float16.
-            None changes nothing.
-        device: Where the batches go. None: where the model's first parameter is.
-        across_processes: Whether to sum over all processes, where torch.distributed is initialised.
-            Pass False to score in one process alone.
+        truth: The kind of truth in the batches. "label": a class for each image, and the loss is
+            `-log p[label]`. "set": a bool for each image and class, as in ImageNet-ReaL (see
+            `label_sets`); any class of the set is correct, and the loss is `-log` of the set's
+            probability. "votes": a count for each image and class, as in CIFAR-10H; the class with
+            the most votes is correct (all of them in a tie), and the loss is `-sum(q * log p)` with
+            `q = votes / sum(votes)`. Images without a correct label or a vote are left out.
+        classes: The classes that take part, for test sets with a subset of the model's classes
+            (ImageNet-R): `p` is a softmax over these. The truth still refers to all of the model's
+            classes.
+        autocast: The dtype for autocast, torch.bfloat16 or torch.float16; None for no autocast.
+        device: The device for the batches; None for that of the model's first parameter.
+        across_processes: Whether to sum over all processes if torch.distributed is initialized.
+            Pass False to score in a single process.
 
     Raises:
-        TypeError: The labels have another dtype than `truth` tells.
-        ValueError: An argument is out of bounds, shapes do not fit, labels are no classes of the
+        TypeError: The dtype of the labels does not fit `truth`.
+        ValueError: An argument is out of bounds, shapes do not fit, labels are not classes of the
             model, or there is nothing to score.
 
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.0]])
@@ -107,7 +105,7 @@ def evaluate(
     >>> scores.num_samples, round(scores.accuracy, 3)
     (3, 0.667)
     """
-    classes = None if classes is None else [int(k) for k in classes]  # also of an array
+    classes = None if classes is None else [int(k) for k in classes]  # may be an array
     _check_arguments(truth, classes, autocast)
     where = _device_of(model) if device is None else torch.device(device)
     group_sums = across_processes and dist.is_available() and dist.is_initialized()
@@ -131,17 +129,17 @@ def evaluate(
 
 
 def label_sets(labels: Sequence[Sequence[int]], num_classes: int) -> Tensor:
-    """The truth "set" of `evaluate` from a list of labels for each image.
+    """Convert a list of labels for each image to the truth "set" of `evaluate`.
 
     Args:
-        labels: For each image its right labels; none if nobody knows.
-        num_classes: How many classes there are.
+        labels: The correct labels of each image; empty if they are unknown.
+        num_classes: The number of classes.
 
     Returns:
         Bools of shape (images, classes).
 
     Raises:
-        ValueError: A label is no class.
+        ValueError: A label is not a class.
 
     >>> label_sets([[0, 2], []], num_classes=3)
     tensor([[ True, False,  True],
@@ -160,31 +158,31 @@ def label_sets(labels: Sequence[Sequence[int]], num_classes: int) -> Tensor:
 
 
 def _sums(logits: Tensor, labels: Tensor, truth: Truth, subset: Tensor | None) -> Tensor:
-    """Of a batch: images, right, right within five, loss, invalid; then each bin's gap."""
+    """Sums over a batch: images, correct, correct in top 5, loss, invalid; then a gap per bin."""
     present = torch.arange(logits.shape[1], device=logits.device) if subset is None else subset
     logits = logits if subset is None else logits[:, subset]
     log_p = logits.log_softmax(1)
     judged = _votes(log_p, labels, present) if truth == "votes" else _sets(log_p, labels, present)
-    counted = judged.right.any(1)
-    rank = _rank(logits, judged.right)
-    is_right = (counted & (rank < 1)).double()
+    counted = judged.is_correct.any(1)
+    rank = _rank(logits, judged.is_correct)
+    is_correct = (counted & (rank < 1)).double()
     confidence = log_p.amax(1).exp()
     edges = torch.arange(1, NUM_BINS, device=logits.device, dtype=torch.float64) / NUM_BINS
     bins = torch.bucketize(confidence, edges)
     in_bin = (bins[:, None] == torch.arange(NUM_BINS, device=logits.device)).double()
-    gaps = in_bin.T @ torch.where(counted, is_right - confidence, 0.0)
+    gaps = in_bin.T @ torch.where(counted, is_correct - confidence, 0.0)
     five = counted & (rank < min(5, logits.shape[1]))
     loss = torch.where(counted, judged.loss, 0.0).sum()
-    heads = (counted.sum(), is_right.sum(), five.sum(), loss, (~judged.is_valid).sum())
+    heads = (counted.sum(), is_correct.sum(), five.sum(), loss, (~judged.is_valid).sum())
     return torch.cat([torch.stack([head.double() for head in heads]), gaps])
 
 
 def _sets(log_p: Tensor, labels: Tensor, present: Tensor) -> _Judged:
-    """Labels, and sets of labels: the loss is minus the log of what all right classes get."""
-    # A comparison, since a label that is no class would make an index fail on the device.
-    right = labels[:, None] == present if labels.ndim == 1 else labels[:, present]
-    loss = -torch.where(right, log_p, -torch.inf).logsumexp(1)
-    return _Judged(right, loss, right.any(1) | (labels.ndim > 1))
+    """Labels and sets of labels: the loss is `-log` of the probability of all correct classes."""
+    # Compared, not indexed: a label that is not a class would be a fatal error on a GPU.
+    correct = labels[:, None] == present if labels.ndim == 1 else labels[:, present]
+    loss = -torch.where(correct, log_p, -torch.inf).logsumexp(1)
+    return _Judged(correct, loss, correct.any(1) | (labels.ndim > 1))
 
 
 def _votes(log_p: Tensor, labels: Tensor, present: Tensor) -> _Judged:
@@ -195,36 +193,36 @@ def _votes(log_p: Tensor, labels: Tensor, present: Tensor) -> _Judged:
     return _Judged((votes == most) & (most > 0), loss, (votes >= 0).all(1))
 
 
-def _rank(logits: Tensor, right: Tensor) -> Tensor:
-    """How many classes come before the best right one; all of them where a logit is NaN."""
-    best = torch.where(right, logits, -torch.inf).argmax(1, keepdim=True)
+def _rank(logits: Tensor, correct: Tensor) -> Tensor:
+    """The number of classes before the best correct one; all of them if a logit is NaN."""
+    best = torch.where(correct, logits, -torch.inf).argmax(1, keepdim=True)
     score = logits.gather(1, best)
     index = torch.arange(logits.shape[1], device=logits.device)
-    # What does not come before, for a comparison with NaN is false: no NaN may count as right.
+    # Comparisons with NaN are false, so count the classes behind: NaN must not count as correct.
     behind = (logits < score) | ((logits == score) & (index >= best))
     return logits.shape[1] - behind.sum(1)
 
 
 def _scores(sums: list[float], truth: Truth) -> Scores:
-    num_samples, right, five, loss, num_invalid, *gaps = sums
+    num_samples, correct, five, loss, num_invalid, *gaps = sums
     if num_invalid and truth == "label":
         raise InvalidValueError(
-            f"labels must be classes of the model, and among `classes` where those are given, got "
-            f"{num_invalid:.0f} of {num_samples + num_invalid:.0f} that are not. Number the "
-            "classes of the data as the model does."
+            f"labels must be classes of the model, and among `classes` if those are given, got "
+            f"{num_invalid:.0f} of {num_samples + num_invalid:.0f} that are not. Use the model's "
+            "numbering of the classes."
         )
     if num_invalid:
         raise InvalidValueError(
-            f"votes must be at least 0, got others for {num_invalid:.0f} images. "
-            "Pass how many people chose each class."
+            f"votes must be at least 0, got negative ones for {num_invalid:.0f} images. "
+            "Pass the number of votes for each class."
         )
     if not num_samples:
         raise InvalidValueError(
-            "batches must hold at least one image with a right label, got none. "
-            "A generator is empty once it has been read: pass a list or a loader."
+            "batches must hold at least one image with a correct label, got none. "
+            "A generator can be read only once: pass a list or a loader."
         )
     return Scores(
-        accuracy=right / num_samples,
+        accuracy=correct / num_samples,
         top5=five / num_samples,
         loss=loss / num_samples,
         calibration_error=sum(abs(gap) for gap in gaps) / num_samples,
@@ -239,12 +237,12 @@ def _in_evaluation_mode(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, training in modes:  # one by one: some may be frozen while others train
+        for module, training in modes:  # one by one: some may be in evaluation mode already
             module.training = training
 
 
 def _unwrapped(model: nn.Module, shares_buffers: bool) -> nn.Module:
-    """What to run: DDP's forward pass would wait for processes that have no batch left."""
+    """The module inside DDP, whose forward pass would wait for processes without a batch."""
     if not isinstance(model, DistributedDataParallel):
         return model
     module: nn.Module = model.module
@@ -266,19 +264,19 @@ def _check_arguments(
     if truth not in get_args(Truth):
         raise InvalidValueError(
             f"truth must be 'label', 'set' or 'votes', got {truth!r}. "
-            "Pass 'label' for one class for each image."
+            "Pass 'label' for one class per image."
         )
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise InvalidValueError(
             f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}. "
-            "Pass None to run the model as it is."
+            "Pass None for no autocast."
         )
     if classes is not None and (
         not classes or min(classes) < 0 or len(set(classes)) < len(classes)
     ):
         raise InvalidValueError(
-            f"classes must be different numbers of at least 0, and one or more, got "
-            f"{_shortened(classes)}. Pass None to let all classes take part."
+            f"classes must be distinct, at least 0 and at least one, got {_shortened(classes)}. "
+            "Pass None for all classes."
         )
 
 
@@ -289,18 +287,18 @@ def _check_shapes(
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InvalidValueError(
             f"model must return logits of shape (images, classes), got {got} for {len(images)} "
-            "images. Wrap a model that returns something else."
+            "images. Wrap the model in one that returns its logits."
         )
     if classes is not None and max(classes) >= logits.shape[1]:
         raise InvalidValueError(
             f"classes must be below the number of the model's classes, got {max(classes)} and "
-            f"{logits.shape[1]} classes. Number them as the model does."
+            f"{logits.shape[1]} classes. Use the model's numbering of the classes."
         )
     shape = logits.shape[:1] if truth == "label" else logits.shape
     if labels.shape != shape:
         raise InvalidValueError(
             f"labels must have shape {tuple(shape)} for truth={truth!r}, got "
-            f"{tuple(labels.shape)}. Pass the truth that the batches hold."
+            f"{tuple(labels.shape)}. Pass the kind of truth that is in the batches."
         )
     is_number = labels.dtype != torch.bool and not labels.is_complex()
     fits = {
@@ -312,7 +310,7 @@ def _check_shapes(
         wanted = {"label": "integers", "set": "bools", "votes": "numbers"}[truth]
         raise InvalidTypeError(
             f"labels must be {wanted} for truth={truth!r}, got {labels.dtype}. "
-            "Pass the truth that the batches hold."
+            "Pass the kind of truth that is in the batches."
         )
 
 

@@ -1,8 +1,8 @@
-"""ImageNet's test sets as they are published: which image has which label.
+"""ImageNet's test sets as they are published: the paths of their images, and the labels.
 
-Each function takes the folder that a set was unpacked to, and checks that all of it is there: half
-a test set gives a score like any other. Labels are places in the list of synsets, so that they are
-the classes of a model that was trained on ImageNet, in all sets.
+Each function takes the folder that a test set was unpacked to, and checks that it is complete:
+scores on half a test set look like any other. Labels are positions in the list of synsets, so in
+all test sets they are the classes of a model that was trained on ImageNet.
 """
 
 import json
@@ -18,15 +18,15 @@ from surrogap.errors import InvalidValueError
 
 Sample = tuple[Path, int]
 
-# Of ImageNet-C: the fifteen that the benchmark is a mean of, and the four for validation.
+# The fifteen corruptions of ImageNet-C that the benchmark averages.
 IMAGENET_C = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur"),
     *("motion_blur", "zoom_blur", "snow", "frost", "fog", "brightness", "contrast"),
     *("elastic_transform", "pixelate", "jpeg_compression"),
 )
-IMAGENET_C_EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
+_Folder = str | os.PathLike[str]
 
 
 def imagenet_synsets() -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def imagenet_synsets() -> tuple[str, ...]:
 
 
 def imagenet_r_synsets() -> tuple[str, ...]:
-    """The 200 synsets that ImageNet-R has.
+    """The 200 synsets of ImageNet-R.
 
     >>> len(set(imagenet_r_synsets()) & set(imagenet_synsets()))
     200
@@ -47,33 +47,21 @@ def imagenet_r_synsets() -> tuple[str, ...]:
     return _resource("imagenet_r_synsets.txt")
 
 
-def imagenet_a_synsets() -> tuple[str, ...]:
-    """The 200 synsets that ImageNet-A has.
-
-    >>> len(set(imagenet_a_synsets()) & set(imagenet_synsets()))
-    200
-    """
-    return _resource("imagenet_a_synsets.txt")
-
-
 def imagenet_val(
-    root: str | os.PathLike[str],
-    synsets: Sequence[str] | None = None,
-    *,
-    num_images: int | None = 50_000,
+    root: _Folder, synsets: Sequence[str] | None = None, *, num_images: int | None = 50_000
 ) -> list[Sample]:
     """The validation set: `root/n01440764/ILSVRC2012_val_00000293.JPEG`.
 
     Args:
         root: The folder with a folder for each synset.
-        synsets: In the order of the classes. None: ImageNet's.
-        num_images: How many images there must be. None: any number.
+        synsets: The synsets in the order of the model's classes; None for ImageNet's.
+        num_images: The number of images that must be there; None for any number.
 
     Returns:
-        Paths and labels, by class and then by name.
+        Paths and labels, ordered by class and then by name.
 
     Raises:
-        ValueError: A folder is missing or too much, or the number of images is another.
+        ValueError: A folder is missing or unexpected, or the number of images is wrong.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -88,47 +76,36 @@ def imagenet_val(
 
 
 def imagenet_real(
-    root: str | os.PathLike[str],
-    labels: str | os.PathLike[str],
+    root: _Folder,
+    labels: _Folder,
     synsets: Sequence[str] | None = None,
     *,
     num_images: int | None = 50_000,
 ) -> list[tuple[Path, list[int]]]:
-    """The validation set with all labels that are right (ReaL, Beyer et al. 2020).
+    """The validation set with all correct labels of each image (ReaL, Beyer et al. 2020).
 
     Args:
-        root: The validation set's folder, as for `imagenet_val`.
+        root: As for `imagenet_val`.
         labels: The file `real.json`: a list of labels for each image, in the order of the images'
-            names. Where it is empty, nobody knows; `evaluate(truth="set")` leaves these out.
-        synsets: In the order of the classes. None: ImageNet's.
-        num_images: How many images there must be. None: as many as there are lists.
+            names. Images with an empty list are left out by `evaluate(truth="set")`.
+        synsets: As for `imagenet_val`.
+        num_images: As for `imagenet_val`.
 
     Returns:
-        Paths and lists of labels, by the images' names.
+        Paths and lists of labels, ordered by the images' names.
 
     Raises:
-        ValueError: A folder is missing or too much, the number of images is another, the file is no
-            list of lists of classes, or two images have one name.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     for synset, name in (("n01440764", "2.JPEG"), ("n01443537", "1.JPEG")):
-    ...         (Path(root) / synset).mkdir()
-    ...         (Path(root) / synset / name).touch()
-    ...     real = Path(root) / "real.json"
-    ...     _ = real.write_text("[[], [0, 1]]")
-    ...     samples = imagenet_real(root, real, ["n01440764", "n01443537"], num_images=2)
-    >>> [(path.name, labels) for path, labels in samples]
-    [('1.JPEG', []), ('2.JPEG', [0, 1])]
+        ValueError: As for `imagenet_val`; or the file is not a list of lists of classes, or two
+            images have the same name.
     """
     samples = imagenet_val(root, synsets, num_images=num_images)
     paths = sorted((path for path, _ in samples), key=lambda path: path.name)
     lists = _label_lists(Path(labels), len(_given(synsets)))
-    twice = [name for name, n in Counter(path.name for path in paths).items() if n > 1]
-    if twice:
+    repeated = [name for name, n in Counter(path.name for path in paths).items() if n > 1]
+    if repeated:
         raise InvalidValueError(
-            f"root must hold images of different names, got {_few(twice)} more than once in "
-            f"{root}. The labels follow the names: unpack the set anew."
+            f"root must hold images of different names, got {_few(repeated)} more than once in "
+            f"{root}. Labels are assigned by name: unpack the test set again."
         )
     if len(lists) != len(paths):
         raise InvalidValueError(
@@ -139,135 +116,84 @@ def imagenet_real(
 
 
 def imagenet_v2(
-    root: str | os.PathLike[str], *, num_classes: int = 1000, num_images: int | None = 10_000
+    root: _Folder, *, num_classes: int = 1000, num_images: int | None = 10_000
 ) -> list[Sample]:
-    """ImageNet-V2 (Recht et al. 2019): `root/0` to `root/999`, named by the class's number.
+    """ImageNet-V2 (Recht et al. 2019): folders `root/0` to `root/999`, named by the class.
 
     Args:
         root: The folder of one of its three variants, such as
             `imagenetv2-matched-frequency-format-val`.
-        num_classes: How many classes there are.
-        num_images: How many images there must be. None: any number.
+        num_classes: The number of classes.
+        num_images: As for `imagenet_val`.
 
     Returns:
-        Paths and labels, by class as a number (as text, 10 would come before 2) and then by name.
+        Paths and labels, ordered by class as a number (as text, 10 would come before 2) and then by
+        name.
 
     Raises:
-        ValueError: A folder is missing or too much, or the number of images is another.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     for number in range(11):
-    ...         (Path(root) / str(number)).mkdir()
-    ...         (Path(root) / str(number) / "a.jpeg").touch()
-    ...     samples = imagenet_v2(root, num_classes=11, num_images=11)
-    >>> samples[2][0].parent.name, samples[2][1]
-    ('2', 2)
+        ValueError: As for `imagenet_val`.
     """
     return _samples(Path(root), {str(k): k for k in range(num_classes)}, num_images)
 
 
 def imagenet_r(
-    root: str | os.PathLike[str],
+    root: _Folder,
     synsets: Sequence[str] | None = None,
     subset: Sequence[str] | None = None,
     *,
     num_images: int | None = 30_000,
 ) -> tuple[list[Sample], list[int]]:
-    """ImageNet-R (Hendrycks et al. 2021): renditions of 200 classes, a folder for each.
+    """ImageNet-R (Hendrycks et al. 2021): renditions of 200 classes, with a folder for each.
 
     Args:
         root: The folder `imagenet-r`.
-        synsets: All synsets in the order of the model's classes. None: ImageNet's.
-        subset: Those that the set has. None: ImageNet-R's.
-        num_images: How many images there must be. None: any number.
+        synsets: As for `imagenet_val`.
+        subset: The synsets that the test set has; None for ImageNet-R's.
+        num_images: As for `imagenet_val`.
 
     Returns:
-        Paths and labels in the model's classes, and the classes that the set has: pass these on as
+        Paths and labels in the model's classes, and the classes of the test set, for
         `evaluate(classes=...)`.
 
     Raises:
-        ValueError: A folder is missing or too much, the number of images is another, or the subset
-            is none of the synsets.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     (Path(root) / "n2").mkdir()
-    ...     (Path(root) / "n2" / "art_0.jpg").touch()
-    ...     samples, classes = imagenet_r(root, ["n1", "n2", "n3"], ["n2"], num_images=1)
-    >>> samples[0][1], classes
-    (1, [1])
+        ValueError: As for `imagenet_val`, or the subset is not a subset of the synsets.
     """
-    return _part(root, synsets, imagenet_r_synsets() if subset is None else subset, num_images)
-
-
-def imagenet_a(
-    root: str | os.PathLike[str],
-    synsets: Sequence[str] | None = None,
-    subset: Sequence[str] | None = None,
-    *,
-    num_images: int | None = 7_500,
-) -> tuple[list[Sample], list[int]]:
-    """ImageNet-A (Hendrycks et al. 2021): hard photographs of 200 classes, as `imagenet_r`.
-
-    Args:
-        root: The folder `imagenet-a`.
-        synsets: All synsets in the order of the model's classes. None: ImageNet's.
-        subset: Those that the set has. None: ImageNet-A's.
-        num_images: How many images there must be. None: any number.
-
-    Returns:
-        Paths and labels in the model's classes, and the classes that the set has.
-
-    Raises:
-        ValueError: As `imagenet_r`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     (Path(root) / "n3").mkdir()
-    ...     (Path(root) / "n3" / "0.jpg").touch()
-    ...     samples, classes = imagenet_a(root, ["n1", "n2", "n3"], ["n3"], num_images=1)
-    >>> samples[0][1], classes
-    (2, [2])
-    """
-    return _part(root, synsets, imagenet_a_synsets() if subset is None else subset, num_images)
+    labels = _numbered(_given(synsets))
+    subset = imagenet_r_synsets() if subset is None else subset
+    unknown = [synset for synset in subset if synset not in labels]
+    if unknown:
+        raise InvalidValueError(
+            f"subset must be among the synsets, got also {_few(unknown)}. "
+            "Pass all of the model's classes as synsets."
+        )
+    own = {synset: label for synset, label in labels.items() if synset in set(subset)}
+    return _samples(Path(root), own, num_images), list(own.values())
 
 
 def imagenet_c(
-    root: str | os.PathLike[str],
+    root: _Folder,
     corruption: str,
     severity: int,
     synsets: Sequence[str] | None = None,
     *,
     num_images: int | None = 50_000,
 ) -> list[Sample]:
-    """One of ImageNet-C's sets: `root/fog/3/n01440764/ILSVRC2012_val_00000293.JPEG`.
+    """One test set of ImageNet-C: `root/fog/3/n01440764/ILSVRC2012_val_00000293.JPEG`.
 
     Args:
         root: The folder with a folder for each corruption.
-        corruption: One of `IMAGENET_C` or `IMAGENET_C_EXTRA`.
+        corruption: One of `IMAGENET_C`.
         severity: From 1 to 5.
-        synsets: In the order of the classes. None: ImageNet's.
-        num_images: How many images there must be. None: any number.
+        synsets: As for `imagenet_val`.
+        num_images: As for `imagenet_val`.
 
     Returns:
-        Paths and labels, by class and then by name.
+        Paths and labels, ordered by class and then by name.
 
     Raises:
-        ValueError: The corruption or the severity does not exist, a folder is missing or too much,
-            or the number of images is another.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     folder = Path(root) / "fog" / "3" / "n01440764"
-    ...     folder.mkdir(parents=True)
-    ...     (folder / "1.JPEG").touch()
-    ...     samples = imagenet_c(root, "fog", 3, ["n01440764"], num_images=1)
-    >>> len(samples)
-    1
+        ValueError: As for `imagenet_val`, or the corruption or the severity is unknown.
     """
-    known = (*IMAGENET_C, *IMAGENET_C_EXTRA)
-    one_of("corruption", corruption, known)
+    one_of("corruption", corruption, IMAGENET_C)
     integer("severity", severity, at_least=1, at_most=5, remedy="Pass 1 for the weakest.")
     folder = Path(root) / corruption / str(severity)
     return _samples(folder, _numbered(_given(synsets)), num_images)
@@ -280,14 +206,14 @@ def mean_over_corruptions(values: Mapping[tuple[str, int], float]) -> float:
         values: By corruption and severity; each corruption has the same severities.
 
     Raises:
-        ValueError: There are none, or some severities are missing.
+        ValueError: There are no values, or some severities are missing.
 
     >>> mean_over_corruptions({("fog", 1): 0.75, ("fog", 2): 0.25, ("snow", 1): 1, ("snow", 2): 0})
     0.5
     """
     if not values:
         raise InvalidValueError(
-            "values must hold at least one score, got none. Evaluate a set first."
+            "values must hold at least one score, got none. Evaluate a test set first."
         )
     names, severities = ({key[i] for key in values} for i in (0, 1))
     missing = [(a, b) for a in names for b in severities if (a, b) not in values]
@@ -297,24 +223,6 @@ def mean_over_corruptions(values: Mapping[tuple[str, int], float]) -> float:
             f"{_few(sorted(map(str, missing)))}. Evaluate these too, or leave the corruption out."
         )
     return sum(values.values()) / len(values)
-
-
-def mean_corruption_error(accuracies: Mapping[tuple[str, int], float]) -> float:
-    """The mean error over corruptions and severities: `1 - mean_over_corruptions(accuracies)`.
-
-    The "mCE" that papers report for ImageNet-C is another number: it divides the errors of each
-    corruption by AlexNet's before the mean. This one is not normalised, as is usual for CIFAR-10-C.
-
-    Args:
-        accuracies: By corruption and severity; each corruption has the same severities.
-
-    Raises:
-        ValueError: There are none, or some severities are missing.
-
-    >>> mean_corruption_error({("fog", 1): 0.75, ("fog", 2): 0.5})
-    0.375
-    """
-    return 1 - mean_over_corruptions(accuracies)
 
 
 def _resource(name: str) -> tuple[str, ...]:
@@ -330,44 +238,27 @@ def _numbered(synsets: Sequence[str]) -> dict[str, int]:
     labels = {synset: label for label, synset in enumerate(synsets)}
     if len(labels) < len(synsets) or not labels:
         raise InvalidValueError(
-            f"synsets must be different names, and one or more, got {len(synsets)} of which "
-            f"{len(labels)} differ. Pass None for ImageNet's."
+            f"synsets must be distinct and at least one, got {len(synsets)} with {len(labels)} "
+            "distinct ones. Pass None for ImageNet's."
         )
     return labels
 
 
-def _part(
-    root: str | os.PathLike[str],
-    synsets: Sequence[str] | None,
-    subset: Sequence[str],
-    num_images: int | None,
-) -> tuple[list[Sample], list[int]]:
-    labels = _numbered(_given(synsets))
-    unknown = [synset for synset in subset if synset not in labels]
-    if unknown:
-        raise InvalidValueError(
-            f"subset must be a part of the synsets, got {_few(unknown)} beside them. "
-            "Pass all of the model's classes as synsets."
-        )
-    part = {synset: label for synset, label in labels.items() if synset in set(subset)}
-    return _samples(Path(root), part, num_images), list(part.values())
-
-
 def _samples(root: Path, labels: Mapping[str, int], num_images: int | None) -> list[Sample]:
-    """The images in each of these folders, which must be all there are."""
+    """The images in these folders, which must be the only ones."""
     _check_folders(root, labels)
     samples = [(path, label) for name, label in labels.items() for path in _images(root / name)]
     if num_images is not None and len(samples) != num_images:
         raise InvalidValueError(
             f"root must hold {num_images} images, got {len(samples)} in {root}. "
-            "Unpack the set anew, or pass num_images=None to use a part of it."
+            "Unpack the test set again, or pass num_images=None to use an incomplete one."
         )
     without = sorted(set(labels.values()) - {label for _, label in samples})
     if without:
         names = [name for name, label in labels.items() if label in without]
         raise InvalidValueError(
             f"root must hold images of each class, got none in {_few(names)} of {root}. "
-            "Unpack the set anew."
+            "Unpack the test set again."
         )
     return samples
 
@@ -384,8 +275,8 @@ def _images(folder: Path) -> list[Path]:
 def _check_folders(root: Path, expected: Collection[str]) -> None:
     if not root.is_dir():
         raise InvalidValueError(
-            f"root must be the folder of the set, got {root}, which is no folder. "
-            "Pass where it was unpacked."
+            f"root must be the folder of the test set, got {root}, which is not a folder. "
+            "Pass the folder that it was unpacked to."
         )
     found = {e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith(".")}
     missing = [name for name in expected if name not in found]

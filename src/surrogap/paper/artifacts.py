@@ -1,4 +1,4 @@
-"""The tables and figures that are drawn from the study's ledger, and the runs that each needs."""
+"""The tables and figures of the study, and the runs that each needs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from surrogap.paper import drawings
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import Stage, stages_of
+from surrogap.paper.plan import Stage
 from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import MAIN, METHODS, SHORT, TRANSFERRED, Cell, Changes, Scale
 from surrogap.paper.summaries import Summary, comparisons, in_words, numbers, summaries, table
@@ -27,13 +27,13 @@ class Artifact:
     """A table or a figure.
 
     Attributes:
-        title: A sentence about what it shows.
+        title: A sentence about it.
         cells: The methods and settings in it.
         pairs: Titles of cells that are compared, the first with the second.
         scores: The columns of its table.
         draw: Draws its figure; None for a table.
-        max_seeds: The largest number of seeds that it needs; 0 for the tuning runs alone.
-        notes: The limits of what may be concluded from it.
+        max_seeds: The largest number of seeds that it needs; 0 for the tuning runs only.
+        notes: The limits of its conclusions.
     """
 
     title: str
@@ -59,12 +59,12 @@ _ADAMW = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.05}
 
 
 def _pairs(*pairs: tuple[str, str]) -> Pairs:
-    """Methods as the titles of their cells."""
+    """Pairs of methods, as the titles of their cells."""
     return [(METHODS[first].title, METHODS[second].title) for first, second in pairs]
 
 
 def _against(methods: Sequence[str], *others: str) -> Pairs:
-    """Each method with each of the others."""
+    """Each method against each of the others."""
     return _pairs(*((m, other) for other in others for m in methods if m not in others))
 
 
@@ -72,11 +72,9 @@ def _varied(method: str, changes: Changes, label: str) -> Cell:
     return Cell("A", method, changes, f"{METHODS[method].title}, {label}")
 
 
+_STRENGTHS = ("medium", "strong")
 _BASELINES = ("vanilla", "vanilla-2x")
 _ABLATED = ("vanilla-2x", "sam", "gsam")
-_NOT_TUNED = (
-    "The settings are those chosen with light augmentation and SGD, and were not tuned again."
-)
 
 ARTIFACTS: dict[str, Artifact] = {
     "table-1": Artifact(
@@ -130,7 +128,7 @@ ARTIFACTS: dict[str, Artifact] = {
             *_cells("A", ("vanilla", *_ABLATED, "gsam-plain")),
             *(
                 _varied(method, {"augmentation": strength}, strength)
-                for strength in ("medium", "strong")
+                for strength in _STRENGTHS
                 for method in _ABLATED
             ),
             *(_varied(method, _ADAMW, "adamw") for method in ("vanilla", "sam", "gsam")),
@@ -139,16 +137,16 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam", "gsam-plain")),
             *(
                 (f"{first}, {label}", f"{second}, {label}")
-                for label, plain in (("medium", 1), ("strong", 1), ("adamw", 0))
-                for first, second in (
-                    ("SAM", METHODS[_BASELINES[plain]].title),
-                    ("GSAM", METHODS[_BASELINES[plain]].title),
-                    ("GSAM", "SAM"),
+                for label, plain in (
+                    *((strength, METHODS["vanilla-2x"].title) for strength in _STRENGTHS),
+                    ("adamw", "vanilla"),
                 )
+                for first, second in (("SAM", plain), ("GSAM", plain), ("GSAM", "SAM"))
             ),
         ],
         draw=drawings.ablation_figure,
-        notes=_NOT_TUNED,
+        notes="The settings are those chosen with light augmentation and SGD, and were not tuned "
+        "again.",
     ),
     "table-epochs": Artifact(
         "Vanilla training for as many and for twice the epochs, against GSAM.",
@@ -195,28 +193,26 @@ _REST = tuple(method for method in METHODS if method not in MAIN)
 
 
 def stages(name: str) -> list[Stage]:
-    """The runs of an artifact, or of all of them with the most telling first.
+    """The runs of an artifact, set-up by set-up; or of all artifacts, the most important first.
 
     Args:
         name: One of `ARTIFACTS`, or "all".
     """
-    if name != "all":
-        return _stages(ARTIFACTS[name])
-    return [
-        Stage(_cells("A", MAIN), max_seeds=3),
-        Stage(_cells("A", _REST), max_seeds=3),
-        *(Stage(_cells(setup, SHORT)) for setup in "EBCD"),
-        Stage(_cells("A", tuple(METHODS))),
-        *(stage for artifact in ARTIFACTS.values() for stage in _stages(artifact)),
-    ]
-
-
-def _stages(artifact: Artifact) -> list[Stage]:
-    return [Stage(stage.cells, artifact.max_seeds) for stage in stages_of(artifact.cells)]
+    if name == "all":
+        return [
+            Stage(_cells("A", MAIN), max_seeds=3),
+            Stage(_cells("A", _REST), max_seeds=3),
+            *(Stage(_cells(setup, SHORT)) for setup in "EBCD"),
+            Stage(_cells("A", tuple(METHODS))),
+            *(stage for artifact in ARTIFACTS for stage in stages(artifact)),
+        ]
+    cells, max_seeds = ARTIFACTS[name].cells, ARTIFACTS[name].max_seeds
+    setups = dict.fromkeys(cell.setup for cell in cells)
+    return [Stage([c for c in cells if c.setup == setup], max_seeds) for setup in setups]
 
 
 def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
-    """A table or figure as far as the ledger has its runs.
+    """Draw a table or figure from the runs that the ledger has.
 
     Args:
         name: One of `ARTIFACTS`.

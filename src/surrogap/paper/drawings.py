@@ -1,12 +1,12 @@
 """The study's figures, in colours that colour-blind readers can distinguish."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
-from surrogap.paper.cost import newest_timing, relative_cost
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.plan import relative_cost
 from surrogap.paper.study import METHODS, Scale, trials
 from surrogap.paper.summaries import Summary
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette without yellow, which is faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_WIDTH = 8.0  # inches: about as wide as a README is shown
+_WIDTH = 8.0  # inches: about the width of a README
 
 
 def methods_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
-    """Test accuracy of each method: a point, and a bar for its interval."""
+    """Test accuracy of each method, with its interval."""
     rows = [one for one in reversed(found) if one.lines]
     size = (_WIDTH, 1.2 + 0.36 * len(rows))
     figure, (axis,) = new_figure(1, 1, _title(scale, found), size=size)
@@ -35,56 +35,6 @@ def methods_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "F
     return figure
 
 
-def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
-    """Augmentation, base optimizer, and what GSAM minimises: one panel each."""
-    tuned = {one.cell.method: one for one in found if not one.cell.changes}
-
-    def varied(name: str) -> list[tuple[str, Summary]]:
-        changed = [one for one in found if name in one.cell.changes]
-        return [(str(one.cell.changes[name]), one) for one in changed]
-
-    panels = {
-        "augmentation": [("light", tuned[m]) for m in ("vanilla-2x", "sam", "gsam")]
-        + varied("augmentation"),
-        "base optimizer": [("sgd", tuned[m]) for m in ("vanilla", "sam", "gsam")]
-        + varied("optimizer"),
-        "minimised by GSAM": [("(f_p, h)", tuned["gsam"]), ("(f, h)", tuned["gsam-plain"])],
-    }
-    figure, axes = new_figure(1, 3, _title(scale, found), size=(_WIDTH + 2, 4.0))
-    for axis, (title, rows) in zip(axes, panels.items(), strict=True):
-        _grouped(axis, rows)
-        axis.set_xlabel(title)
-    axes[0].set_ylabel("test accuracy, %")
-    drawn = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
-    once = {label: handle for handle, label in drawn}
-    if once:
-        figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=len(once))
-    return figure
-
-
-def _grouped(axis: "Axes", rows: Sequence[tuple[str, Summary]]) -> None:
-    """Points with intervals, in groups along the axis and in colours by method."""
-    groups = list(dict.fromkeys(group for group, _ in rows))
-    for group, one in rows:
-        value = one.interval("test")
-        if value is None:
-            continue
-        own = [other.cell.method for name, other in rows if name == group]
-        shift = 0.18 * (own.index(one.cell.method) - (len(own) - 1) / 2)
-        colour, marker = _ABLATED[one.cell.method]
-        axis.errorbar(
-            groups.index(group) + shift,
-            value.mean,
-            yerr=value.half_width or 0.0,
-            fmt=marker,
-            capsize=3,
-            color=colour,
-            label=METHODS[one.cell.method].title,
-        )
-    axis.set_xticks(range(len(groups)), groups)
-    axis.set_xlim(-0.6, len(groups) - 0.4)
-
-
 _ABLATED = {
     "vanilla": (PALETTE[6], "s"),
     "vanilla-2x": (PALETTE[3], "v"),
@@ -94,8 +44,47 @@ _ABLATED = {
 }
 
 
+def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
+    """Augmentation, base optimizer, and what GSAM minimizes: one panel each."""
+    tuned = {one.cell.method: one for one in found if not one.cell.changes}
+
+    def groups(default: str, methods: Sequence[str], name: str) -> dict[str, list[Summary]]:
+        """The tuned methods, and those with another value of a setting."""
+        grouped = {default: [tuned[method] for method in methods]}
+        for one in found:
+            if name in one.cell.changes:
+                grouped.setdefault(str(one.cell.changes[name]), []).append(one)
+        return grouped
+
+    panels = {
+        "augmentation": groups("light", ("vanilla-2x", "sam", "gsam"), "augmentation"),
+        "base optimizer": groups("sgd", ("vanilla", "sam", "gsam"), "optimizer"),
+        "minimized by GSAM": {"(f_p, h)": [tuned["gsam"]], "(f, h)": [tuned["gsam-plain"]]},
+    }
+    figure, axes = new_figure(1, 3, _title(scale, found), size=(_WIDTH + 2, 4.0))
+    drawn: dict[str, Any] = {}
+    for axis, (title, grouped) in zip(axes, panels.items(), strict=True):
+        for position, own in enumerate(grouped.values()):
+            for index, one in enumerate(own):
+                value = one.interval("test")
+                if value is not None:
+                    colour, marker = _ABLATED[one.cell.method]
+                    x, error = position + 0.18 * (index - (len(own) - 1) / 2), value.half_width
+                    style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3}
+                    bar = axis.errorbar(x, value.mean, yerr=error or 0.0, **style)
+                    drawn[METHODS[one.cell.method].title] = bar
+        axis.set_xticks(range(len(grouped)), list(grouped))
+        axis.set(xlabel=title, xlim=(-0.6, len(grouped) - 0.4))
+    axes[0].set_ylabel("test accuracy, %")
+    if drawn:
+        figure.legend(
+            list(drawn.values()), list(drawn), loc="outside lower center", ncols=len(drawn)
+        )
+    return figure
+
+
 def cosine_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
-    """The cosine of g and g_p against the epoch, and a band over the seeds."""
+    """The cosine of g and g_p against the epoch, with a band over the seeds."""
     figure, (axis,) = new_figure(1, 1, _title(scale, found), size=(_WIDTH, 3.8))
     axis.set_prop_cycle(color=PALETTE)
     for one in found:
@@ -108,67 +97,24 @@ def cosine_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Fi
 
 
 def gap_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
-    """The gap against the epoch for each alpha, one panel for each radius; from the tuning runs."""
+    """The gap against the epoch for each alpha, a panel for each radius, from the tuning runs."""
     setup = found[0].cell.setup
-    radii = {
-        run.settings["rho"]: _alphas(scale, setup, float(run.settings["rho"]), ledger)
-        for run in trials(scale, setup, "sam")
-    }
-    panels = {rho: alphas for rho, alphas in radii.items() if len(alphas) > 1}
+    radii: dict[float, dict[float, Line]] = {}  # the lines by rho and alpha
+    for run in (*trials(scale, setup, "sam"), *trials(scale, setup, "gsam")):
+        if run.key in ledger and ledger[run.key]["kind"] == "run":
+            alpha = float(run.settings.get("alpha", 0.0))
+            radii.setdefault(run.settings["rho"], {})[alpha] = ledger[run.key]
+    panels = {rho: lines for rho, lines in radii.items() if len(lines) > 1}
     size = (_WIDTH, 3.8)
     figure, axes = new_figure(1, max(len(panels), 1), _title(scale, found), size=size)
-    for axis, (rho, alphas) in zip(axes, panels.items(), strict=False):
+    for axis, (rho, lines) in zip(axes, panels.items(), strict=False):
         axis.set_prop_cycle(color=PALETTE)
-        for alpha, line in alphas.items():
+        for alpha, line in lines.items():
             label = "alpha 0 (SAM)" if alpha == 0 else f"alpha {alpha:g}"
             axis.plot(*zip(*_curve(line, "gap"), strict=True), label=label)
         axis.set(xlabel="epoch", title=f"rho {rho:g}")
         _legend(axis)
     axes[0].set_ylabel("surrogate gap h")
-    return figure
-
-
-def _alphas(scale: Scale, setup: str, rho: float, ledger: Ledger) -> dict[float, Line]:
-    """The finished trials of SAM and GSAM with a radius, by alpha."""
-    runs = [*trials(scale, setup, "sam"), *trials(scale, setup, "gsam")]
-    return {
-        float(run.settings.get("alpha", 0.0)): ledger[run.key]
-        for run in runs
-        if run.settings["rho"] == rho and run.key in ledger and ledger[run.key]["kind"] == "run"
-    }
-
-
-def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
-    """Test error against the cost of training relative to vanilla, with the methods' names."""
-    figure, (axis,) = new_figure(1, 1, _title(scale, found), size=(_WIDTH, 5.6))
-    timing = newest_timing(ledger, scale.name, found[0].cell.setup)
-    points, names, errors = [], [], []
-    for one in found:
-        value = one.interval("test")
-        cost = None if timing is None else relative_cost(timing, one.cell.method)
-        if value is not None and cost is not None:
-            points.append((cost, 100.0 - value.mean))
-            errors.append(value.half_width or 0.0)
-            names.append(one.cell)
-    for kind, (colour, marker) in _KINDS.items():
-        own = [i for i, cell in enumerate(names) if _kind(cell.method) == kind]
-        if own:
-            axis.errorbar(
-                [points[i][0] for i in own],
-                [points[i][1] for i in own],
-                yerr=[errors[i] for i in own],
-                fmt=marker,
-                color=colour,
-                capsize=3,
-                label=kind,
-            )
-    axis.set(
-        xlabel="cost relative to vanilla (measured time of a step, times steps)",
-        ylabel="test error, %",
-    )
-    axis.margins(x=0.15, y=0.15)
-    _legend(axis)
-    place_labels(figure, axis, points, errors, [cell.title for cell in names])
     return figure
 
 
@@ -179,10 +125,31 @@ _KINDS = {
 }
 
 
-def _kind(method: str) -> str:
-    if METHODS[method].changes == METHODS["vanilla"].changes:
-        return "plain training"
-    return "two passes or more" if METHODS[method].passes >= 2 else "cheaper variants"
+def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
+    """Test error against the cost of training relative to vanilla, with the methods' names."""
+    figure, (axis,) = new_figure(1, 1, _title(scale, found), size=(_WIDTH, 5.6))
+    timing = ledger.newest_timing(scale.name, found[0].cell.setup)
+    points, errors, names, kinds = [], [], [], []
+    for one in found:
+        value, method = one.interval("test"), METHODS[one.cell.method]
+        cost = None if timing is None else relative_cost(timing, one.cell.method)
+        if value is not None and cost is not None:
+            points.append((cost, 100.0 - value.mean))
+            errors.append(value.half_width or 0.0)
+            names.append(one.cell.title)
+            kinds.append(list(_KINDS)[0 if method.is_plain else 1 if method.passes >= 2 else 2])
+    for kind, (colour, marker) in _KINDS.items():
+        own = [i for i in range(len(points)) if kinds[i] == kind]
+        if own:
+            x, y = zip(*(points[i] for i in own), strict=True)
+            style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3, "label": kind}
+            axis.errorbar(x, y, yerr=[errors[i] for i in own], **style)
+    axis.set_xlabel("cost relative to vanilla (measured time of a step, times steps)")
+    axis.set_ylabel("test error, % (mean and 95 % interval over seeds)")
+    axis.margins(x=0.15, y=0.15)
+    _legend(axis)
+    place_labels(figure, axis, points, errors, names)
+    return figure
 
 
 def _curve(line: Line, name: str) -> Points:

@@ -1,7 +1,6 @@
-"""The paper's own scale: its tables and figures as ImageNet recipes, with what differs from them.
+"""The paper's own scale: its tables and figures as ImageNet recipes with changed settings.
 
-Each run is a recipe of `surrogap.experiments.recipes` with some settings changed. Without torchrun
-the commands are listed; under torchrun the runs are trained, one after the other.
+Without torchrun the commands are listed; under torchrun the runs are trained, one after another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ class PaperRun:
 
     Attributes:
         recipe: The recipe's name.
-        changes: Values of the configuration, named as its flags are.
+        changes: Values of the configuration, by the names of its flags.
 
     >>> print(PaperRun("vit-b32-vanilla", {"epochs": 600}).command.partition("cli ")[2])
     train --recipe vit-b32-vanilla --epochs 600 --out runs/vit-b32-vanilla-epochs-600
@@ -61,7 +60,7 @@ _TWICE = {"epochs": 600}
 _STRENGTHS = ({"augmentation": "medium"}, {"augmentation": "strong"})
 _ADABELIEF = {"optimizer": "adabelief"}
 
-# Radii of ASAM are ten times SAM's, as the paper's appendix has it.
+# Radii of ASAM are ten times SAM's, as in the paper's appendix.
 PAPER_RUNS: dict[str, Sequence[PaperRun]] = {
     "table-1": [PaperRun(recipe.name) for recipe in imagenet.recipes()],
     "fig-methods": [
@@ -106,11 +105,11 @@ def paper_runs(name: str) -> list[PaperRun]:
         name: One of `PAPER_RUNS`, or "all".
 
     Raises:
-        ValueError: The paper has no such table or figure.
+        ValueError: The table or figure is not in the paper.
     """
     if name != "all" and name not in PAPER_RUNS:
         raise InvalidValueError(
-            f"scale must be laptop or gpu for {name}, which the paper does not have, got paper. "
+            f"scale must be laptop or gpu for {name}, which is not in the paper, got paper. "
             "Pass --scale gpu."
         )
     wanted = PAPER_RUNS.values() if name == "all" else [PAPER_RUNS[name]]

@@ -20,67 +20,54 @@ class Interval:
 
     Attributes:
         mean: The mean.
-        half_width: Half the width of the interval; None for a single value, which has none.
-        num_values: The number of values, one for each seed.
-
-    >>> print(Interval(mean=1.25, half_width=0.5, num_values=3))
-    1.25 ± 0.50
+        half_width: Half the width of the interval; None for a single value.
+        num_seeds: The number of values, one for each seed.
     """
 
     mean: float
     half_width: float | None
-    num_values: int
+    num_seeds: int
 
     @property
     def excludes_zero(self) -> bool:
-        """True if zero lies outside, so that the mean differs from it. False for one value."""
+        """True if zero lies outside the interval. False for a single value."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
     def text(self, decimals: int = 2, sign: str = "") -> str:
-        """The mean and half the width; of a single value, the value.
+        """The mean and half the width; for a single value, the value.
 
-        >>> Interval(0.5, None, 1).text(decimals=1, sign="+")
-        '+0.5'
+        >>> Interval(mean=1.25, half_width=0.5, num_seeds=3).text(sign="+")
+        '+1.25 ± 0.50'
         """
         mean = f"{self.mean:{sign}.{decimals}f}"
         return mean if self.half_width is None else f"{mean} ± {self.half_width:.{decimals}f}"
 
-    def __str__(self) -> str:
-        return self.text()
 
+def interval(values: Sequence[float]) -> Interval:
+    """The mean of values and its 95 % confidence interval.
 
-def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The mean of values and its confidence interval.
-
-    >>> print(interval([1.0, 2.0, 3.0]))
-    2.00 ± 2.48
+    >>> interval([1.0, 2.0, 3.0]).text()
+    '2.00 ± 2.48'
     """
     mean, number = statistics.fmean(values), len(values)
     if number < 2:
         return Interval(mean, None, number)
     error = statistics.stdev(values) / math.sqrt(number)
-    return Interval(mean, t_quantile(number - 1, confidence) * error, number)
+    return Interval(mean, t_quantile(number - 1) * error, number)
 
 
-def paired_difference(
-    values: Mapping[int, float], others: Mapping[int, float], confidence: float = CONFIDENCE
-) -> Interval | None:
-    """The mean difference over the seeds that both have, and its interval; None without a seed.
+def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> Interval | None:
+    """The mean of `values - others` over the seeds that both have; None without a common seed.
 
-    Args:
-        values: By seed.
-        others: By seed, subtracted from them.
-        confidence: The probability that the interval covers the true difference.
-
-    >>> print(paired_difference({0: 1.0, 1: 2.0, 2: 9.0}, {0: 0.5, 1: 1.5}))
-    0.50 ± 0.00
+    >>> paired_difference({0: 1.0, 1: 2.0, 2: 9.0}, {0: 0.5, 1: 1.5}).text()
+    '0.50 ± 0.00'
     """
     differences = [value - others[seed] for seed, value in values.items() if seed in others]
-    return interval(differences, confidence) if differences else None
+    return interval(differences) if differences else None
 
 
 def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The t for which Student's distribution has `confidence` between -t and t.
+    """The t for which Student's distribution has `confidence` between -t and t, by bisection.
 
     >>> round(t_quantile(4), 3)
     2.776

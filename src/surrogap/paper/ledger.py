@@ -1,8 +1,8 @@
 """The ledger of a study: a file with one line of JSON for each finished run.
 
-Lines are only ever appended, each by one write that is forced to the disk. A process that dies
-leaves at most half a line, which is skipped and counted. The ledgers of several machines are merged
-by concatenation: of lines with the same key, the first counts.
+Lines are only appended, each by one write that is forced to the disk. A process that dies leaves at
+most half a line, which is skipped and counted. Ledgers of several machines are merged by
+concatenation: of lines with the same key, the first counts.
 """
 
 import json
@@ -22,14 +22,14 @@ class Ledger:
     """The lines of a ledger, in memory and on disk.
 
     Args:
-        path: The file. It may be missing, and is made with the first line.
+        path: The file. It may be missing, and is created with the first line.
 
     Attributes:
-        num_torn: The number of lines that are not whole, which are skipped.
-        num_repeated: The number of lines whose key an earlier line has, which are skipped too.
+        num_torn: The number of lines that are incomplete, which are skipped.
+        num_repeated: The number of lines with the key of an earlier line, which are skipped too.
 
     Raises:
-        ValueError: The path is not a file that can be read.
+        ValueError: The file cannot be read.
 
     >>> import tempfile
     >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "study.jsonl")
@@ -52,7 +52,7 @@ class Ledger:
                 self._lines[line["key"]] = line
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Adds a line, in memory and on disk.
+        """Add a line, in memory and on disk.
 
         Raises:
             ValueError: The file cannot be written.
@@ -62,17 +62,14 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:
-                # Half a line of a process that died must not run into this one.
+                # A process that died may have left half a line without a line break.
                 start = "" if _ends_a_line(handle) else "\n"
                 os.write(handle, f"{start}{text}\n".encode())
                 os.fsync(handle)
             finally:
                 os.close(handle)
         except OSError as error:
-            raise InvalidValueError(
-                f"ledger must be a file that can be written, got {self.path} ({error.strerror}). "
-                "Pass another --ledger."
-            ) from error
+            raise _not_accessible("written", self.path, error) from error
         self._lines.setdefault(line["key"], json.loads(text))
 
     def __getitem__(self, key: str) -> Line:
@@ -91,15 +88,21 @@ class Ledger:
         """The lines of one kind: "run", "failure" or "timing"."""
         return [line for line in self if line["kind"] == kind]
 
+    def newest_timing(self, scale: str, setup: str) -> Line | None:
+        """The last line that measured the steps of a set-up; None without one."""
+        lines = self.of_kind("timing")
+        found = [line for line in lines if (line["scale"], line["setup"]) == (scale, setup)]
+        return max(found, key=lambda line: str(line["date"]), default=None)
+
     @property
     def remarks(self) -> list[str]:
         """Sentences about lines that were skipped."""
-        found = []
-        if self.num_torn:
-            found.append(f"{self.path}: {self.num_torn} lines are not whole and were skipped.")
-        if self.num_repeated:
-            found.append(f"{self.path}: {self.num_repeated} repeated lines were skipped.")
-        return found
+        counts = {"incomplete": self.num_torn, "repeated": self.num_repeated}
+        return [
+            f"{self.path}: skipped {number} {kind} line{'s' * (number > 1)}."
+            for kind, number in counts.items()
+            if number
+        ]
 
 
 def _read(path: Path) -> list[bytes]:
@@ -108,10 +111,14 @@ def _read(path: Path) -> list[bytes]:
     try:
         return [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except OSError as error:
-        raise InvalidValueError(
-            f"ledger must be a file that can be read, got {path} ({error.strerror}). "
-            "Pass another --ledger."
-        ) from error
+        raise _not_accessible("read", path, error) from error
+
+
+def _not_accessible(done: str, path: Path, error: OSError) -> InvalidValueError:
+    return InvalidValueError(
+        f"ledger must be a file that can be {done}, got {path} ({error.strerror}). "
+        "Pass another --ledger."
+    )
 
 
 def _parsed(text: bytes) -> Line | None:

@@ -1,4 +1,4 @@
-"""The page about the study's results, from its ledger: no number on it is typed by hand."""
+"""The page about the study's results, written from its ledger."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.plan import chosen, val_accuracy
 from surrogap.paper.study import METHODS, Scale, trials
-from surrogap.paper.summaries import summaries
+from surrogap.paper.summaries import Comparison, comparisons, summaries
 
 _HEAD = """# Results
 
@@ -31,7 +31,7 @@ beside them.
 
 
 def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
-    """Writes the page, and its figures to a folder beside it.
+    """Write the page, and its figures to a folder beside it.
 
     Args:
         path: The page; the folder of its figures has its name without the suffix.
@@ -88,9 +88,10 @@ def _section(
         write(folder / file)
         yield f"![{artifact.title}]({folder.name}/{file})\n"
     yield found.table.markdown() + "\n"
-    if found.numbers["comparisons"]:
-        yield _compared(found.numbers["comparisons"]).markdown() + "\n"
-    yield " ".join(found.words[len(found.numbers["comparisons"]) :]) + "\n"
+    made = comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
+    if made:
+        yield _compared(made).markdown() + "\n"
+    yield " ".join(found.words[len(made) :]) + "\n"
 
 
 def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
@@ -100,33 +101,28 @@ def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
     return any(one.lines for one in summaries(scale, artifact.cells, ledger))
 
 
-def _compared(made: Sequence[dict[str, object]]) -> Table:
-    rows = []
-    for one in made:
-        difference = one["difference"]
-        assert isinstance(difference, dict)
-        half = difference["half_width"]
-        points = f"{difference['mean']:+.2f}" + ("" if half is None else f" ± {half:.2f}")
-        words = (one["setup"], f"{one['first']} minus {one['second']}", points)
-        verdicts = (one["verdict"], one["in_paper"] or "-")
-        rows.append(tuple(map(str, (*words, difference["num_seeds"], *verdicts))))
+def _compared(made: Sequence[Comparison]) -> Table:
     columns = ("set-up", "difference", "points of test accuracy", "seeds", "here", "in the paper")
+    rows = [
+        (
+            *(one.first.cell.setup, one.title, one.difference.text(sign="+")),
+            *(str(one.difference.num_seeds), one.verdict, one.in_paper or "-"),
+        )
+        for one in made
+    ]
     return Table(columns, rows)
 
 
 def _trials(scale: Scale, ledger: Ledger) -> Table:
     rows = []
     for letter, setup in scale.setups.items():
-        if setup.source is not None:
-            continue
-        for method in setup.methods:
+        for method in setup.methods if setup.source is None else ():
             best = chosen(scale, letter, method, ledger)
             cells = []
             for run in trials(scale, letter, method):
                 settings = ", ".join(f"{name} {value:g}" for name, value in run.settings.items())
                 accuracy = val_accuracy(ledger[run.key]) if run.key in ledger else None
-                score = "-" if accuracy is None else f"{100 * accuracy:.2f}"
-                text = f"{settings}: {score}"
+                text = f"{settings}: " + ("-" if accuracy is None else f"{100 * accuracy:.2f}")
                 cells.append(f"**{text}**" if run.settings == best else text)
             rows.append((letter, METHODS[method].title, "; ".join(cells)))
     return Table(("set-up", "method", "trials"), rows)

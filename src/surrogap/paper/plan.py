@@ -1,8 +1,8 @@
-"""The plan of a study: which runs a ledger still lacks, in which order, and how long they take.
+"""The plan of a study: the runs that a ledger still lacks, their order, and their expected time.
 
-Work is done stage by stage, the most telling first. In a stage, all methods are tuned, then the
-runs that are scored on test images follow seed by seed, so that a study that is cut off has as many
-complete seeds as possible. A method's final runs are known once its tuning is finished.
+Work is done in stages, the most important first. In a stage, all methods are tuned, then the runs
+that are scored on test images follow seed by seed, so that an unfinished study has as many complete
+seeds as possible. A method's final runs are known once its tuning is finished.
 """
 
 import statistics
@@ -44,9 +44,11 @@ def num_seeds(scale: Scale, cell: Cell) -> int:
 
 def final_runs(scale: Scale, cell: Cell, ledger: Ledger) -> list[StudyRun] | None:
     """The runs of a cell that are scored on test images; None while its tuning is unfinished."""
-    settings = chosen(scale, cell.setup, cell.method, ledger) if cell.is_tuned else {}
-    if settings is None:
-        return None
+    settings = chosen(scale, cell.setup, cell.method, ledger)
+    return None if settings is None else _with_seeds(scale, cell, settings)
+
+
+def _with_seeds(scale: Scale, cell: Cell, settings: Changes) -> list[StudyRun]:
     return [
         study_run(scale, cell, settings, seed=seed, purpose="final")
         for seed in range(num_seeds(scale, cell))
@@ -67,25 +69,15 @@ class Stage:
     max_seeds: int | None = None
 
 
-def stages_of(cells: Sequence[Cell]) -> list[Stage]:
-    """A stage for each set-up, in the order in which they come.
-
-    >>> [len(stage.cells) for stage in stages_of([Cell("A", "sam"), Cell("B", "sam")])]
-    [1, 1]
-    """
-    setups = dict.fromkeys(cell.setup for cell in cells)
-    return [Stage([cell for cell in cells if cell.setup == setup]) for setup in setups]
-
-
 @final
 @dataclass(frozen=True)
 class Todo:
     """A run that the ledger lacks.
 
     Attributes:
-        run: The run; where `is_ready` is False, one with the settings of the first trial.
+        run: The run; if `is_ready` is False, one with the settings of the first trial.
         is_ready: Whether its settings are known.
-        seconds: The time that it is expected to take.
+        seconds: The expected time.
     """
 
     run: StudyRun
@@ -98,9 +90,9 @@ def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1
 
     Args:
         scale: The study.
-        stages: The runs that are asked for; set-ups that the scale does not have are left out.
+        stages: The runs that are wanted; set-ups that the scale does not have are left out.
         ledger: The finished runs.
-        jobs: The number of runs at once, which changes how long each takes.
+        jobs: The number of runs at once, on which the time of each depends.
     """
     found: dict[str, Todo] = {}
     for stage in stages:
@@ -113,30 +105,24 @@ def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1
 
 def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyRun, bool]]:
     cells = [cell for cell in stage.cells if cell.setup in scale.setups]
-    tuned = dict.fromkeys((cell.setup, cell.method) for cell in cells if cell.is_tuned)
-    for setup, method in tuned:
-        for trial in trials(scale, setup, method):
-            yield trial, True
-    numbers = [num_seeds(scale, cell) for cell in cells]
-    if stage.max_seeds is not None:
-        numbers = [min(number, stage.max_seeds) for number in numbers]
-    runs = [final_runs(scale, cell, ledger) for cell in cells]
-    for seed in range(max(numbers, default=0)):
-        for cell, number, known in zip(cells, numbers, runs, strict=True):
-            if seed < number:
-                yield (_unknown(scale, cell, seed), False) if known is None else (known[seed], True)
-
-
-def _unknown(scale: Scale, cell: Cell, seed: int) -> StudyRun:
-    settings = trials(scale, cell.setup, cell.method)[0].settings
-    return study_run(scale, cell, settings, seed=seed, purpose="final")
+    columns = []
+    tuned: dict[tuple[str, str], list[StudyRun]] = {}
+    for cell in cells:
+        tried = tuned.setdefault((cell.setup, cell.method), trials(scale, cell.setup, cell.method))
+        known = final_runs(scale, cell, ledger)
+        runs = _with_seeds(scale, cell, tried[0].settings) if known is None else known
+        columns.append([(run, known is not None) for run in runs[: stage.max_seeds]])
+    for tried in tuned.values():
+        yield from ((run, True) for run in tried)
+    for seed in range(max(map(len, columns), default=0)):
+        yield from (column[seed] for column in columns if seed < len(column))
 
 
 def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> float:
-    """The time that a run is expected to take.
+    """The expected time of a run.
 
-    The median of the same method's runs in the same set-up, with as many at once, where the ledger
-    has some; else what other methods took for a pass over the images; else the set-up's guess.
+    The median of the same method's runs in the same set-up with as many jobs, if the ledger has
+    some; else the time of other methods for a pass over the images; else the set-up's guess.
 
     Args:
         scale: The study.
@@ -156,15 +142,40 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
     similar = [line for line in lines if line["jobs"] == jobs] or lines
     rates = [
         max(line["seconds"] - OVERHEAD, 1.0)
-        / (METHODS[line["method"]].passes * line["num_epochs"] * _crowding(line["jobs"]))
+        / (METHODS[line["method"]].passes * line["num_epochs"] * _slowdown(line["jobs"]))
         for line in similar
     ]
     rate = statistics.median(rates) if rates else scale.setups[run.setup].seconds
     passes = METHODS[run.method].passes if run.source is None else 1.0
     before = 0.0 if run.source is None else expected_seconds(scale, run.source, ledger, jobs)
-    return before + OVERHEAD + _crowding(jobs) * rate * passes * float(run.changes["epochs"])
+    return before + OVERHEAD + _slowdown(jobs) * rate * passes * float(run.changes["epochs"])
 
 
-def _crowding(jobs: int) -> float:
-    """The time of a run among others, relative to one alone: a guess, until the ledger knows."""
+def _slowdown(jobs: int) -> float:
+    """The time of a run among others, relative to one alone: a guess, until the ledger has some."""
     return 1.0 + (jobs - 1) / 2
+
+
+def relative_cost(timing: Line, method: str) -> float | None:
+    """The cost of training with a method relative to plain training for the set-up's epochs.
+
+    Args:
+        timing: A line of kind "timing".
+        method: The method's name.
+
+    Returns:
+        None if the method was not timed.
+
+    >>> timing = {"seconds_per_step": {"vanilla": 2.0, "sam": 4.0, "sam-late": 4.0}}
+    >>> relative_cost(timing, "sam"), relative_cost(timing, "vanilla-2x")
+    (2.0, 2.0)
+    >>> round(relative_cost(timing, "sam-late"), 3)
+    1.333
+    """
+    times, kind = timing["seconds_per_step"], METHODS[method]
+    plain = times["vanilla"]
+    own = plain if kind.is_plain else times.get(method)
+    if own is None:
+        return None
+    mean = kind.start * plain + (1 - kind.start) * own
+    return float(kind.epochs * mean / plain)

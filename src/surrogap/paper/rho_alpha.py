@@ -1,33 +1,33 @@
-"""The paper's figure on the influence of rho and alpha, with networks that a recipe trains.
+"""The paper's figure on the influence of rho and alpha, with models that a recipe trains.
 
 The paper has ViT-B/32 on ImageNet. There, at a fixed rho, a larger alpha makes the dominant
-eigenvalue smaller and the test accuracy higher, and `2h / rho^2` goes as the eigenvalue does, down
-with alpha and with rho. Here a recipe says what is trained, and `surrogap.paper.trends` what
-came out.
+eigenvalue smaller and the test accuracy higher, and `2h / rho^2` follows the eigenvalue: both fall
+with alpha and with rho.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from surrogap.checks import integer, number, one_of
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.comparison import MEASUREMENTS, moments, spread
+from surrogap.experiments.comparison import MEASUREMENTS, NUM_ASCENT_STEPS, moments, spread
 from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.plotting import curves_with_bands, new_figure
 from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.text_table import Table
+from surrogap.paper.reproductions import Reproduced, Settings
 from surrogap.training.config import Config
 from surrogap.training.records import read_records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Attributes of a result, each with what it is called and a factor.
-SHOWN = {
+# The columns of the table: a quantity's title and its factor.
+QUANTITIES = {
     "test_accuracy": ("test accuracy %", 100.0),
     "sharpness": ("2h/rho^2", 1.0),
     "worst_sharpness": ("worst 2h/rho^2", 1.0),
@@ -35,165 +35,151 @@ SHOWN = {
 }
 _PANELS = ("test_accuracy", "sharpness", "eigenvalue")
 
-
-@final
-@dataclass(frozen=True)
-class Grid:
-    """The runs of the figure.
-
-    Attributes:
-        recipe: What is trained, but for the objective, which is GSAM.
-        rhos: The radii. Each is constant over a run.
-        alphas: The weights of the gap. Alpha 0 is SAM.
-        num_seeds: How many runs of each radius and alpha, with seeds from 0.
-        num_steps: The length of a run; None for the recipe's own.
-        folder: Where the runs' folders shall be.
-
-    Raises:
-        ValueError: There is no such recipe, or a value is out of bounds or there twice.
-
-    >>> grid = Grid("fashion-mnist-gsam", (0.2, 0.1), (0.0,), num_seeds=1, folder=Path("out"))
-    >>> [str(run.config.folder) for run in grid.runs()]
-    ['out/rho-0.1-alpha-0.0-seed-0', 'out/rho-0.2-alpha-0.0-seed-0']
-    """
-
-    recipe: str
-    rhos: Sequence[float]
-    alphas: Sequence[float]
-    num_seeds: int
-    folder: Path
-    num_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        one_of("recipe", self.recipe, RECIPES, remedy="surrogap recipes lists them.")
-        integer("seeds", self.num_seeds, at_least=1, remedy="Pass a number of runs, as 3.")
-        for rho in self.rhos:
-            number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
-        for alpha in self.alphas:
-            number("alphas", alpha, remedy="Pass 0 for SAM, or positive ones, such as 0.1 0.2.")
-        for name, values in (("rhos", self.rhos), ("alphas", self.alphas)):
-            if len(set(values)) < max(len(values), 1):
-                listed = " ".join(f"{value:g}" for value in values) or "none"
-                raise InvalidValueError(
-                    f"{name} must be different ones, at least one, got {listed}. Pass each once."
-                )
-
-    def config(self) -> Config:
-        """The configuration that all runs share."""
-        # By way of vanilla, which keeps nothing of the recipe's objective but the loss.
-        config = RECIPES[self.recipe]().override(objective="vanilla")
-        config = config.override(objective="gsam", out=str(self.folder), seed=0)
-        return config if self.num_steps is None else config.override(steps=self.num_steps)
-
-    def runs(self) -> list[PlannedRun]:
-        """All of them, seed by seed."""
-        places = product(range(self.num_seeds), sorted(self.rhos), sorted(self.alphas))
-        return [self._run(*place) for place in places]
-
-    def _run(self, seed: int, rho: float, alpha: float) -> PlannedRun:
-        out = self.folder / f"rho-{float(rho)}-alpha-{float(alpha)}-seed-{seed}"
-        config = self.config().override(rho=rho, alpha=alpha, seed=seed, out=str(out))
-        return PlannedRun(f"rho {rho:g}, alpha {alpha:g}", config)
+# The trends of the paper's figure, as alpha grows and as rho grows.
+PAPER = {
+    "alpha": {"eigenvalue": "falls", "sharpness": "falls", "test_accuracy": "rises"},
+    "rho": {"eigenvalue": "falls", "sharpness": "falls"},
+}
 
 
 @final
 @dataclass(frozen=True)
-class Result:
-    """The results of a run: its test scores, and the measurements at its last weights.
+class GridRun:
+    """A finished run of the grid.
 
     Attributes:
-        rho: The radius that it was trained with, and that its gap is measured at.
+        rho: The radius that it was trained with, and at which its gap is measured.
         alpha: The weight of the gap.
-        seed: Its seed.
-        test_accuracy: At the end, as a fraction.
-        test_loss: Likewise, the mean cross-entropy.
-        num_images: On how many training images the rest was measured.
-        loss: `f`.
-        grad_norm: `||g||`.
-        gap: `h`, of one step of ascent.
-        sharpness: `2h / rho^2` of that.
-        worst_gap: The largest `h` found in the ball.
-        worst_sharpness: `2h / rho^2` of that.
-        eigenvalue: The dominant one of the Hessian.
-        residual: How far from it an eigenvalue may be.
+        seed: The seed.
+        values: Test accuracy and loss after the last step, and the measurements at the last
+            weights, as `surrogap.experiments.measured.sharpness_of` returns them.
     """
 
     rho: float
     alpha: float
     seed: int
-    test_accuracy: float
-    test_loss: float
-    num_images: int
-    loss: float
-    grad_norm: float
-    gap: float
-    sharpness: float
-    worst_gap: float
-    worst_sharpness: float
-    eigenvalue: float
-    residual: float
+    values: Mapping[str, float]
+
+    @classmethod
+    def read(cls, planned: PlannedRun) -> Self:
+        """Read a finished run from its folder."""
+        config = planned.config
+        last = [record for record in read_records(config.folder) if record["kind"] == "epoch"][-1]
+        values = json.loads((config.folder / MEASUREMENTS).read_text())
+        values |= {name: last[name] for name in ("test_accuracy", "test_loss")}
+        return cls(values.pop("rho"), config.flat()["alpha"], config.execution.seed, values)
 
 
-def read_result(planned: PlannedRun) -> Result:
-    """Read the results of a finished run from its folder."""
-    config = planned.config
-    last = [record for record in read_records(config.folder) if record["kind"] == "epoch"][-1]
-    found: dict[str, Any] = json.loads((config.folder / MEASUREMENTS).read_text())
-    found |= {"alpha": config.flat()["alpha"], "seed": config.execution.seed}
-    found |= {name: last[name] for name in ("test_accuracy", "test_loss")}
-    return Result(**{field.name: found[field.name] for field in fields(Result)})
+def shared_config(settings: Settings) -> Config:
+    """The configuration that all runs share: the recipe's, with GSAM as the objective."""
+    # By way of vanilla, which keeps nothing of the recipe's objective but the loss.
+    config = RECIPES[settings.recipe]().override(objective="vanilla")
+    config = config.override(objective="gsam", out=str(settings.folder), seed=0)
+    return config if settings.num_steps is None else config.override(steps=settings.num_steps)
 
 
-def _cells(results: Sequence[Result]) -> dict[tuple[float, float], list[Result]]:
+def grid(settings: Settings) -> list[PlannedRun]:
+    """The runs of the figure, seed by seed, each with a constant radius. Alpha 0 is SAM.
+
+    Raises:
+        ValueError: The recipe is unknown, or a value is out of bounds or repeated.
+
+    >>> runs = grid(Settings(rhos=(0.2, 0.1), alphas=(0.0,), num_seeds=1))
+    >>> [str(run.config.folder) for run in runs]
+    ['runs/rho-0.1-alpha-0.0-seed-0', 'runs/rho-0.2-alpha-0.0-seed-0']
+    """
+    _check(settings)
+    seeds, rhos, alphas = range(settings.num_seeds), sorted(settings.rhos), sorted(settings.alphas)
+    runs, shared = [], shared_config(settings)
+    for seed, rho, alpha in product(seeds, rhos, alphas):
+        out = settings.folder / f"rho-{float(rho)}-alpha-{float(alpha)}-seed-{seed}"
+        config = shared.override(rho=rho, alpha=alpha, seed=seed, out=str(out))
+        runs.append(PlannedRun(f"rho {rho:g}, alpha {alpha:g}", config))
+    return runs
+
+
+def _check(settings: Settings) -> None:
+    one_of("recipe", settings.recipe, RECIPES, remedy="surrogap recipes lists them.")
+    integer("seeds", settings.num_seeds, at_least=1, remedy="Pass a number of runs, as 3.")
+    for rho in settings.rhos:
+        number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
+    for alpha in settings.alphas:
+        number("alphas", alpha, remedy="Pass 0 for SAM, or positive ones, such as 0.1 0.2.")
+    for name, values in (("rhos", settings.rhos), ("alphas", settings.alphas)):
+        if len(set(values)) < max(len(values), 1):
+            listed = " ".join(f"{value:g}" for value in values) or "none"
+            raise InvalidValueError(
+                f"{name} must be different ones, at least one, got {listed}. Pass each once."
+            )
+
+
+def reproduce(settings: Settings) -> Reproduced:
+    """Return the table, the figure and the trends of the finished runs."""
+    runs, config = list(map(GridRun.read, grid(settings))), shared_config(settings)
+    title = f"{config.model.name} on {config.data.name}, constant rho"
+    summary = [
+        {"rho": rho, "alpha": alpha}
+        | {name: moments([run.values[name] for run in cell]) for name in QUANTITIES}
+        for (rho, alpha), cell in _cells(runs).items()
+    ]
+    words = trends_in_words(runs)
+    numbers = {
+        "recipe": settings.recipe,
+        "rhos": sorted(settings.rhos),
+        "alphas": sorted(settings.alphas),
+        "num_seeds": settings.num_seeds,
+        "configuration": config.to_dict(),
+        "summary": summary,
+        "runs": [
+            {"rho": run.rho, "alpha": run.alpha, "seed": run.seed, **run.values} for run in runs
+        ],
+        "trends": trends_as_numbers(runs),
+        "words": words,
+    }
+    drawn = figure(runs, title)
+    return Reproduced(table(runs, title), numbers, {"fig-rho-alpha.png": drawn.savefig}, words)
+
+
+def _cells(runs: Sequence[GridRun]) -> dict[tuple[float, float], list[GridRun]]:
     """The runs of each rho and alpha."""
-    cells: dict[tuple[float, float], list[Result]] = {}
-    for run in results:
+    cells: dict[tuple[float, float], list[GridRun]] = {}
+    for run in runs:
         cells.setdefault((run.rho, run.alpha), []).append(run)
     return cells
 
 
-def table(results: Sequence[Result], title: str) -> Table:
-    """A row for each rho and alpha: mean and deviation over seeds."""
+def table(runs: Sequence[GridRun], title: str) -> Table:
+    """A row for each rho and alpha: mean and standard deviation over seeds."""
     rows = []
-    for (rho, alpha), runs in _cells(results).items():
+    for (rho, alpha), cell in _cells(runs).items():
         values = (
-            spread([factor * getattr(run, name) for run in runs], decimals=2)
-            for name, (_, factor) in SHOWN.items()
+            spread([factor * run.values[name] for run in cell], decimals=2)
+            for name, (_, factor) in QUANTITIES.items()
         )
         rows.append((f"{rho:g}", f"{alpha:g}", *values))
-    return Table(("rho", "alpha", *(label for label, _ in SHOWN.values())), rows, title)
+    return Table(("rho", "alpha", *(label for label, _ in QUANTITIES.values())), rows, title)
 
 
-def numbers(grid: Grid, results: Sequence[Result]) -> dict[str, Any]:
-    """All of it, for JSON."""
-    summary = [
-        {"rho": rho, "alpha": alpha}
-        | {name: moments([getattr(run, name) for run in runs]) for name in SHOWN}
-        for (rho, alpha), runs in _cells(results).items()
-    ]
-    return {
-        "recipe": grid.recipe,
-        "rhos": sorted(grid.rhos),
-        "alphas": sorted(grid.alphas),
-        "num_seeds": grid.num_seeds,
-        "configuration": grid.config().to_dict(),
-        "summary": summary,
-        "runs": [asdict(run) for run in results],
-    }
-
-
-def figure(results: Sequence[Result], title: str) -> "Figure":
-    """The paper's three panels: a curve for each alpha against rho, and a band over its seeds."""
+def figure(runs: Sequence[GridRun], title: str) -> "Figure":
+    """The paper's three panels: a curve for each alpha against rho, with a band over its seeds."""
     drawn, axes = new_figure(1, len(_PANELS), title)
-    rhos = sorted({run.rho for run in results})
-    are_positive = all(min(run.sharpness, run.eigenvalue) > 0 for run in results)
+    rhos, alphas, seeds = (
+        sorted({getattr(run, name) for run in runs}) for name in ("rho", "alpha", "seed")
+    )
+    are_positive = all(min(run.values[name] for name in _PANELS[1:]) > 0 for run in runs)
     for axis, name in zip(axes, _PANELS, strict=True):
-        label, factor = SHOWN[name]
-        for alpha in sorted({run.alpha for run in results}):
-            seeds = _by_seed([run for run in results if run.alpha == alpha])
-            curves = [[(run.rho, factor * getattr(run, name)) for run in runs] for runs in seeds]
+        label, factor = QUANTITIES[name]
+        for alpha in alphas:
+            curves = [
+                [
+                    (run.rho, factor * run.values[name])
+                    for run in runs
+                    if (run.alpha, run.seed) == (alpha, seed)
+                ]
+                for seed in seeds
+            ]
             curves_with_bands(axis, f"alpha {alpha:g}", curves)
-            axis.lines[-1].set_marker(".")  # a single rho makes no line
+            axis.lines[-1].set_marker(".")  # a single rho does not make a line
         axis.set(xlabel="rho", ylabel=label, xscale="log")
         if name != "test_accuracy" and are_positive:
             axis.set_yscale("log")
@@ -203,6 +189,133 @@ def figure(results: Sequence[Result], title: str) -> "Figure":
     return drawn
 
 
-def _by_seed(results: Sequence[Result]) -> list[list[Result]]:
-    seeds = sorted({run.seed for run in results})
-    return [[run for run in results if run.seed == seed] for seed in seeds]
+@final
+@dataclass(frozen=True)
+class Trend:
+    """The change of a quantity from one end of the grid to the other, seed by seed.
+
+    Attributes:
+        name: The quantity.
+        first: Its mean over seeds at the smallest rho or alpha.
+        last: Its mean at the largest.
+        num_falling: The number of seeds in which it falls.
+        num_rising: The number of seeds in which it rises.
+        num_seeds: The number of all seeds.
+
+    >>> Trend("eigenvalue", first=3.0, last=2.0, num_falling=2, num_rising=1, num_seeds=3).direction
+    'undecided'
+    """
+
+    name: str
+    first: float
+    last: float
+    num_falling: int
+    num_rising: int
+    num_seeds: int
+
+    @property
+    def direction(self) -> str:
+        """Falls or rises if it does so in every seed; otherwise undecided."""
+        if self.num_falling == self.num_seeds:
+            return "falls"
+        return "rises" if self.num_rising == self.num_seeds else "undecided"
+
+    def __str__(self) -> str:
+        label, factor = QUANTITIES[self.name]
+        ends = f"{label} {factor * self.first:.2f} to {factor * self.last:.2f}"
+        if self.direction != "undecided":
+            return f"{ends}, {self.direction}"
+        counts = f"falls in {self.num_falling} and rises in {self.num_rising}"
+        return f"{ends}, undecided ({counts} of {self.num_seeds} seeds)"
+
+
+def trends(runs: Sequence[GridRun], along: str) -> dict[float, dict[str, Trend]]:
+    """The trends along rho for each alpha, or along alpha for each rho.
+
+    Args:
+        runs: The whole grid.
+        along: "rho" or "alpha".
+
+    Returns:
+        By the value of the other, and by quantity; empty if `along` has a single value.
+    """
+    fixed = {"rho": "alpha", "alpha": "rho"}[along]
+    ends = [end(getattr(run, along) for run in runs) for end in (min, max)]
+    if ends[0] == ends[1]:
+        return {}
+    found: dict[float, dict[str, Trend]] = {}
+    for value in sorted({getattr(run, fixed) for run in runs}):
+        # Runs at both ends have the same seeds in the same order.
+        first, last = (
+            [run for run in runs if (getattr(run, fixed), getattr(run, along)) == (value, end)]
+            for end in ends
+        )
+        pairs = list(zip(first, last, strict=True))
+        found[value] = {
+            name: Trend(
+                name,
+                first=statistics.fmean(run.values[name] for run in first),
+                last=statistics.fmean(run.values[name] for run in last),
+                num_falling=sum(b.values[name] < a.values[name] for a, b in pairs),
+                num_rising=sum(b.values[name] > a.values[name] for a, b in pairs),
+                num_seeds=len(pairs),
+            )
+            for name in PAPER[along]
+        }
+    return found
+
+
+def trends_as_numbers(runs: Sequence[GridRun]) -> dict[str, list[dict[str, Any]]]:
+    """All trends, for JSON: along rho and along alpha."""
+    return {
+        f"along_{along}": [
+            {"at": value, **asdict(trend), "direction": trend.direction}
+            for value, row in trends(runs, along).items()
+            for trend in row.values()
+        ]
+        for along in PAPER
+    }
+
+
+def trends_in_words(runs: Sequence[GridRun]) -> list[str]:
+    """A legend of the table, and which of the paper's trends it shows."""
+    num_seeds = len({run.seed for run in runs})
+    averaged = f"Mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
+    legend = (
+        f"{averaged}, after the last step; rho is constant, and alpha 0 is SAM. h and the "
+        f"eigenvalue are measured on {runs[0].values['num_images']:,} training images at the last "
+        "weights; h at the run's own rho, after one step of ascent; worst: the largest h that "
+        f"{NUM_ASCENT_STEPS} more steps find in the ball, from there or from the eigenvector. "
+        "Below, a quantity falls or rises if it does so in every seed, from the smallest value to "
+        "the largest. If nothing changed, all seeds would agree with the paper by chance once in "
+        f"{2**num_seeds} times."
+    )
+    return [legend, *_in_words(runs, "alpha"), *_in_words(runs, "rho")]
+
+
+def _in_words(runs: Sequence[GridRun], along: str) -> Iterator[str]:
+    """A sentence for each value of the other, and the number of those that agree with the paper."""
+    fixed, values = ("rho", "radii") if along == "alpha" else ("alpha", "alphas")
+    found = trends(runs, along)
+    if not found:
+        yield f"With one {along}, there is no trend along {along}."
+        return
+    low, high = (end(getattr(run, along) for run in runs) for end in (min, max))
+    for value, row in found.items():
+        changes = "; ".join(map(str, row.values()))
+        yield f"From {along} {low:g} to {high:g}, at {fixed} {value:g}: {changes}."
+
+    def num_agreeing(directions: Mapping[str, str]) -> int:
+        return sum(
+            all(row[name].direction == direction for name, direction in directions.items())
+            for row in found.values()
+        )
+
+    counts = [
+        f"{QUANTITIES[name][0].removesuffix(' %')} {direction} at {num_agreeing({name: direction})}"
+        for name, direction in PAPER[along].items()
+    ]
+    yield (
+        f"So along {along}, of {len(found)} {values}: {', '.join(counts)}; all of it, as "
+        f"in the paper, at {num_agreeing(PAPER[along])}."
+    )

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -23,7 +23,6 @@ from surrogap.analysis.surface import Surface
 from surrogap.core.catalog import DEFAULT_RHO
 from surrogap.data import Splits, TensorSet
 from surrogap.evaluation import corrupted, evaluate
-from surrogap.experiments.eval_scores import mean_scores
 from surrogap.experiments.eval_sets import EvalSetPaths, archived_votes, batch_maker, eval_sets
 from surrogap.experiments.probes import evaluating, sharpness_at
 from surrogap.experiments.surfaces import (
@@ -44,14 +43,14 @@ from surrogap.training.step import DTYPES
 from surrogap.training.versions import device_name, versions
 
 NUM_POINTS = 100
-# Drawn from the records of steps, and of epochs that were evaluated.
+# The curves, from the records of steps, and of the epochs that were evaluated.
 CURVES = ("loss", "gap", "cosine", "grad_norm", "accuracy")
 EVALUATED = {"val_accuracy", "val_loss", "test_accuracy", "test_loss"}
 
 
 @final
 class Stopped(Exception):  # noqa: N818
-    """The process was asked to end by a signal.
+    """Raised when a signal asks the process to end.
 
     Args:
         number: The signal.
@@ -69,7 +68,7 @@ class Environment:
 
     Attributes:
         scale: The study.
-        data_root: The folder of the named sets.
+        data_root: The folder of the named data sets.
         jobs: The number of runs at once.
         compile: Whether to compile the model; None for the set-up's own choice.
         weights: The folder of the weights that fine-tuning starts from.
@@ -90,63 +89,60 @@ class Environment:
         return more if self.compile is None else {**more, "compile": self.compile}
 
     def config(self, run: StudyRun, out: str) -> Config:
-        """The configuration of a run that is trained to a folder."""
-        return _recorded(run.config(**self.changes, out=out), self.scale.num_evaluations)
+        """The configuration of a run: about 100 points of each curve, and no checkpoint."""
+        config = run.config(**self.changes, out=out)
+        epochs = config.schedule.epochs
+        num_steps = epochs * max(len(_images(config).train) // config.data.batch_size, 1)
+        return config.override(
+            record_every=max(num_steps // NUM_POINTS, 1),
+            eval_every=max(epochs // self.scale.num_evaluations, 1),
+            checkpoint_every=0,
+            tensorboard=False,
+        )
+
+    def config_with_weights(self, run: StudyRun) -> Config:
+        """The configuration of a run whose weights are kept, for fine-tuning to start from."""
+        config = self.config(run, str(Path(self.weights) / run.key))
+        return config.override(checkpoint_every=10**9)  # one checkpoint, after the last step
 
 
 def finished(run: StudyRun, environment: Environment) -> Line:
-    """Trains and scores a run, and returns its line of the ledger.
+    """Train and score a run, and return its line of the ledger.
 
-    A run whose loss is not finite returns a line of kind "failure", so that nobody tries again.
+    A run whose loss is not finite returns a line of kind "failure", so that it is not tried again.
 
     Raises:
-        Stopped: The process was asked to end.
+        Stopped: A signal asked the process to end.
         ValueError: The images are missing, or the configuration is not valid.
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         config = environment.config(run, f"{folder}/run")
-        line = _head(run, config, environment)
+        line = _description(run, config, environment)
         try:
             if run.source is not None:
-                kept = _trained(_kept(run.source, environment)).folder
-                config = config.override(weights=str(kept))
+                weights = _trained(environment.config_with_weights(run.source)).folder
+                config = config.override(weights=str(weights))
             if _is_source(run, environment.scale):
-                config = _kept(run, environment)
+                config = environment.config_with_weights(run)
             outcome = _trained(config)
         except RunFailedError as failure:
             seconds = round(time.perf_counter() - start, 2)
             return line | {"kind": "failure", "reason": str(failure), "seconds": seconds}
-        line |= _of_records(read_records(config.folder), config)
-    device = device_of(config.execution.device)
-    splits = _images(config).to(device)
-    model, scale = outcome.model, environment.scale
+        line |= _summary(read_records(config.folder), config)
     line["num_steps"] = outcome.num_steps
-    images = unaugmented_loader(config, splits, World(device), eval_batch_size(config))
-    line["train"] = _scored(model, images, config, device)
-    if run.purpose == "final":
-        line["scores"] = _scores(model, splits, config, device, scale)
-    if run.purpose == "final" and run.source is None:
-        line["sharpness"] = _sharpness(model, splits, config, scale.sharpness_images)
+    line |= _measurements(run, outcome.model, config, environment.scale)
     line["seconds"] = round(time.perf_counter() - start, 2)
-    del outcome, model
-    _forget(config, device)
+    del outcome
+    _free_memory(config)
     return line
 
 
 def _trained(config: Config) -> Outcome:
-    """A run from its start to its end, or from its last checkpoint where it keeps some."""
     outcome = train(config, resume=True)
     if outcome.signal is not None:
         raise Stopped(outcome.signal)
     return outcome
-
-
-def _kept(run: StudyRun, environment: Environment) -> Config:
-    """The configuration of a run whose weights fine-tuning starts from: in a folder that stays."""
-    folder = Path(environment.weights) / run.key
-    config = environment.config(run, str(folder))
-    return config.override(checkpoint_every=10**9)  # one, after the last step
 
 
 def _is_source(run: StudyRun, scale: Scale) -> bool:
@@ -159,18 +155,6 @@ def _is_source(run: StudyRun, scale: Scale) -> bool:
     )
 
 
-def _recorded(config: Config, num_evaluations: int) -> Config:
-    """About 100 points of each curve, some evaluations, and no checkpoint."""
-    splits = _images(config)
-    steps = config.schedule.epochs * max(len(splits.train) // config.data.batch_size, 1)
-    return config.override(
-        record_every=max(steps // NUM_POINTS, 1),
-        eval_every=max(config.schedule.epochs // num_evaluations, 1),
-        checkpoint_every=0,
-        tensorboard=False,
-    )
-
-
 def _images(config: Config) -> Splits:
     data = config.data
     return _splits(
@@ -180,16 +164,14 @@ def _images(config: Config) -> Splits:
 
 @cache
 def _splits(name: str, root: str, train: int | None, val: int | None, labels: str) -> Splits:
-    """A set's splits, which many runs share."""
-    data = Config().override(
+    """The splits of a data set, which many runs share."""
+    config = Config().override(
         data=name, data_root=root, train_per_class=train, val_per_class=val, train_labels=labels
     )
-    return images_of(data.data)
+    return images_of(config.data)
 
 
-def _head(run: StudyRun, config: Config, environment: Environment) -> Line:
-    device = device_of(config.execution.device)
-    splits = _images(config)
+def _description(run: StudyRun, config: Config, environment: Environment) -> Line:
     values = config.to_dict()
     values["output"]["out"] = values["model"]["weights"] = values["data"]["data_root"] = None
     return {
@@ -206,9 +188,9 @@ def _head(run: StudyRun, config: Config, environment: Environment) -> Line:
         "num_epochs": config.schedule.epochs,
         "scale": environment.scale.name,
         "jobs": environment.jobs,
-        "images": _fingerprint(splits),
+        "images": _fingerprint(_images(config)),
         "config": values,
-        **provenance(device, environment),
+        **provenance(device_of(config.execution.device), environment),
     }
 
 
@@ -224,11 +206,12 @@ def provenance(device: torch.device, environment: Environment) -> dict[str, Any]
 
 @cache
 def _commit() -> str | None:
-    """The commit that this code is of, with a plus where files differ; None outside of git."""
-    folder = Path(__file__).parent
+    """The commit of this code, with a plus if files differ from it; None outside of git."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
     try:
-        words = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--exclude=*"]
-        found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
+        found = subprocess.run(
+            [*words, "--exclude=*"], capture_output=True, text=True, check=True, timeout=10
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
@@ -243,20 +226,20 @@ def _fingerprint(splits: Splits) -> str:
     return digest.hexdigest()[:12]
 
 
-def _of_records(records: Sequence[Record], config: Config) -> dict[str, Any]:
-    """The records of a finished run, summed up: curves, last and best epoch, and the pace."""
+def _summary(records: Sequence[Record], config: Config) -> dict[str, Any]:
+    """The records of a finished run: curves, last and best epoch, and the time of a step."""
     steps = [record for record in records if record["kind"] == "step"]
     epochs = [record for record in records if record["kind"] == "epoch"]
     evaluated = [record for record in epochs if EVALUATED & record.keys()]
     validated = [record for record in epochs if record.get("val_accuracy") is not None]
-    paces = [record["images_per_second"] for record in epochs]
+    speed = statistics.median(record["images_per_second"] for record in epochs)
     found: dict[str, Any] = {}
     if validated:
         last, best = validated[-1], max(validated, key=lambda record: record["val_accuracy"])
         found["val"] = {name: last[f"val_{name}"] for name in ("accuracy", "loss")}
         found["best"] = {name: best[name] for name in ("epoch", *sorted(EVALUATED & best.keys()))}
     return found | {
-        "seconds_per_step": config.data.batch_size / statistics.median(paces),
+        "seconds_per_step": config.data.batch_size / speed,
         "curves": _curves(steps, "step", CURVES) | _curves(evaluated, "epoch", sorted(EVALUATED)),
     }
 
@@ -264,85 +247,83 @@ def _of_records(records: Sequence[Record], config: Config) -> dict[str, Any]:
 def _curves(
     records: Sequence[Record], along: str, names: Sequence[str]
 ) -> dict[str, list[float | None]]:
-    thinned = records[:: max(math.ceil(len(records) / NUM_POINTS), 1)]
-    curves = {name: [_rounded(record.get(name)) for record in thinned] for name in (along, *names)}
-    return {name: curve for name, curve in curves.items() if any(v is not None for v in curve)}
+    """At most `NUM_POINTS` points of each curve that has some, to five digits."""
+    curves = {}
+    for name in (along, *names):
+        values = [r.get(name) for r in records[:: max(math.ceil(len(records) / NUM_POINTS), 1)]]
+        if any(value is not None for value in values):
+            curves[name] = [float(f"{v:.5g}") if isinstance(v, float) else v for v in values]
+    return curves
 
 
-def _rounded(value: float | None) -> float | None:
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+def _measurements(run: StudyRun, model: nn.Module, config: Config, scale: Scale) -> dict[str, Any]:
+    """Scores and sharpness of a trained model."""
+    device = device_of(config.execution.device)
+    splits, world, batch_size = _images(config).to(device), World(device), eval_batch_size(config)
+    images = unaugmented_loader(config, splits, world, batch_size)
+    found: dict[str, Any] = {"train": _scored(model, images, config)}
+    if run.purpose == "final":
+        found["scores"] = _scores(model, splits, config, scale)
+    if run.purpose == "final" and run.source is None:
+        few = random_subset(splits, scale.sharpness_images)
+        batches = list(unaugmented_loader(config, few, world, batch_size))
+        with evaluating(model):
+            surface = Surface(model, batches, loss_fn_of(config.objective), is_checked=False)
+            found["sharpness"] = sharpness_at(surface, DEFAULT_RHO)
+    return found
 
 
-def _scored(
-    model: nn.Module, batches: Any, config: Config, device: torch.device, **settings: Any
-) -> dict[str, float]:
-    dtype = DTYPES[config.execution.precision]
+def _scored(model: nn.Module, batches: Any, config: Config, **settings: Any) -> dict[str, float]:
+    dtype, device = DTYPES[config.execution.precision], device_of(config.execution.device)
     autocast = None if dtype == torch.float32 else dtype
     return asdict(evaluate(model, batches, autocast=autocast, device=device, **settings))
 
 
 def _scores(
-    model: nn.Module,
-    splits: Splits,
-    config: Config,
-    device: torch.device,
-    scale: Scale,
+    model: nn.Module, splits: Splits, config: Config, scale: Scale
 ) -> dict[str, dict[str, float]]:
-    """Scores on the test images: clean, with people's votes where there are some, corrupted."""
-    paths = EvalSetPaths(votes=archived_votes(config.data.name, config.data.data_root))
+    """Scores on the test images: clean, with human labels if there are some, and corrupted."""
+    data, device = config.data, device_of(config.execution.device)
+    paths = EvalSetPaths(votes=archived_votes(data.name, data.data_root))
     make_batches = batch_maker(eval_batch_size(config), device, size=config.model.image_size)
     found = {
-        one.name: _scored(model, one.batches(), config, device, truth=one.truth)
+        one.name: _scored(model, one.batches(), config, truth=one.truth)
         for one in eval_sets(splits, paths, make_batches, with_corruptions=False)
     }
     assert isinstance(splits.test, TensorSet)
-    labels = splits.test.labels
-    where = (config.data.name, config.data.data_root, str(device))
-    sets = _corrupted(*where, tuple(scale.corruptions), tuple(scale.severities))
-    each = {
-        key: _scored(
-            model, make_batches(replace(splits, test=TensorSet(images, labels))), config, device
-        )
-        for key, images in sets.items()
+    kinds = tuple((kind, severity) for kind in scale.corruptions for severity in scale.severities)
+    each = []
+    for images in _corrupted(data.name, data.data_root, str(device), kinds):
+        test = TensorSet(images, splits.test.labels)
+        each.append(_scored(model, make_batches(replace(splits, test=test)), config))
+    found["corrupted"] = {
+        name: statistics.fmean(scores[name] for scores in each)
+        for name in ("accuracy", "top5", "loss", "calibration_error")
     }
-    found["corrupted"] = mean_scores(each)
     found["corrupted"]["num_sets"] = len(each)
     return found
 
 
 @cache
 def _corrupted(
-    name: str, root: str, device: str, kinds: tuple[str, ...], severities: tuple[int, ...]
-) -> Mapping[tuple[str, int], Tensor]:
-    """The corrupted test images of a set, which take longer to make than a run to score."""
+    name: str, root: str, device: str, kinds: tuple[tuple[str, int], ...]
+) -> list[Tensor]:
+    """The corrupted test images of a data set, which take longer to make than a run to score."""
     test = _splits(name, root, None, None, "clean").test
     assert isinstance(test, TensorSet)
     images = test.images.to(device)
-    return {
-        (kind, severity): corrupted(images, kind, severity)
-        for kind in kinds
-        for severity in severities
+    return [
+        corrupted(images, kind, severity)
+        for kind, severity in kinds
         if kind != "saturate" or images.shape[1] == 3
-    }
+    ]
 
 
-def _sharpness(
-    model: nn.Module, splits: Splits, config: Config, num_images: int
-) -> dict[str, float]:
-    """The dominant eigenvalue, and the gap at one radius for all methods, on training images."""
-    world = World(device_of(config.execution.device))
-    few, batch_size = random_subset(splits, num_images), eval_batch_size(config)
-    batches = list(unaugmented_loader(config, few, world, batch_size))
-    with evaluating(model):
-        surface = Surface(model, batches, loss_fn_of(config.objective), is_checked=False)
-        return sharpness_at(surface, DEFAULT_RHO)
-
-
-def _forget(config: Config, device: torch.device) -> None:
-    """Frees what one run leaves in a process that goes on to the next."""
+def _free_memory(config: Config) -> None:
+    """Free what one run leaves behind, for the next run of the same process."""
     gc.collect()
     if config.execution.compile:
-        # Each model is compiled for itself; without this, the cache fills up after eight of them.
+        # Each model is compiled for itself; without this, the cache is full after eight of them.
         torch._dynamo.reset()
-    if device.type == "cuda":
+    if device_of(config.execution.device).type == "cuda":
         torch.cuda.empty_cache()

@@ -1,12 +1,12 @@
-"""The study: set-ups x methods x settings x seeds, as one readable declaration.
+"""The declaration of the study: set-ups x methods x settings x seeds.
 
-A `Setup` says what is trained on which images, a `Method` how. Every method of a set-up is tuned
-first: each gets the same number of trials, one seed each, scored on validation images. The trial
-with the best validation accuracy after the last epoch gives the method's settings, which are then
-trained with the study's seeds and scored on the test images. `surrogap.paper.plan` derives the runs
-and their order from a `Scale`, and from the ledger what is left of them.
+A `Setup` is a model, its images and the training that all methods share; a `Method` is an objective
+with its settings. Every method of a set-up is tuned first: each gets the same number of trials, one
+seed each, scored on validation images. The settings with the best validation accuracy after the
+last epoch are then trained with the study's seeds and scored on the test images.
+`surrogap.paper.plan` derives the runs and their order from a `Scale` and the ledger.
 
-This module loads no torch.
+This module does not import torch.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ class Setup:
     """A model, its images and the training that all methods share.
 
     Attributes:
-        title: For tables.
-        changes: Values of the configuration, named as its flags are.
+        title: Its name in tables.
+        changes: Values of the configuration, by the names of its flags.
         trials: The settings that plain training is tuned over: learning rate and weight decay.
         seconds: A guess of the seconds for one pass over the training images, for the first plan.
         methods: The methods that the study compares on it.
-        source: For transfer: the set-up that the weights are trained in, with the settings that are
-            chosen there. The method is that of the source, and fine-tuning is plain.
+        source: For transfer, the set-up that the weights are trained in, with the settings chosen
+            there. The method is that of the source; fine-tuning is plain.
         remark: A note for readers of its numbers.
     """
 
@@ -51,15 +51,15 @@ class Setup:
 @final
 @dataclass(frozen=True)
 class Method:
-    """An objective, perhaps on some parameters, on part of the batch or at some steps only.
+    """An objective with its settings.
 
     Attributes:
-        title: For tables and figures.
+        title: Its name in tables and figures.
         changes: Values of the configuration.
-        trials: The settings it is tuned over; empty for the set-up's own trials.
+        trials: The settings that it is tuned over; empty for the set-up's own trials.
         passes: Forward and backward passes of a step, relative to a plain one; for estimates.
         epochs: The length of training relative to the set-up's.
-        start: The part of the epochs after which the objective starts; plain training before.
+        start: The fraction of the epochs after which the objective starts; plain training before.
     """
 
     title: str
@@ -68,6 +68,11 @@ class Method:
     passes: float = 2.0
     epochs: float = 1.0
     start: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """True for plain training, of any length."""
+        return self.changes == METHODS["vanilla"].changes
 
 
 def _radii(*rhos: float) -> list[Changes]:
@@ -78,29 +83,25 @@ def _grid(rhos: Sequence[float], name: str, values: Sequence[float]) -> list[Cha
     return [{"rho": rho, name: value} for rho in rhos for value in values]
 
 
-_NORMS = {"perturb": "norms"}
-_QUARTER = {"climb_fraction": 0.25}
+_VANILLA, _SAM, _GSAM = ({"objective": name} for name in ("vanilla", "sam", "gsam"))
+_NORMS, _QUARTER = {"perturb": "norms"}, {"climb_fraction": 0.25}
+_RHOS, _NORM_RHOS = _radii(0.05, 0.1, 0.2, 0.4), _radii(0.25, 0.5, 1.0, 2.0)
+_LATE = {"passes": 4 / 3, "start": 2 / 3}
 
 METHODS: dict[str, Method] = {
-    "vanilla": Method("vanilla", {"objective": "vanilla"}, passes=1.0),
-    "vanilla-2x": Method("vanilla, 2x epochs", {"objective": "vanilla"}, passes=1.0, epochs=2.0),
-    "sam": Method("SAM", {"objective": "sam"}, _radii(0.05, 0.1, 0.2, 0.4)),
-    "gsam": Method("GSAM", {"objective": "gsam"}, _grid((0.1, 0.2), "alpha", (0.1, 0.3))),
-    "sam-norms": Method(
-        "SAM, norm layers", {"objective": "sam", **_NORMS}, _radii(0.25, 0.5, 1.0, 2.0)
-    ),
+    "vanilla": Method("vanilla", _VANILLA, passes=1.0),
+    "vanilla-2x": Method("vanilla, 2x epochs", _VANILLA, passes=1.0, epochs=2.0),
+    "sam": Method("SAM", _SAM, _RHOS),
+    "gsam": Method("GSAM", _GSAM, _grid((0.1, 0.2), "alpha", (0.1, 0.3))),
+    "sam-norms": Method("SAM, norm layers", _SAM | _NORMS, _NORM_RHOS),
     "gsam-norms": Method(
-        "GSAM, norm layers",
-        {"objective": "gsam", **_NORMS},
-        _grid((0.5, 1.0), "alpha", (0.1, 0.3)),
+        "GSAM, norm layers", _GSAM | _NORMS, _grid((0.5, 1.0), "alpha", (0.1, 0.3))
     ),
     "momentum-sam": Method(
         "Momentum-SAM", {"objective": "momentum-sam"}, _radii(0.5, 1.0, 2.0, 4.0), passes=1.0
     ),
     "gsam-plain": Method(
-        "GSAM, min(f, h)",
-        {"objective": "gsam", "minimize": "plain"},
-        _grid((0.1, 0.2), "alpha", (0.3, 1.0)),
+        "GSAM, min(f, h)", _GSAM | {"minimize": "plain"}, _grid((0.1, 0.2), "alpha", (0.3, 1.0))
     ),
     "asam": Method("ASAM", {"objective": "asam"}, _radii(0.5, 1.0, 2.0, 4.0)),
     "asam-ascent": Method(
@@ -117,41 +118,18 @@ METHODS: dict[str, Method] = {
         passes=5.0,
         epochs=0.4,
     ),
-    "sam-quarter": Method(
-        "SAM, climb on 1/4 batch",
-        {"objective": "sam", **_QUARTER},
-        _radii(0.05, 0.1, 0.2, 0.4),
-        passes=1.3,
-    ),
+    "sam-quarter": Method("SAM, climb on 1/4 batch", _SAM | _QUARTER, _RHOS, passes=1.3),
     "sam-norms-quarter": Method(
-        "SAM, norm layers, climb on 1/4 batch",
-        {"objective": "sam", **_NORMS, **_QUARTER},
-        _radii(0.25, 0.5, 1.0, 2.0),
-        passes=1.3,
+        "SAM, norm layers, climb on 1/4 batch", _SAM | _NORMS | _QUARTER, _NORM_RHOS, passes=1.3
     ),
     "sam-every-5": Method(
-        "SAM, every 5th step",
-        {"objective": "sam", "every": 5},
-        _radii(0.1, 0.2, 0.4, 0.8),
-        passes=1.2,
+        "SAM, every 5th step", _SAM | {"every": 5}, _radii(0.1, 0.2, 0.4, 0.8), passes=1.2
     ),
-    "sam-late": Method(
-        "SAM, last third",
-        {"objective": "sam"},
-        _radii(0.05, 0.1, 0.2, 0.4),
-        passes=4 / 3,
-        start=2 / 3,
-    ),
-    "sam-norms-late": Method(
-        "SAM, norm layers, last third",
-        {"objective": "sam", **_NORMS},
-        _radii(0.25, 0.5, 1.0, 2.0),
-        passes=4 / 3,
-        start=2 / 3,
-    ),
+    "sam-late": Method("SAM, last third", _SAM, _RHOS, **_LATE),
+    "sam-norms-late": Method("SAM, norm layers, last third", _SAM | _NORMS, _NORM_RHOS, **_LATE),
 }
 
-# The most telling comparisons, which are tuned and trained first.
+# The comparisons that tell the most; they are tuned and trained first.
 MAIN = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms", "momentum-sam")
 SHORT = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
 TRANSFERRED = ("vanilla", "sam", "gsam")
@@ -162,21 +140,21 @@ TUNING_SEED = 1000  # not among the seeds that are scored on test images
 @final
 @dataclass(frozen=True)
 class Scale:
-    """The size of a study: what a laptop's CPU trains in minutes, or a GPU in hours.
+    """The size of a study: minutes on a laptop's CPU, or hours on a GPU.
 
     Attributes:
         name: Its name on the command line.
-        setups: By letter.
+        setups: The set-ups, by letter.
         num_seeds: The number of seeds of a method, by set-up.
-        num_seeds_main: The same for `many`.
-        many: The methods that get `num_seeds_main`.
+        num_seeds_main: The number of seeds of the methods in `many`, in set-up A.
+        many: The methods with more seeds.
         num_ablation_seeds: The number of seeds of a setting that is not a method's own.
         num_trials: The number of trials that a method is tuned with.
         num_evaluations: The number of evaluations of a run, of which the best gives the best epoch.
         corruptions: The corruptions of test images.
         severities: Their severities.
         sharpness_images: The number of training images for eigenvalue and gap.
-        timing: The number of times that a method's step is timed, and of steps each time.
+        timing: The number of rounds in which steps are timed, and of steps in each.
         ledger: The default path of the ledger.
     """
 
@@ -195,7 +173,7 @@ class Scale:
     ledger: str
 
 
-# All methods of a set-up share learning rate and weight decay: those that plain training was tuned
+# All methods of a set-up share the learning rate and the weight decay that plain training was tuned
 # to. A test compares them with the ledger.
 _SGD = {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "lr": 0.2, "weight_decay": 1e-3}
 _ADAMW = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0}
@@ -222,7 +200,7 @@ _A: Changes = {
     "eval_batch_size": 1000,
 }
 _TOKENS: Changes = {**_ADAMW, "epochs": 200, "warmup_epochs": 5.0, "channels_last": False}
-# As the paper's appendix has it: SGD without weight decay, a linear decay, 500 steps.
+# The appendix of the paper: SGD without weight decay, a linear learning-rate decay, 500 steps.
 _FINE_TUNING: Changes = {
     **{name: value for name, value in _A.items() if not name.endswith("_per_class")},
     "objective": "vanilla",
@@ -293,7 +271,7 @@ GPU = Scale(
 _SMALL: Changes = {
     **_A,
     "model": "small_resnet18_narrow",
-    "image_size": 14,  # half of what the images have: a quarter of the time
+    "image_size": 14,  # half the size of the images: a quarter of the time
     "data": "embedded",
     "train_per_class": 30,
     "val_per_class": 20,
@@ -346,14 +324,13 @@ SCALES = {scale.name: scale for scale in (LAPTOP, GPU)}
 @final
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table or figure: a method of a set-up, perhaps with a setting of its own.
+    """One entry of a table or figure: a method in a set-up.
 
     Attributes:
         setup: The set-up's letter.
         method: The method's name.
-        changes: Values beside the method's settings, for ablations.
+        changes: For ablations, values beside the method's settings.
         label: Its name in a table; by default the method's title.
-        is_tuned: Whether its settings come from tuning; otherwise `changes` holds all of them.
 
     >>> Cell("A", "sam").title
     'SAM'
@@ -363,7 +340,6 @@ class Cell:
     method: str
     changes: Changes = field(default_factory=dict, hash=False)
     label: str = ""
-    is_tuned: bool = True
 
     @property
     def title(self) -> str:
@@ -379,12 +355,12 @@ class StudyRun:
     Attributes:
         setup: The set-up's letter.
         method: The method's name.
-        settings: The settings that were chosen for it, or are tried.
-        seed: Its seed.
-        purpose: "tuning" runs are scored on validation images alone, "final" ones on all.
+        settings: The chosen settings, or those of a trial.
+        seed: The seed.
+        purpose: "tuning" runs are scored on validation images only, "final" runs on all.
         changes: All values of its configuration that the study sets.
-        label: The cell's name in a table, for ablations; empty for the method's own runs.
-        source: The run whose weights it starts from, for transfer.
+        label: For ablations, the cell's name in a table; empty for the method's own runs.
+        source: For transfer, the run whose weights it starts from.
     """
 
     setup: str
@@ -398,7 +374,7 @@ class StudyRun:
 
     @property
     def key(self) -> str:
-        """A hash of the purpose and of all values that change what is computed.
+        """A hash of the purpose and of all values that change the result.
 
         >>> run = study_run(GPU, Cell("A", "sam"), {"rho": 0.1}, seed=0, purpose="final")
         >>> other = study_run(GPU, Cell("A", "sam"), {"rho": 0.2}, seed=0, purpose="final")
@@ -422,7 +398,7 @@ class StudyRun:
         return f"{self.cell}, {settings}, seed {self.seed}"
 
     def config(self, **more: Any) -> Config:
-        """The configuration to train. The learning rate of the study is one for a gradient.
+        """The configuration to train. The study's learning rates are meant for a gradient.
 
         Raises:
             ValueError: A value is not valid.
@@ -437,23 +413,20 @@ def _shown(value: object) -> str:
 def study_run(
     scale: Scale, cell: Cell, settings: Changes, *, seed: int, purpose: Purpose
 ) -> StudyRun:
-    """The run of a cell with some settings."""
+    """Return the run of a cell with some settings."""
     setup, method = scale.setups[cell.setup], METHODS[cell.method]
-    shown = {**settings, **cell.changes}
-    common = {"seed": seed, "eval_on": "val" if purpose == "tuning" else "both"}
+    shown, source = {**settings, **cell.changes}, None
+    changes = {**setup.changes, **cell.changes, "seed": seed, "eval_on": "test"}
     if setup.source is not None:
-        before = study_run(
-            scale, Cell(setup.source, cell.method), settings, seed=seed, purpose=purpose
-        )
-        changes = {**setup.changes, **cell.changes, **common, "eval_on": "test"}
-        return StudyRun(
-            cell.setup, cell.method, shown, seed, purpose, changes, cell.label, source=before
-        )
-    epochs = round(setup.changes["epochs"] * method.epochs)
-    changes = {**setup.changes, **method.changes, "epochs": epochs, **shown, **common}
-    if method.start:
-        changes["start_epoch"] = round(method.start * changes["epochs"])
-    return StudyRun(cell.setup, cell.method, shown, seed, purpose, changes, cell.label)
+        before = Cell(setup.source, cell.method)
+        source = study_run(scale, before, settings, seed=seed, purpose=purpose)
+    else:
+        epochs = round(setup.changes["epochs"] * method.epochs)
+        changes |= {**method.changes, "epochs": epochs, **shown}
+        changes["eval_on"] = "val" if purpose == "tuning" else "both"
+        if method.start:
+            changes["start_epoch"] = round(method.start * changes["epochs"])
+    return StudyRun(cell.setup, cell.method, shown, seed, purpose, changes, cell.label, source)
 
 
 def trials(scale: Scale, setup: str, method: str) -> list[StudyRun]:

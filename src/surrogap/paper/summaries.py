@@ -1,7 +1,7 @@
 """The cells of a table from the ledger: means over seeds, and paired comparisons."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from surrogap.experiments.text_table import Table
@@ -14,41 +14,36 @@ from surrogap.paper.study import Cell, Scale
 @final
 @dataclass(frozen=True)
 class Score:
-    """Something that is measured of a finished run.
+    """A value that is measured of a finished run.
 
     Attributes:
         title: Its name in tables, with its unit.
-        read: From a line of the ledger to its value; None where it was not measured.
+        path: The names that lead to it in a line of the ledger.
+        factor: The factor for its unit.
         decimals: The number of decimals in tables.
     """
 
     title: str
-    read: Callable[[Line], float | None]
+    path: tuple[str, ...]
+    factor: float = 100.0
     decimals: int = 2
 
-
-def _percent(*path: str) -> Callable[[Line], float | None]:
-    def read(line: Line) -> float | None:
+    def read(self, line: Line) -> float | None:
+        """Read the value from a line of the ledger; None if it was not measured."""
         value: Any = line
-        for name in path:
+        for name in self.path:
             value = value.get(name) if isinstance(value, Mapping) else None
-        return None if value is None else 100.0 * float(value)
+        return None if value is None else self.factor * float(value)
 
-    return read
-
-
-SIMILAR = "no difference shown"
 
 SCORES = {
-    "test": Score("test %", _percent("scores", "test", "accuracy")),
-    "best": Score("test %, best epoch", _percent("best", "test_accuracy")),
-    "corrupted": Score("corrupted %", _percent("scores", "corrupted", "accuracy")),
-    "votes": Score("human labels %", _percent("scores", "votes", "accuracy")),
-    "calibration": Score("calibration error %", _percent("scores", "test", "calibration_error")),
-    "train": Score("training %", _percent("train", "accuracy")),
-    "eigenvalue": Score(
-        "top eigenvalue", lambda line: line.get("sharpness", {}).get("eigenvalue"), decimals=1
-    ),
+    "test": Score("test %", ("scores", "test", "accuracy")),
+    "best": Score("test %, best epoch", ("best", "test_accuracy")),
+    "corrupted": Score("corrupted %", ("scores", "corrupted", "accuracy")),
+    "votes": Score("human labels %", ("scores", "votes", "accuracy")),
+    "calibration": Score("calibration error %", ("scores", "test", "calibration_error")),
+    "train": Score("training %", ("train", "accuracy")),
+    "eigenvalue": Score("top eigenvalue", ("sharpness", "eigenvalue"), factor=1.0, decimals=1),
 }
 
 
@@ -66,13 +61,12 @@ class Summary:
     lines: Mapping[int, Line]
 
     def values(self, score: str) -> dict[int, float]:
-        """A score by seed, where it was measured."""
-        read = SCORES[score].read
-        found = {seed: read(line) for seed, line in self.lines.items()}
+        """A score by seed, for the runs where it was measured."""
+        found = {seed: SCORES[score].read(line) for seed, line in self.lines.items()}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def interval(self, score: str) -> Interval | None:
-        """The mean of a score over seeds; None where it was not measured."""
+        """The mean of a score over seeds; None if it was not measured."""
         values = self.values(score)
         return interval(list(values.values())) if values else None
 
@@ -83,20 +77,22 @@ class Summary:
         return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def summary(scale: Scale, cell: Cell, ledger: Ledger) -> Summary:
-    """The finished runs of a cell, of those that the study has."""
-    runs = final_runs(scale, cell, ledger) or []
-    lines = {run.seed: ledger[run.key] for run in runs if run.key in ledger}
-    return Summary(cell, {seed: line for seed, line in lines.items() if line["kind"] == "run"})
-
-
 def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summary]:
-    """The cells of the set-ups that a scale has."""
-    return [summary(scale, cell, ledger) for cell in cells if cell.setup in scale.setups]
+    """The cells of the set-ups that a scale has, each with its finished runs."""
+    found = []
+    for cell in cells:
+        if cell.setup in scale.setups:
+            runs = final_runs(scale, cell, ledger) or []
+            lines = {run.seed: ledger[run.key] for run in runs if run.key in ledger}
+            lines = {seed: line for seed, line in lines.items() if line["kind"] == "run"}
+            found.append(Summary(cell, lines))
+    return found
 
 
-# The paper's statements about pairs of methods, with all else equal; of a method with itself, about
-# rho_t against a constant rho. By set-up where it depends on the images.
+SIMILAR = "no difference shown"
+
+# The paper's findings for pairs of methods; for a method with itself, rho_t against a constant rho.
+# With a set-up where the finding depends on the images.
 _IN_PAPER = {
     ("sam", "vanilla"): "better",
     ("sam", "vanilla-2x"): "better",
@@ -132,53 +128,53 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Better or worse where the interval excludes zero."""
+        """Better or worse if the interval excludes zero."""
         if not self.difference.excludes_zero:
             return SIMILAR
         return "better" if self.difference.mean > 0 else "worse"
 
     @property
     def in_paper(self) -> str | None:
-        """The paper's finding for the two methods on ImageNet; None without one."""
+        """The paper's finding for the two methods on ImageNet, if it has one."""
         pair = (self.first.cell.method, self.second.cell.method)
         return _IN_PAPER.get((self.first.cell.setup, *pair)) or _IN_PAPER.get(pair)
 
     @property
+    def title(self) -> str:
+        """The two cells."""
+        return f"{self.first.cell.title} minus {self.second.cell.title}"
+
+    @property
     def sentence(self) -> str:
         """The comparison in words."""
-        first, second = self.first.cell, self.second.cell
         paper = "" if self.in_paper is None else f" In the paper: {self.in_paper}."
         return (
-            f"{first.setup}: {first.title} minus {second.title}: "
-            f"{self.difference.text(sign='+')} points over {self.difference.num_values} seeds, "
-            f"{self.verdict}.{paper}"
+            f"{self.first.cell.setup}: {self.title}: {self.difference.text(sign='+')} points over "
+            f"{self.difference.num_seeds} seeds, {self.verdict}.{paper}"
         )
 
 
-def comparisons(
-    found: Sequence[Summary], pairs: Sequence[tuple[str, str]], score: str = "test"
-) -> list[Comparison]:
-    """Paired comparisons in every set-up.
+def comparisons(found: Sequence[Summary], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
+    """Compare the test accuracy of pairs of cells in every set-up.
 
     Args:
         found: The cells.
         pairs: Titles of cells: the first is compared with the second.
-        score: The score that is compared.
     """
+    by_title = {(one.cell.setup, one.cell.title): one for one in found}
     made = []
     for setup in dict.fromkeys(one.cell.setup for one in found):
-        own = {one.cell.title: one for one in found if one.cell.setup == setup}
-        for first, second in pairs:
-            if first in own and second in own:
-                values, others = own[first].values(score), own[second].values(score)
-                difference = paired_difference(values, others)
+        for titles in pairs:
+            first, second = (by_title.get((setup, title)) for title in titles)
+            if first is not None and second is not None:
+                difference = paired_difference(first.values("test"), second.values("test"))
                 if difference is not None:
-                    made.append(Comparison(own[first], own[second], difference))
+                    made.append(Comparison(first, second, difference))
     return made
 
 
 def in_words(made: Sequence[Comparison]) -> list[str]:
-    """The comparisons, and how many of them chance alone would show."""
+    """The comparisons in words, and how many of them chance alone would call different."""
     if not made:
         return []
     percent, number = f"{CONFIDENCE:.0%}", len(made)
@@ -212,22 +208,19 @@ def table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Tabl
         )
         for one in found
     ]
-    return Table(columns, rows, _legend(scale, found))
+    setups = dict.fromkeys(one.cell.setup for one in found)
+    legend = "; ".join(f"{setup}: {scale.setups[setup].title}" for setup in setups)
+    return Table(columns, rows, legend)
 
 
 def _text(value: Interval | None, decimals: int) -> str:
     return "-" if value is None else value.text(decimals)
 
 
-def _legend(scale: Scale, found: Sequence[Summary]) -> str:
-    setups = dict.fromkeys(one.cell.setup for one in found)
-    return "; ".join(f"{setup}: {scale.setups[setup].title}" for setup in setups)
-
-
 def numbers(
     found: Sequence[Summary], made: Sequence[Comparison], scores: Sequence[str]
 ) -> dict[str, Any]:
-    """All of it, for JSON."""
+    """The cells and the comparisons, for JSON."""
     return {
         "cells": [
             {
@@ -236,7 +229,7 @@ def numbers(
                 "title": one.cell.title,
                 "settings": one.settings,
                 "seeds": sorted(one.lines),
-                "scores": {name: _moments(one.interval(name)) for name in scores},
+                "scores": {name: _numbers(one.interval(name)) for name in scores},
             }
             for one in found
         ],
@@ -246,7 +239,7 @@ def numbers(
                 "setup": one.first.cell.setup,
                 "first": one.first.cell.title,
                 "second": one.second.cell.title,
-                "difference": _moments(one.difference),
+                "difference": asdict(one.difference),
                 "verdict": one.verdict,
                 "in_paper": one.in_paper,
             }
@@ -255,7 +248,5 @@ def numbers(
     }
 
 
-def _moments(value: Interval | None) -> dict[str, float | None] | None:
-    if value is None:
-        return None
-    return {"mean": value.mean, "half_width": value.half_width, "num_seeds": value.num_values}
+def _numbers(value: Interval | None) -> dict[str, Any] | None:
+    return None if value is None else asdict(value)

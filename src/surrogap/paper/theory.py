@@ -1,15 +1,16 @@
-"""The paper's lemmas and theorems, looked at in numbers.
+"""The paper's lemmas and theorems, checked in numbers.
 
-The lemmas are measured on minima that are made for them. The theorems are about expectations and
-limits, so they are run: GSAM with `eta_0 / sqrt(t)` and `rho_0 / sqrt(t)` on problems whose
-constants are known, beside the bounds that the proofs give. Where a proof takes a step that does
-not hold in general, the function says so, and a case that shows it is at hand.
+The lemmas are measured at minima that are constructed for them. The theorems are about expectations
+and limits, so they are run: GSAM with `eta_0 / sqrt(t)` and `rho_0 / sqrt(t)` on problems whose
+constants are known, compared with the bounds that the proofs give. Where a step of a proof does not
+hold in general, the function says so, and one of the cases shows it.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from surrogap.analysis.surface import Surface
 from surrogap.core.objectives import GSAM
 from surrogap.core.rho import InverseSqrt
 from surrogap.experiments.plotting import new_figure
+from surrogap.experiments.text_table import Table
+from surrogap.paper.reproductions import Progress, Reproduced, Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,10 +30,71 @@ if TYPE_CHECKING:
     from surrogap.core.report import Report
 
 Loss = Callable[[Tensor], Tensor]
+AfterSeed = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of the paper, measured in one case.
+
+    Attributes:
+        name: The lemma or theorem.
+        where: The case.
+        measured: The measured values, as text.
+        stated: The paper's statement about them.
+        holds: Whether it holds in this case; "yes", "no" or an explanation.
+        numbers: The measured values.
+    """
+
+    name: str
+    where: str
+    measured: str
+    stated: str
+    holds: str
+    numbers: Mapping[str, Any]
+
+
+def reproduce(settings: Settings, progress: Progress) -> Reproduced:
+    """Check all statements, in the paper's order."""
+    run = GSAMSettings(num_seeds=settings.num_seeds)
+    if settings.num_steps is not None:
+        run = replace(run, num_steps=settings.num_steps)
+    quadratic, finished = replace(run, lr_0=0.2), count(1)
+
+    def after_seed() -> None:
+        progress(next(finished), 3 * run.num_seeds)
+
+    convergence = theorem_5_1(run, after_seed)
+    statements = {
+        "lemma_3_1": [lemma_3_1()],
+        "lemma_3_2": lemma_3_2(),
+        "lemma_3_3": lemma_3_3(),
+        "theorem_5_1": convergence,
+        "corollary_5_2_1": corollary_5_2_1(),
+        "theorem_5_3": [
+            theorem_5_3(quadratic, after_seed),
+            theorem_5_3(quadratic, after_seed, spectrum=(2.0, 2.0, 2.0)),
+        ],
+    }
+    rows = [
+        (one.name, one.where, one.measured, one.stated, one.holds)
+        for group in statements.values()
+        for one in group
+    ]
+    numbers = {name: [one.numbers for one in group] for name, group in statements.items()}
+    return Reproduced(
+        Table(("statement", "where", "measured", "stated", "holds"), rows),
+        {"gsam": asdict(run), **numbers},
+        {"theory.png": convergence_figure(convergence).savefig},
+    )
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
 
 
 class _Point(nn.Module):
-    """Weights that are nothing but a vector."""
+    """A model whose only parameter is a vector."""
 
     def __init__(self, w: Tensor) -> None:
         super().__init__()
@@ -45,50 +109,29 @@ def _surface(loss: Loss, w: Tensor) -> Surface:
     return Surface(_Point(w), [torch.ones(1)], loss_fn)
 
 
-@dataclass(frozen=True)
-class Disagreement:
-    """Lemma 3.1: of two minima, the one with the lower perturbed loss may be the sharper one.
+def lemma_3_1(rho: float = 0.1) -> Statement:
+    """Of two minima, the one with the lower perturbed loss may be the sharper one.
 
-    Attributes:
-        rho: The radius.
-        sharp: The loss and the sharpness of one minimum.
-        flat: Those of the other.
-        sharp_perturbed_loss: The worst loss measured in the ball around the one.
-        flat_perturbed_loss: The worst measured around the other.
+    The minima are those of quadratics, as in the proof: `f_p = C + sigma * rho^2 / 2`.
     """
-
-    rho: float
-    sharp: Solution
-    flat: Solution
-    sharp_perturbed_loss: float
-    flat_perturbed_loss: float
-
-    @property
-    def is_shown(self) -> bool:
-        """True if `f_p` prefers the sharper minimum."""
-        return (
-            self.sharp_perturbed_loss <= self.flat_perturbed_loss
-            and self.sharp.sharpness > self.flat.sharpness
-        )
-
-
-def lemma_3_1(rho: float = 0.1) -> Disagreement:
-    """Two minima of quadratics, as the proof has them: `f_p = C + sigma * rho^2 / 2`.
-
-    >>> lemma_3_1().is_shown
-    True
-    """
-    sharp, flat = Solution(loss=0.1, sharpness=20.0), Solution(loss=0.4, sharpness=2.0)
+    minima = Solution(loss=0.1, sharpness=20.0), Solution(loss=0.4, sharpness=2.0)
     worst = []
-    for solution in (sharp, flat):
-        curvatures = torch.tensor([solution.sharpness, solution.sharpness / 2]).double()
+    for minimum in minima:
+        curvatures = torch.tensor([minimum.sharpness, minimum.sharpness / 2]).double()
         surface = _surface(
-            lambda w, s=solution, c=curvatures: s.loss + (c * w * w).sum() / 2,  # type: ignore[misc]
+            lambda w, m=minimum, c=curvatures: m.loss + (c * w * w).sum() / 2,  # type: ignore[misc]
             torch.zeros(2, dtype=torch.float64),
         )
         (gap,) = surrogate_gaps(surface, [rho], num_ascent_steps=50).gaps
         worst.append(gap.worst_loss)
-    return Disagreement(rho, sharp, flat, *worst)
+    return Statement(
+        "Lemma 3.1",
+        f"rho {rho:g}, eigenvalues {', '.join(f'{m.sharpness:g}' for m in minima)}",
+        f"f_p {worst[0]:.3g}, {worst[1]:.3g}",
+        "the lower f_p may be the sharper one's",
+        _yes(worst[0] <= worst[1]),
+        {"rho": rho, "minima": [asdict(m) for m in minima], "perturbed_loss": worst},
+    )
 
 
 def wavy(w: Tensor) -> Tensor:
@@ -96,23 +139,10 @@ def wavy(w: Tensor) -> Tensor:
     return (torch.sin(2 * w) + 0.1 * w**2).sum() + 0.3 * torch.cos(w.sum())
 
 
-@dataclass(frozen=True)
-class Signs:
-    """Lemma 3.2 at one radius: how often the one-step gap is not negative.
-
-    Attributes:
-        rho: The radius.
-        part: The part of random points where `h >= 0`.
-    """
-
-    rho: float
-    part: float
-
-
 def lemma_3_2(
     rhos: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 3.0), *, num_points: int = 200, seed: int = 0
-) -> list[Signs]:
-    """The sign of `h` at random points: the lemma says never negative for small `rho`.
+) -> list[Statement]:
+    """The gap is not negative for small `rho`; measured at random points of `wavy`.
 
     What is small depends on the point: `h = rho * ||g|| + O(rho^2)`, so close to a maximum even a
     small step overshoots it.
@@ -120,48 +150,46 @@ def lemma_3_2(
     generator = torch.Generator().manual_seed(seed)
     points = 3 * torch.randn(num_points, 5, generator=generator, dtype=torch.float64)
     gaps = [surrogate_gaps(_surface(wavy, point), rhos).gaps for point in points]
-    parts = [sum(gap.gap >= 0 for gap in column) / num_points for column in zip(*gaps, strict=True)]
-    return [Signs(gap.rho, part) for gap, part in zip(gaps[0], parts, strict=True)]
+    found = []
+    for column in zip(*gaps, strict=True):
+        rho, fraction = column[0].rho, sum(gap.gap >= 0 for gap in column) / num_points
+        words = (f"at {fraction:.1%} of points", "h >= 0 for small rho")
+        holds = "yes" if fraction == 1.0 else "this rho is not small"
+        numbers = {"rho": rho, "fraction": fraction}
+        found.append(Statement("Lemma 3.2", f"rho {rho:g}", *words, holds, numbers))
+    return found
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Lemma 3.3 at one radius: the eigenvalue that the gap estimates.
+def lemma_3_3(rhos: Sequence[float] = (0.4, 0.2, 0.1, 0.05, 0.025)) -> list[Statement]:
+    """`2 h / rho^2` estimates the dominant eigenvalue, with an error of O(rho).
 
-    Attributes:
-        rho: The radius.
-        sharpness: `2 h / rho^2`, of the worst case in the ball.
-        error: How far that is from the dominant eigenvalue, as a part of it.
-    """
-
-    rho: float
-    sharpness: float
-    error: float
-
-
-def lemma_3_3(rhos: Sequence[float] = (0.4, 0.2, 0.1, 0.05, 0.025)) -> list[Estimate]:
-    """`2 h / rho^2` at a minimum of `e^x - x + y^2 / 4` with eigenvalues 1 and 1/2: off by O(rho).
-
-    There the worst is at `x = rho`: `2 h / rho^2 = 2 (e^rho - rho - 1) / rho^2 = 1 + rho / 3 + ...`
+    Measured at a minimum of `e^x - x + y^2 / 4`, which has eigenvalues 1 and 1/2. The worst case is
+    `x = rho`, so `2 h / rho^2 = 2 (e^rho - rho - 1) / rho^2 = 1 + rho / 3 + ...`
     """
     surface = _surface(
         lambda w: w[0].exp() - w[0] + w[1] ** 2 / 4, torch.zeros(2, dtype=torch.float64)
     )
-    gaps = surrogate_gaps(surface, rhos, num_ascent_steps=50).gaps
-    return [Estimate(g.rho, g.worst_sharpness, abs(g.worst_sharpness - 1.0)) for g in gaps]
+    found = []
+    for gap in surrogate_gaps(surface, rhos, num_ascent_steps=50).gaps:
+        error = abs(gap.worst_sharpness - 1.0)
+        words = (f"2h/rho^2 = {gap.worst_sharpness:.4f}", "1, the eigenvalue, up to O(rho)")
+        numbers = {"rho": gap.rho, "sharpness": gap.worst_sharpness, "error": error}
+        holds = _yes(error < gap.rho)  # by the series above
+        found.append(Statement("Lemma 3.3", f"rho {gap.rho:g}", *words, holds, numbers))
+    return found
 
 
 @dataclass(frozen=True)
-class Run:
-    """GSAM's settings for the theorems.
+class GSAMSettings:
+    """The settings of GSAM for the theorems.
 
     Attributes:
         lr_0: `eta_0` of `eta_t = eta_0 / sqrt(t)`.
-        rho_0: Of `rho_t = rho_0 / sqrt(t)`.
+        rho_0: That of `rho_t = rho_0 / sqrt(t)`.
         alpha: The weight of the ascent.
         noise: The norm of the noise in every gradient, drawn from a sphere at each step.
         num_steps: `T`.
-        num_seeds: How many runs to average.
+        num_seeds: The number of runs to average.
     """
 
     lr_0: float = 0.5
@@ -173,38 +201,47 @@ class Run:
 
 
 def descend(
-    loss: Loss, start: Tensor, run: Run, seed: int, see: Callable[[int, Tensor, "Report"], None]
+    loss: Loss,
+    start: Tensor,
+    settings: GSAMSettings,
+    after_step: Callable[[int, Tensor, "Report"], None],
+    after_seed: AfterSeed,
 ) -> None:
-    """A run of the library's GSAM on `loss(w) + <noise, w>`.
+    """Run the library's GSAM on `loss(w) + <noise, w>`, once for each seed.
 
     Args:
         loss: The loss.
         start: The first weights.
-        run: The settings.
-        seed: For the noise.
-        see: Called with each step from 1, the weights that it starts from, and its report.
+        settings: The settings.
+        after_step: Called with the number of each step from 1, the weights that it starts from,
+            and its report.
+        after_seed: Called after each run.
     """
-    generator = torch.Generator().manual_seed(seed)
-    model = _Point(start)
-    objective = GSAM(model, rho=InverseSqrt(run.rho_0), alpha=run.alpha)
-    optimizer = torch.optim.SGD(model.parameters(), lr=run.lr_0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 / math.sqrt(t + 1))
-    for step in range(1, run.num_steps + 1):
-        noise = torch.randn(start.shape, generator=generator, dtype=start.dtype)
-        noise *= run.noise / noise.norm()
-        before = model.w.detach().clone()
-        optimizer.zero_grad()
-        report = objective.backward(lambda noise=noise: loss(model.w) + noise @ model.w)  # type: ignore[misc]
-        see(step, before, report)
-        optimizer.step()
-        schedule.step()
+    for seed in range(settings.num_seeds):
+        generator = torch.Generator().manual_seed(seed)
+        model = _Point(start)
+        objective = GSAM(model, rho=InverseSqrt(settings.rho_0), alpha=settings.alpha)
+        optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr_0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 / math.sqrt(t + 1))
+        for step in range(1, settings.num_steps + 1):
+            noise = torch.randn(start.shape, generator=generator, dtype=start.dtype)
+            noise *= settings.noise / noise.norm()
+            before = model.w.detach().clone()
+            optimizer.zero_grad()
+            report = objective.backward(
+                lambda model=model, noise=noise: loss(model.w) + noise @ model.w  # type: ignore[misc]
+            )
+            after_step(step, before, report)
+            optimizer.step()
+            schedule.step()
+        after_seed()
 
 
-# Of the non-convex problem `sum(a * w^2 / (1 + w^2))`: the weights `a`, and what follows for it.
+# The non-convex problem of Theorem 5.1 is `sum(a * w^2 / (1 + w^2))`, with these weights `a`.
 _A = torch.linspace(0.2, 1.0, 10, dtype=torch.float64)
-_START = torch.full((10,), 1.5, dtype=torch.float64)  # beyond where it turns concave, at 3^-1/2
-SMOOTHNESS = 2.0  # L: the second derivative of u^2 / (1 + u^2) is largest at 0
-MAX_SLOPE = 3 * math.sqrt(3) / 8  # and the first at 3^-1/2
+_START = torch.full((10,), 1.5, dtype=torch.float64)  # the loss is concave beyond 3^-1/2
+SMOOTHNESS = 2.0  # L: the largest second derivative of u^2 / (1 + u^2), at 0
+MAX_SLOPE = 3 * math.sqrt(3) / 8  # the largest first derivative, at 3^-1/2
 
 
 def bowl(w: Tensor) -> Tensor:
@@ -216,154 +253,140 @@ def _slope(w: Tensor) -> Tensor:
     return 2 * _A * w / (1 + w**2) ** 2
 
 
-@dataclass(frozen=True)
-class Convergence:
-    """Theorem 5.1: the averages of squared gradient norms over the first `T` steps.
+def _rate(num_steps: int) -> float:
+    return (1 + math.log(num_steps)) / math.sqrt(num_steps)
 
-    Attributes:
-        run: The settings.
-        steps: `T`.
-        loss: The averages of `||grad f||^2`, over steps and seeds.
-        perturbed_loss: Those of `||grad f_p||^2`.
-        bound: What the proof gives for the second, with the problem's constants.
+
+def theorem_5_1(settings: GSAMSettings, after_seed: AfterSeed = lambda: None) -> list[Statement]:
+    """The averages of `||grad f||^2` and `||grad f_p||^2` over `T` steps are O(log T / sqrt(T)).
+
+    Measured with GSAM on a non-convex problem with noise, for `T` = 16, 32, ... `f_p` is the true
+    one, `f` at `w + rho_t * grad f / ||grad f||`. The bound is the appendix's, with
+    `sum(1/t) <= 1 + log T`, for which the appendix writes `log T`.
     """
+    squares = torch.zeros(2, settings.num_steps, dtype=torch.float64)
 
-    run: Run
-    steps: tuple[int, ...]
-    loss: tuple[float, ...]
-    perturbed_loss: tuple[float, ...]
-    bound: tuple[float, ...]
-
-    def scaled(self) -> list[tuple[float, float]]:
-        """Both averages as multiples of the rate `(1 + log T) / sqrt(T)`: bounded, says 5.1."""
-        rates = [(1 + math.log(step)) / math.sqrt(step) for step in self.steps]
-        pairs = zip(self.loss, self.perturbed_loss, rates, strict=True)
-        return [(f / rate, f_p / rate) for f, f_p, rate in pairs]
-
-
-def theorem_5_1(
-    run: Run | None = None, *, progress: Callable[[int, int], object] | None = None
-) -> Convergence:
-    """GSAM on a non-convex problem with noise.
-
-    `f_p` is the true one, `f` at `w + rho_t * grad f / ||grad f||`. The bound is the appendix's,
-    with `sum(1/t) <= 1 + log T`, for which the appendix writes `log T`.
-    """
-    run = run or Run()
-    squares = torch.zeros(2, run.num_steps, dtype=torch.float64)
-
-    def see(step: int, w: Tensor, report: "Report") -> None:
+    def after_step(step: int, w: Tensor, report: "Report") -> None:
         slope = _slope(w)
-        perturbed = _slope(w + run.rho_0 / math.sqrt(step) * slope / slope.norm())
+        perturbed = _slope(w + settings.rho_0 / math.sqrt(step) * slope / slope.norm())
         squares[:, step - 1] += torch.stack([slope @ slope, perturbed @ perturbed])
 
-    for seed in range(run.num_seeds):
-        descend(bowl, _START, run, seed, see)
-        if progress is not None:
-            progress(seed + 1, run.num_seeds)
-    steps = torch.arange(1, run.num_steps + 1)
-    averages = squares.cumsum(1) / steps / run.num_seeds
-    shown = [2**k for k in range(4, run.num_steps.bit_length()) if 2**k <= run.num_steps]
-    index = torch.tensor(shown) - 1
-    return Convergence(
-        run,
-        tuple(shown),
-        tuple(averages[0, index].tolist()),
-        tuple(averages[1, index].tolist()),
-        tuple(convergence_bound(run, step) for step in shown),
-    )
+    descend(bowl, _START, settings, after_step, after_seed)
+    averages = squares.cumsum(1) / torch.arange(1, settings.num_steps + 1) / settings.num_seeds
+    found = []
+    for step in (2**k for k in range(4, settings.num_steps.bit_length())):
+        loss, perturbed_loss = averages[:, step - 1].tolist()
+        bound = convergence_bound(settings, step)
+        statement = Statement(
+            "Theorem 5.1",
+            f"T = {step}",
+            f"mean |grad f|^2 {loss:.3g}, |grad f_p|^2 {perturbed_loss:.3g}",
+            f"the second below {bound:.3g}; it is {perturbed_loss / _rate(step):.2g} of the rate",
+            _yes(perturbed_loss <= bound),
+            {"num_steps": step, "loss": loss, "perturbed_loss": perturbed_loss, "bound": bound},
+        )
+        found.append(statement)
+    return found
 
 
-def convergence_bound(run: Run, num_steps: int) -> float:
+def convergence_bound(settings: GSAMSettings, num_steps: int) -> float:
     """The proof's bound of the average of `||grad f_p||^2` on `bowl` from its start."""
-    slope = _slope(_START)
-    f_p = float(bowl(_START + run.rho_0 * slope / slope.norm()))
-    largest = MAX_SLOPE * float(_A.norm()) + run.noise  # G
-    up = 1 + run.alpha
-    d = SMOOTHNESS * up * largest * run.lr_0 * (up * largest * run.lr_0 + run.rho_0)
-    e = SMOOTHNESS**3 * (up * run.lr_0 * run.rho_0) ** 2
+    slope, lr_0, rho_0 = _slope(_START), settings.lr_0, settings.rho_0
+    f_p = float(bowl(_START + rho_0 * slope / slope.norm()))
+    largest = MAX_SLOPE * float(_A.norm()) + settings.noise  # G
+    up = 1 + settings.alpha
+    d = SMOOTHNESS * up * largest * lr_0 * (up * largest * lr_0 + rho_0)
+    e = SMOOTHNESS**3 * (up * lr_0 * rho_0) ** 2
     total = f_p + d * (1 + math.log(num_steps)) + math.pi**2 * e / 6
-    return total / (run.lr_0 * math.sqrt(num_steps))
+    return total / (lr_0 * math.sqrt(num_steps))
 
 
-@dataclass(frozen=True)
-class Decrease:
-    """Theorem 5.3: by how much the ascent steps lower the gap in all, and its two bounds.
+def corollary_5_2_1() -> list[Statement]:
+    """Of two solutions with equal `f_p` at `rho_train`, the data's radius decides which is better.
 
-    Attributes:
-        run: The settings.
-        spectrum: The eigenvalues of the quadratic problem.
-        total: `sum(alpha * eta_t * ||g_perp||^2)`, the mean over seeds.
-        lower: `alpha * c^2 * rho_0^2 * eta_0 * sigma_min^2 / G^2`.
-        upper: `2.7 * alpha * L^2 * eta_0 * rho_0^2`.
+    The bounds are those of two solutions with invented numbers.
     """
-
-    run: Run
-    spectrum: tuple[float, ...]
-    total: float
-    lower: float
-    upper: float
-
-    @property
-    def is_between(self) -> bool:
-        """True if both bounds hold."""
-        return self.lower <= self.total <= self.upper
+    sharp, flat = Solution(loss=0.1, sharpness=40.0), Solution(loss=0.2, sharpness=20.0)
+    rho_train = sharp.radius_of_equal_loss(flat)
+    assert rho_train is not None
+    found = []
+    for rho, better in ((rho_train / 2, "sharper"), (1.5 * rho_train, "flatter")):
+        bounds = sharp.perturbed_loss(rho), flat.perturbed_loss(rho)
+        statement = Statement(
+            "Corollary 5.2.1",
+            f"rho_true {rho:.2g}, rho_train {rho_train:.2g}",
+            f"bounds {bounds[0]:.3g} (sharp), {bounds[1]:.3g} (flat)",
+            f"the {better} one's is lower",
+            _yes((bounds[1] < bounds[0]) == (better == "flatter")),
+            {"rho_true": rho, "rho_train": rho_train, "sharp": bounds[0], "flat": bounds[1]},
+        )
+        found.append(statement)
+    return found
 
 
 def theorem_5_3(
-    spectrum: Sequence[float] = (0.5, 1.0, 2.0, 3.0, 4.0),
-    run: Run | None = None,
+    settings: GSAMSettings,
+    after_seed: AfterSeed = lambda: None,
     *,
-    progress: Callable[[int, int], object] | None = None,
-) -> Decrease:
-    """The gap's decreases along runs on `w^T H w / 2` with noise, up to `T` steps.
+    spectrum: Sequence[float] = (0.5, 1.0, 2.0, 3.0, 4.0),
+) -> Statement:
+    """The ascent steps lower the gap by a total that has a lower and an upper bound.
 
-    `G` and `c` are the largest and the smallest norm of a gradient that the runs saw. The upper
-    bound holds always. The lower one rests on `|tan(theta)| >= rho_t * sigma_min / G`, where the
-    proof takes the length of `g_p - g` for that of its part across `g`. If `H` has one eigenvalue
-    alone, `g_p` is parallel to `g`, nothing is across, and the decrease is 0, below the bound:
+    The total is `sum(alpha * eta_t * ||g_perp||^2)`, the mean over seeds, along runs on
+    `w^T H w / 2` with noise. The bounds are `alpha * c^2 * rho_0^2 * eta_0 * sigma_min^2 / G^2` and
+    `2.7 * alpha * L^2 * eta_0 * rho_0^2`, with `G` and `c` the largest and the smallest gradient
+    norm of the runs. The upper bound always holds. The lower one rests on
+    `|tan(theta)| >= rho_t * sigma_min / G`, where the proof takes the length of `g_p - g` for that
+    of its component orthogonal to `g`. If all eigenvalues of `H` are equal, `g_p` is parallel to
+    `g`, that component is 0, and the decrease of 0 is below the bound:
 
-    >>> theorem_5_3((2.0, 2.0), Run(num_steps=20, num_seeds=1)).is_between
-    False
+    >>> theorem_5_3(GSAMSettings(num_steps=20, num_seeds=1), spectrum=(2.0, 2.0)).holds
+    'no: g_p is parallel to g, which the proof of the lower bound leaves out'
     """
-    run = run or Run(lr_0=0.2)
     eigenvalues = torch.tensor(spectrum, dtype=torch.float64)
     norms: list[float] = []
-    total = 0.0
+    decreases: list[float] = []
 
-    def see(step: int, w: Tensor, report: "Report") -> None:
-        nonlocal total
+    def after_step(step: int, w: Tensor, report: "Report") -> None:
         norms.append(float(report.grad_norm))
-        across = norms[-1] ** 2 * (1 - float(report.cosine) ** 2)
-        total += run.alpha * run.lr_0 / math.sqrt(step) * across / run.num_seeds
+        orthogonal = norms[-1] ** 2 * (1 - float(report.cosine) ** 2)
+        decreases.append(settings.alpha * settings.lr_0 / math.sqrt(step) * orthogonal)
 
-    for seed in range(run.num_seeds):
-        descend(
-            lambda w: (eigenvalues * w * w).sum() / 2,
-            torch.ones(len(spectrum), dtype=torch.float64),
-            run,
-            seed,
-            see,
-        )
-        if progress is not None:
-            progress(seed + 1, run.num_seeds)
-    scale = run.alpha * run.lr_0 * run.rho_0**2
+    def loss(w: Tensor) -> Tensor:
+        return (eigenvalues * w * w).sum() / 2
+
+    descend(loss, torch.ones_like(eigenvalues), settings, after_step, after_seed)
+    total = sum(decreases) / settings.num_seeds
+    scale = settings.alpha * settings.lr_0 * settings.rho_0**2
     smallest, largest = float(eigenvalues.abs().min()), float(eigenvalues.abs().max())
-    lower = scale * (min(norms) * smallest / max(norms)) ** 2
-    return Decrease(run, tuple(spectrum), total, lower, 2.7 * scale * largest**2)
+    lower, upper = scale * (min(norms) * smallest / max(norms)) ** 2, 2.7 * scale * largest**2
+    holds = _yes(lower <= total <= upper)
+    if total < lower and len(set(spectrum)) == 1:
+        holds += ": g_p is parallel to g, which the proof of the lower bound leaves out"
+    return Statement(
+        "Theorem 5.3",
+        f"eigenvalues {', '.join(f'{value:g}' for value in spectrum)}",
+        f"sum of decreases {total:.3g}",
+        f"from {lower:.3g} to {upper:.3g}",
+        holds,
+        {"spectrum": list(spectrum), "total": total, "lower": lower, "upper": upper},
+    )
 
 
-def convergence_figure(result: Convergence) -> "Figure":
-    """The averages of Theorem 5.1 and the proof's bound, against the rate."""
+def convergence_figure(statements: Sequence[Statement]) -> "Figure":
+    """The averages of Theorem 5.1 and the proof's bound, with the rate for comparison."""
     figure, (axes,) = new_figure(1, 1, "GSAM on a non-convex problem with noise (Theorem 5.1)")
-    axes.loglog(result.steps, result.loss, marker=".", label="mean of ||grad f||^2")
-    axes.loglog(result.steps, result.perturbed_loss, marker=".", label="mean of ||grad f_p||^2")
-    axes.loglog(result.steps, result.bound, linestyle="--", label="the proof's bound of the second")
-    first = result.perturbed_loss[0] / ((1 + math.log(result.steps[0])) / result.steps[0] ** 0.5)
-    rates = [first * (1 + math.log(step)) / math.sqrt(step) for step in result.steps]
-    axes.loglog(result.steps, rates, color="grey", linestyle=":", label="(1 + log T) / sqrt(T)")
+    names = ("num_steps", "loss", "perturbed_loss", "bound")
+    steps, loss, perturbed_loss, bound = (
+        [one.numbers[name] for one in statements] for name in names
+    )
+    axes.loglog(steps, loss, marker=".", label="mean of ||grad f||^2")
+    axes.loglog(steps, perturbed_loss, marker=".", label="mean of ||grad f_p||^2")
+    axes.loglog(steps, bound, linestyle="--", label="the proof's bound of mean ||grad f_p||^2")
+    rates = [perturbed_loss[0] * _rate(step) / _rate(steps[0]) for step in steps]
+    axes.loglog(steps, rates, color="grey", linestyle=":", label="rate (1 + log T) / sqrt(T)")
     axes.set(xlabel="T", ylabel="average over the first T steps")
-    axes.set_xticks(result.steps, [f"{step:g}" for step in result.steps], fontsize="small")
+    axes.set_xticks(steps, [f"{step:g}" for step in steps], fontsize="small")
     axes.minorticks_off()
     axes.legend(frameon=False, fontsize="small")
     return figure

@@ -1,7 +1,7 @@
-"""The cost of a step of each method, measured with nothing else on the device.
+"""The time of a step of each method, measured with nothing else on the device.
 
-All methods' steps are built first and then timed in alternation, several times; the best time of
-each counts, since whatever disturbs a measurement only makes it longer.
+All steps are built first and then timed in turns, several times. The best time of each counts,
+since disturbances only make a measurement longer.
 """
 
 import hashlib
@@ -22,30 +22,22 @@ from surrogap.training.processes import World, device_of
 _NUM_WARM_UPS = 5
 
 
-def timing(
-    setup: str,
-    methods: Sequence[str],
-    environment: Environment,
-    *,
-    before_build: Callable[[str], object] = lambda method: None,
-) -> Line:
-    """Measures the seconds of a step of some methods, and returns the ledger's line.
+def timing(setup: str, methods: Sequence[str], environment: Environment) -> Line:
+    """Measure the seconds of a step of some methods, and return the ledger's line.
 
     Args:
         setup: The set-up's letter.
         methods: The methods; plain training is always among them.
         environment: The study and its images.
-        before_build: Called with the name of each method before its step is built.
     """
     scale = environment.scale
     num_rounds, num_steps = scale.timing  # steps in fives, of which one may be sharpness-aware
     device = device_of(str(scale.setups[setup].changes.get("device", "auto")))
-    steps = {}
-    for method in dict.fromkeys(("vanilla", *methods)):
-        if METHODS[method].changes == METHODS["vanilla"].changes and method != "vanilla":
-            continue  # the same step, taken more often
-        before_build(method)
-        steps[method] = _step(_always(environment, setup, method), environment, device)
+    # Plain training for more epochs takes the same step.
+    timed = ["vanilla", *(method for method in methods if not METHODS[method].is_plain)]
+    steps = {
+        method: _step(_always(environment, setup, method), environment, device) for method in timed
+    }
     found = _best_times(steps, device, num_rounds, num_steps)
     line: dict[str, Any] = {
         "kind": "timing",

@@ -1,22 +1,23 @@
 """The paper's two toy figures, with functions of one and two weights.
 
-The text gives neither function, so both are made here: the first so that its numbers are those that
-the caption tells of, the second by a search through random surfaces for one where the methods end
-in different places. Both are illustrations of what can happen. On this very surface SAM reaches the
-flat region from the same start, too, if its radius is 0.34 instead of 0.3; and the search found
+The paper gives neither function, so both are invented here. The first has the values that the
+caption states. The second was found by a search through random surfaces for one where the methods
+end in different minima. Both illustrate what can happen, not what usually does: on this surface SAM
+reaches the flat region from the same start with rho 0.34 instead of 0.3, and the search also found
 surfaces where GSAM reached it less often than SAM.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from surrogap.core.objectives import GSAM, SAM, Vanilla
 from surrogap.experiments.plotting import new_figure
+from surrogap.experiments.text_table import Table
+from surrogap.paper.reproductions import Progress, Reproduced, Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,16 +31,20 @@ class Valley:
     loss: float
     sharpness: float
 
+    def __call__(self, w: Tensor) -> Tensor:
+        """The parabola at `w`."""
+        return self.loss + self.sharpness * (w - self.center) ** 2 / 2
+
 
 @dataclass(frozen=True)
 class GapToy:
     """The paper's first figure: three minima, `f`, `f_p` and `h`.
 
-    `f` is the lowest of the three parabolas. From left to right they are flatter; the second and
-    the third have the same loss, the first and the third the same perturbed loss.
+    `f` is the lowest of three parabolas, which get flatter from left to right. The second and the
+    third have the same loss, the first and the third the same perturbed loss.
 
     Attributes:
-        valleys: The three.
+        valleys: The three parabolas.
         rho: The radius.
 
     >>> toy = GapToy()
@@ -63,8 +68,7 @@ class GapToy:
 
     def loss(self, w: Tensor) -> Tensor:
         """`f`."""
-        parabolas = [v.loss + v.sharpness * (w - v.center) ** 2 / 2 for v in self.valleys]
-        return torch.stack(parabolas).amin(0)
+        return torch.stack([valley(w) for valley in self.valleys]).amin(0)
 
     def perturbed_loss(self, w: Tensor) -> Tensor:
         """`f_p = max f(w + delta)` over `|delta| <= rho`."""
@@ -78,22 +82,39 @@ class GapToy:
         return self.perturbed_loss(w) - self.loss(w)
 
     def _ridges(self) -> list[Tensor]:
-        """The points where neighbouring parabolas cross, between their minima."""
+        """The points where neighbouring parabolas cross, between their minima, by bisection."""
         ridges = []
         for left, right in zip(self.valleys, self.valleys[1:], strict=False):
-            low, high = left.center, right.center
-            for _ in range(60):  # the left one rises and the right one falls on the way
+            low, high = self.minima.new_tensor([left.center, right.center])
+            for _ in range(60):
                 middle = (low + high) / 2
-                here = torch.tensor(middle, dtype=torch.float64)
-                values = [v.loss + v.sharpness * (here - v.center) ** 2 / 2 for v in (left, right)]
-                low, high = (middle, high) if values[0] < values[1] else (low, middle)
-            ridges.append(torch.tensor(middle, dtype=torch.float64))
+                low, high = (middle, high) if left(middle) < right(middle) else (low, middle)
+            ridges.append(middle)
         return ridges
 
 
-def gap_figure(toy: GapToy | None = None) -> "Figure":
+def reproduce_gap() -> Reproduced:
+    """Return the table and the figure of the three minima."""
+    toy = GapToy()
+    names = ("loss", "perturbed_loss", "gap")
+    columns = [getattr(toy, name)(toy.minima).tolist() for name in names]
+    minima = [
+        asdict(valley) | dict(zip(names, values, strict=True))
+        for valley, *values in zip(toy.valleys, *columns, strict=True)
+    ]
+    rows = [
+        (f"w_{i + 1} = {m['center']:g}", *(f"{m[name]:.4g}" for name in ("sharpness", *names)))
+        for i, m in enumerate(minima)
+    ]
+    title = f"three parabolas, invented; rho = {toy.rho:g}"
+    table = Table(("minimum", "eigenvalue", "f", "f_p", "h"), rows, title)
+    return Reproduced(
+        table, {"rho": toy.rho, "minima": minima}, {"fig-gap.png": gap_figure(toy).savefig}
+    )
+
+
+def gap_figure(toy: GapToy) -> "Figure":
     """`f`, `f_p` and `h` of the toy, and their values at the minima."""
-    toy = toy or GapToy()
     figure, (axes,) = new_figure(1, 1, "A low perturbed loss in a sharp and in a flat valley")
     w = torch.linspace(-4.2, 6.0, 2001, dtype=torch.float64)
     axes.plot(w, toy.loss(w), label="f")
@@ -101,9 +122,9 @@ def gap_figure(toy: GapToy | None = None) -> "Figure":
     axes.plot(w, toy.gap(w), linestyle=":", label="h = f_p - f")
     for index, (center, gap) in enumerate(zip(toy.minima, toy.gap(toy.minima), strict=True)):
         top = float(toy.perturbed_loss(center))
-        words = f"w_{index + 1}: f_p = {top:.3g}, h = {gap:.3g}"
-        axes.plot([float(center)], [top], f"k{'os^'[index]}", markersize=5, label=words)
-    axes.set(xlabel="w (made up: three parabolas)", ylabel="loss", ylim=(0, 8))
+        label = f"w_{index + 1}: f_p = {top:.4g}, h = {gap:.4g}"
+        axes.plot([float(center)], [top], f"k{'os^'[index]}", markersize=5, label=label)
+    axes.set(xlabel="w", ylabel="loss", ylim=(0, 8))
     # Below the curves, which it would cover otherwise.
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     return figure
@@ -111,7 +132,7 @@ def gap_figure(toy: GapToy | None = None) -> "Figure":
 
 @dataclass(frozen=True)
 class Well:
-    """A Gaussian pit in a surface."""
+    """A sharp minimum: a Gaussian that is subtracted from the loss."""
 
     x: float
     y: float
@@ -121,13 +142,13 @@ class Well:
 
 @dataclass(frozen=True)
 class Hills:
-    """A wide bowl, a ridge that leads down to it, and narrow wells on both sides of the ridge.
+    """A loss of two weights: a wide bowl, a ridge that leads down to it, and narrow wells.
 
     Attributes:
-        flat: Where the bowl is lowest, on `y = 0`.
+        flat: The x of the bowl's minimum, which is on `y = 0`.
         slopes: The bowl's coefficients of `(x - flat)^2` and `y^2`.
-        ridge: Its height, width, and the `x` where it ends.
-        wells: The sharp minima.
+        ridge: Its height, width, and the x where it ends.
+        wells: The sharp minima, on both sides of the ridge.
     """
 
     flat: float = 3.0
@@ -150,31 +171,29 @@ class Hills:
             loss = loss - well.depth * torch.exp(-distance / (2 * well.width**2))
         return loss
 
-    def place(self, points: Tensor) -> Tensor:
-        """Return the region of each point: a well's number, -1 if flat, -2 elsewhere."""
-        places = torch.full(points.shape[:-1], -2)
+    def region(self, points: Tensor) -> Tensor:
+        """The region of each point: the index of a well, -1 for the flat region, -2 elsewhere."""
+        regions = torch.full(points.shape[:-1], -2)
         for index, well in enumerate(self.wells):
-            center = torch.tensor([well.x, well.y], dtype=points.dtype)
-            places[(points - center).norm(dim=-1) < 2 * well.width] = index
-        center = torch.tensor([self.flat, 0.0], dtype=points.dtype)
-        places[(points - center).norm(dim=-1) < 1.2] = -1
-        return places
+            center = points.new_tensor([well.x, well.y])
+            regions[(points - center).norm(dim=-1) < 2 * well.width] = index
+        regions[(points - points.new_tensor([self.flat, 0.0])).norm(dim=-1) < 1.2] = -1
+        return regions
 
     def sharpness(self, point: Tensor) -> float:
         """The dominant eigenvalue of the Hessian at a point."""
-        point = point.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self(point), point, create_graph=True)
-        rows = [torch.autograd.grad(part, point, retain_graph=True)[0] for part in gradient]
-        values = torch.linalg.eigvalsh(torch.stack(rows))
+        hessian = torch.autograd.functional.hessian(self, point)  # type: ignore[no-untyped-call]
+        values = torch.linalg.eigvalsh(hessian)
         return float(values[values.abs().argmax()])
 
 
 METHODS = ("SGD", "SAM", "GSAM")
+START = (-4.0, -1.25)  # chosen, like the surface, so that the methods end in different minima
 
 
 @dataclass(frozen=True)
 class Descent:
-    """The settings of the descents, all with full gradients and without momentum."""
+    """The settings of gradient descent, with full gradients and without momentum."""
 
     lr: float = 0.05
     rho: float = 0.3
@@ -182,155 +201,150 @@ class Descent:
     num_steps: int = 600
 
 
-@dataclass(frozen=True)
-class Trajectories:
-    """The paths of the methods from one start, and their ends from many.
+def descend(method: str, hills: Hills, descent: Descent, starts: Tensor) -> Tensor:
+    """Gradient descent from many starts at once, by the equations of the paper.
 
-    Attributes:
-        hills: The surface.
-        descent: The methods' settings.
-        paths: From the start, a point for each step, by method.
-        reached_flat: The part of a grid of starts from which each method ends in the flat region.
-        num_starts: How many starts the grid has.
+    Args:
+        method: One of `METHODS`.
+        hills: The loss.
+        descent: The settings.
+        starts: The points to start from, of shape (starts, 2).
+
+    Returns:
+        The points of all steps, of shape (steps + 1, starts, 2).
     """
-
-    hills: Hills
-    descent: Descent
-    paths: dict[str, Tensor]
-    reached_flat: dict[str, float]
-    num_starts: int
-
-    def ends(self) -> dict[str, tuple[str, float]]:
-        """Return the end of each path, in words, and the sharpness there."""
-        result = {}
-        for method, path in self.paths.items():
-            place = int(self.hills.place(path[-1]))
-            words = {-1: "flat region", -2: "elsewhere"}.get(place, f"sharp minimum {place + 1}")
-            result[method] = words, self.hills.sharpness(path[-1])
-        return result
-
-
-# Chosen, like the surface, so that all three end in different places.
-START = (-4.0, -1.25)
-
-
-def trajectories(
-    hills: Hills | None = None,
-    descent: Descent | None = None,
-    start: tuple[float, float] = START,
-) -> Trajectories:
-    """SGD, SAM and GSAM from one start, and from a grid of starts on the surface's left side."""
-    hills, descent = hills or Hills(), descent or Descent()
-    x, y = torch.linspace(-4, 1, 26), torch.linspace(-1.5, 1.5, 25)
-    starts = torch.cartesian_prod(x, y).double()
-    paths, reached_flat = {}, {}
-    for method in METHODS:
-        paths[method] = path(method, hills, descent, start)
-        ends = ends_from(method, hills, descent, starts)
-        reached_flat[method] = float((hills.place(ends) == -1).double().mean())
-    return Trajectories(hills, descent, paths, reached_flat, len(starts))
-
-
-class _Position(nn.Module):
-    def __init__(self, start: Sequence[float]) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(start, dtype=torch.float64))
-
-
-def path(method: str, hills: Hills, descent: Descent, start: Sequence[float]) -> Tensor:
-    """The points of one descent, with the library's own objectives."""
-    model = _Position(start)
-    objectives: dict[str, Callable[[], Vanilla | SAM | GSAM]] = {
-        "SGD": lambda: Vanilla(model),
-        "SAM": lambda: SAM(model, rho=descent.rho),
-        "GSAM": lambda: GSAM(model, rho=descent.rho, alpha=descent.alpha),
-    }
-    objective = objectives[method]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=descent.lr)
-    points = [model.w.detach().clone()]
-    for _ in range(descent.num_steps):
-        optimizer.zero_grad()
-        objective.backward(lambda: hills(model.w))
-        optimizer.step()
-        points.append(model.w.detach().clone())
-    return torch.stack(points)
-
-
-def ends_from(method: str, hills: Hills, descent: Descent, starts: Tensor) -> Tensor:
-    """Return the ends of descents from many starts: the arithmetic of `path`, all at once."""
 
     def gradient(points: Tensor) -> Tensor:
         points = points.detach().requires_grad_()
         (result,) = torch.autograd.grad(hills(points).sum(), points)
         return result
 
-    points = starts
+    path = [starts]
     for _ in range(descent.num_steps):
-        d = g = gradient(points)
+        d = g = gradient(path[-1])
         if method != "SGD":
             norm = g.norm(dim=-1, keepdim=True)
-            d = g_p = gradient(points + descent.rho * g / (norm + 1e-12))
+            d = g_p = gradient(path[-1] + descent.rho * g / (norm + 1e-12))
         if method == "GSAM":
-            part = (g * g_p).sum(-1, keepdim=True) / (g_p * g_p).sum(-1, keepdim=True)
-            d = g_p - descent.alpha * (g - part * g_p)
-        points = points - descent.lr * d
-    return points
+            projection = (g * g_p).sum(-1, keepdim=True) / (g_p * g_p).sum(-1, keepdim=True)
+            d = g_p - descent.alpha * (g - projection * g_p)
+        path.append(path[-1] - descent.lr * d)
+    return torch.stack(path)
 
 
-def trajectory_figure(result: Trajectories, num_points: int | None = None) -> "Figure":
-    """The paths on the surface, or their first points; the title says what was chosen."""
+@dataclass(frozen=True)
+class Trajectory:
+    """The descent of one method.
+
+    Attributes:
+        path: The points of the descent from `START`.
+        end: The region where it ends.
+        sharpness: The dominant eigenvalue there.
+        reached_flat: The fraction of a grid of starts from which the method ends in the flat
+            region.
+    """
+
+    path: Tensor
+    end: str
+    sharpness: float
+    reached_flat: float
+
+
+NUM_STARTS = 26 * 25
+Trajectories = dict[str, Trajectory]  # by method
+
+
+def trajectories(hills: Hills, descent: Descent) -> Trajectories:
+    """SGD, SAM and GSAM from `START`, and from a grid of starts on the surface's left side."""
+    x, y = torch.linspace(-4, 1, 26), torch.linspace(-1.5, 1.5, 25)
+    starts = torch.cat([torch.tensor([START]), torch.cartesian_prod(x, y)]).double()
+    found = {}
+    for method in METHODS:
+        paths = descend(method, hills, descent, starts)
+        regions = hills.region(paths[-1])
+        names = {-1: "flat region", -2: "elsewhere"}
+        end = names.get(int(regions[0]), f"sharp minimum {int(regions[0]) + 1}")
+        reached_flat = float((regions[1:] == -1).double().mean())
+        found[method] = Trajectory(paths[:, 0], end, hills.sharpness(paths[-1, 0]), reached_flat)
+    return found
+
+
+def reproduce_trajectory(settings: Settings, progress: Progress) -> Reproduced:
+    """Return the table, the figure and the animation of the three descents."""
+    descent = Descent() if settings.num_steps is None else Descent(num_steps=settings.num_steps)
+    hills = Hills()
+    found = trajectories(hills, descent)
+    numbers = {
+        method: {
+            "end": one.path[-1].tolist(),
+            "region": one.end,
+            "eigenvalue": one.sharpness,
+            "reached_flat": one.reached_flat,
+        }
+        for method, one in found.items()
+    }
+    rows = [
+        (method, one.end, f"{one.sharpness:.3g}", f"{one.reached_flat:.1%}")
+        for method, one in found.items()
+    ]
+    columns = ("method", "ends in", "eigenvalue there", f"flat from {NUM_STARTS} starts")
+    title = "a surface and a start chosen so that the three end apart; other starts in the last"
+    figure = trajectory_figure(hills, descent, found)
+    animate = partial(
+        save_animation, figure, found, num_frames=settings.num_frames, progress=progress
+    )
+    return Reproduced(
+        Table(columns, rows, f"{title} column"),
+        {"descent": asdict(descent), "num_starts": NUM_STARTS, "methods": numbers},
+        {"fig-trajectory.png": figure.savefig, "fig-trajectory.gif": animate},
+    )
+
+
+def trajectory_figure(hills: Hills, descent: Descent, found: Trajectories) -> "Figure":
+    """The paths on the surface; the title says what was chosen."""
     title = "A surface and a start chosen so that the three end apart; rho "
-    title += f"{result.descent.rho:g}, alpha {result.descent.alpha:g}"
-    figure, (axes,) = new_figure(1, 1, title)
-    figure.set_size_inches(7.5, 4.2)
+    title += f"{descent.rho:g}, alpha {descent.alpha:g}"
+    figure, (axes,) = new_figure(1, 1, title, size=(7.5, 4.2))
     x, y = torch.linspace(-4.6, 4.6, 231), torch.linspace(-2.2, 2.2, 111)
     grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1).double()
-    axes.contourf(x, y, result.hills(grid), levels=30, cmap="Greys_r")
-    ends = result.ends()
-    for index, (method, points) in enumerate(result.paths.items()):
-        shown = points[:num_points]
-        where, sharpness = ends[method]
-        label = f"{method}: {where}, eigenvalue {sharpness:.2g}; "
-        label += f"flat from {result.reached_flat[method]:.0%} of {result.num_starts} starts"
-        axes.plot(shown[:, 0], shown[:, 1], color=f"C{index}", label=label, linewidth=1.5)
-        axes.plot(shown[-1:, 0], shown[-1:, 1], "o", color=f"C{index}", markersize=4)
-    start = next(iter(result.paths.values()))[0]
-    axes.plot(start[:1], start[1:], "kx")
+    axes.contourf(x, y, hills(grid), levels=30, cmap="Greys_r")
+    for index, (method, one) in enumerate(found.items()):
+        label = f"{method}: {one.end}, eigenvalue {one.sharpness:.2g}; "
+        label += f"flat from {one.reached_flat:.0%} of {NUM_STARTS} starts"
+        x, y = one.path.T
+        axes.plot(x, y, color=f"C{index}", label=label, linewidth=1.5)
+        axes.plot(x[-1:], y[-1:], "o", color=f"C{index}", markersize=4)
+    axes.plot(*START, "kx")
     axes.set(xlabel="w_1", ylabel="w_2")
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     return figure
 
 
 def save_animation(
-    result: Trajectories,
-    path: str | Path,
-    *,
-    num_frames: int = 60,
-    progress: Callable[[int, int], Any] | None = None,
+    figure: "Figure", found: Trajectories, path: Path, *, num_frames: int, progress: Progress
 ) -> None:
-    """Writes the descents as an animated GIF.
+    """Write the descents as an animated GIF.
 
     Args:
-        result: The descents.
-        path: Where to; ends in .gif.
-        num_frames: How many pictures.
-        progress: Called with the number of pictures drawn, and all.
+        figure: The figure of the descents, whose lines are shortened.
+        found: The descents.
+        path: The file to write, which ends in .gif.
+        num_frames: The number of frames.
+        progress: Called with the number of frames that are drawn, and the number of all frames.
     """
     from matplotlib.animation import PillowWriter
 
-    figure = trajectory_figure(result, 1)
-    axes = figure.axes[0]
-    # Of each method a line and its end; the cross at the start comes last.
-    lines = [axes.lines[2 * index : 2 * index + 2] for index in range(len(result.paths))]
-    num_points = result.descent.num_steps + 1
+    # For each method a line and the point at its end; the cross at the start is last.
+    lines = figure.axes[0].lines
+    num_steps = len(next(iter(found.values())).path) - 1
     writer = PillowWriter(fps=15)
     with writer.saving(figure, str(path), dpi=100):
-        for frame in range(num_frames):
-            # Most of the way is done in the first steps, so the pictures go on ever faster.
-            end = 1 + round((num_points - 1) * ((frame + 1) / num_frames) ** 2)
-            for (line, dot), points in zip(lines, result.paths.values(), strict=True):
-                line.set_data(points[:end, 0].numpy(), points[:end, 1].numpy())
-                dot.set_data(points[end - 1 : end, 0].numpy(), points[end - 1 : end, 1].numpy())
+        for frame in range(1, num_frames + 1):
+            # Most of the distance is covered in the first steps, so later frames skip more steps.
+            end = 1 + round(num_steps * (frame / num_frames) ** 2)
+            for index, one in enumerate(found.values()):
+                x, y = one.path[:end].T
+                lines[2 * index].set_data(x, y)
+                lines[2 * index + 1].set_data(x[-1:], y[-1:])
             writer.grab_frame()
-            if progress is not None:
-                progress(frame + 1, num_frames)
+            progress(frame, num_frames)

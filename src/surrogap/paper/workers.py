@@ -1,25 +1,25 @@
-"""Runs of a study, one after the other or several at once, until all are done or time is up.
+"""The training of a study's runs, one or several at a time, until all are done or time is up.
 
-Each worker process trains one run after the other, so that start-up is paid once. The lines of the
-ledger are written by the process that started them.
+With several jobs, each worker process trains one run after another, so that the start-up is paid
+once. Only the parent process writes to the ledger.
 """
 
 import multiprocessing
 import os
+import signal
 import time
 import traceback
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any, final
+from typing import final
 
 import torch
 
 from surrogap.paper.ledger import Ledger, Line
 from surrogap.paper.plan import Stage, Todo, todo
-from surrogap.paper.running import Environment, Stopped, finished
+from surrogap.paper.running import Environment, finished
 from surrogap.paper.study import StudyRun
 
 # Seconds until a new worker takes its first step: imports, the GPU, the images.
@@ -27,10 +27,11 @@ START_UP = 20.0
 
 # Called with a line that was just written, and with the runs that are left.
 AfterRun = Callable[[Line, Sequence[Todo]], object]
+Submit = Callable[..., "Future[Line]"]
 
 
 class WorkerError(Exception):
-    """A run raised an error that a second attempt would raise too."""
+    """A run in a worker process raised an error, or the process died."""
 
 
 @final
@@ -46,7 +47,7 @@ class Clock:
     _start: float = field(default_factory=lambda: time.monotonic())
 
     def fits(self, seconds: float) -> bool:
-        """True if something that takes so long ends in time."""
+        """True if something that takes `seconds` ends in time."""
         return self.limit is None or time.monotonic() - self._start + seconds <= self.limit
 
 
@@ -58,185 +59,68 @@ def train_all(
     clock: Clock,
     after_run: AfterRun = lambda line, left: None,
 ) -> list[Todo]:
-    """Trains what some stages need and the ledger lacks, and returns the runs that are left.
+    """Train the runs that some stages need and the ledger lacks, and return those that are left.
 
     A run that is not expected to end in time is not started; a shorter one behind it may be.
 
     Raises:
-        WorkerError: A run raised an error. Runs that were finished before are in the ledger.
+        WorkerError: A run in a worker process raised an error. Finished runs are in the ledger.
     """
+    jobs = environment.jobs
+    running: dict[Future[Line], StudyRun] = {}
+    num_workers = 0
 
     def left() -> list[Todo]:
-        return todo(environment.scale, stages, ledger, jobs=environment.jobs)
+        return todo(environment.scale, stages, ledger, jobs=jobs)
 
-    pool: Pool = Here(environment) if environment.jobs == 1 else Spawned(environment)
-    try:
+    with _processes(jobs) as submit:
         while True:
-            pool.check()
-            running = pool.running
-            ready = [t for t in left() if t.is_ready and t.run.key not in running]
-            for item in ready:
-                if pool.is_free and clock.fits(item.seconds + pool.start_up):
-                    pool.start(item.run)
-            if not pool.running:
+            keys = {run.key for run in running.values()}
+            for item in left():
+                start_up = START_UP if jobs > 1 and len(running) == num_workers else 0.0
+                can_start = item.is_ready and item.run.key not in keys and len(running) < jobs
+                if can_start and clock.fits(item.seconds + start_up):
+                    running[submit(finished, item.run, environment)] = item.run
+                    num_workers = max(num_workers, len(running))
+            if not running:
                 return left()
-            for line in pool.lines():
-                ledger.append(line)
-                after_run(line, left())
-    finally:
-        pool.close()
+            done = wait(running, return_when=FIRST_COMPLETED).done
+            # Errors last: the lines of the runs that ended well are written first.
+            for future in sorted(done, key=lambda future: future.exception() is not None):
+                run, error = running.pop(future), future.exception()
+                if error is not None:
+                    text = "".join(traceback.format_exception(error))
+                    raise WorkerError(f"{run.title} failed:\n{text}")
+                ledger.append(future.result())
+                after_run(future.result(), left())
 
 
-class Pool(ABC):
-    """Processes that train runs."""
-
-    running: set[str]
-    """The keys of the runs that were started and are not finished."""
-
-    @property
-    @abstractmethod
-    def is_free(self) -> bool:
-        """True if another run can be started."""
-
-    @property
-    @abstractmethod
-    def start_up(self) -> float:
-        """Seconds that the next run takes on top."""
-
-    @abstractmethod
-    def start(self, run: StudyRun) -> None:
-        """Starts a run."""
-
-    @abstractmethod
-    def lines(self) -> list[Line]:
-        """Waits until a run is finished, and returns the lines of all that are."""
-
-    def check(self) -> None:
-        """Raises the error of a run, if there was one.
-
-        Raises:
-            WorkerError: A run raised an error.
-        """
-
-    def close(self) -> None:
-        """Ends all processes."""
-
-
-@final
-class Here(Pool):
-    """This process, for one run at a time."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self._run: StudyRun | None = None
-        self.running = set()
-
-    @property
-    def is_free(self) -> bool:
-        """See `Pool`."""
-        return self._run is None
-
-    @property
-    def start_up(self) -> float:
-        """See `Pool`."""
-        return 0.0
-
-    def start(self, run: StudyRun) -> None:
-        """See `Pool`."""
-        self._run = run
-        self.running = {run.key}
-
-    def lines(self) -> list[Line]:
-        """See `Pool`."""
-        assert self._run is not None
-        line = finished(self._run, self._environment)
-        self._run, self.running = None, set()
-        return [line]
-
-
-@final
-class Spawned(Pool):
-    """Several processes, started when they are first needed."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self._workers: list[tuple[BaseProcess, Connection]] = []
-        self._busy: dict[Connection, StudyRun] = {}
-        self._error: WorkerError | None = None
-        self.running = set()
-
-    @property
-    def is_free(self) -> bool:
-        """See `Pool`."""
-        return len(self._busy) < self._environment.jobs
-
-    @property
-    def start_up(self) -> float:
-        """See `Pool`."""
-        return 0.0 if len(self._busy) < len(self._workers) else START_UP
-
-    def start(self, run: StudyRun) -> None:
-        """See `Pool`."""
-        idle = [connection for _, connection in self._workers if connection not in self._busy]
-        connection = idle[0] if idle else self._new_worker()
-        connection.send(run)
-        self._busy[connection] = run
-        self.running.add(run.key)
-
-    def _new_worker(self) -> Connection:
-        # Not fork: CUDA does not survive it.
-        context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        process = context.Process(target=_work, args=(there, self._environment), daemon=True)
-        process.start()
-        there.close()
-        self._workers.append((process, here))
-        return here
-
-    def lines(self) -> list[Line]:
-        """See `Pool`."""
-        found = []
-        for connection in wait(list(self._busy)):
-            assert isinstance(connection, Connection)
-            run = self._busy.pop(connection)
-            self.running.discard(run.key)
-            try:
-                answer: Any = connection.recv()
-            except EOFError:
-                answer = "The process ended early."
-            if isinstance(answer, str):  # raised once the lines of others are written
-                self._error = WorkerError(f"{run.title} failed:\n{answer}")
-            else:
-                found.append(answer)
-        return found
-
-    def check(self) -> None:
-        """See `Pool`."""
-        if self._error is not None:
-            raise self._error
-
-    def close(self) -> None:
-        """See `Pool`."""
-        for process, connection in self._workers:
-            connection.close()
-            if connection in self._busy:
+@contextmanager
+def _processes(jobs: int) -> Iterator[Submit]:
+    """Worker processes, started when they are first needed; this process for one job."""
+    if jobs == 1:
+        yield _call
+        return
+    others = multiprocessing.active_children()
+    context = multiprocessing.get_context("spawn")  # not fork: CUDA does not survive it
+    executor = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(jobs,))
+    try:
+        yield executor.submit
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process not in others:
                 process.terminate()
-            process.join(timeout=10)
-            if process.is_alive():
-                process.kill()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
-def _work(connection: Connection, environment: Environment) -> None:
-    """A worker: runs come in, lines or the text of an error go out."""
-    torch.set_num_threads(max((os.cpu_count() or 1) // environment.jobs, 1))
-    while True:
-        try:
-            run = connection.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        try:
-            connection.send(finished(run, environment))
-        except (Stopped, KeyboardInterrupt):
-            return
-        except Exception:
-            connection.send(traceback.format_exc())
+def _call(function: Callable[..., Line], *arguments: object) -> "Future[Line]":
+    future: Future[Line] = Future()
+    future.set_result(function(*arguments))
+    return future
+
+
+def _start_worker(jobs: int) -> None:
+    torch.set_num_threads(max((os.cpu_count() or 1) // jobs, 1))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends its workers
