@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all the set-up on a fresh machine.
 PYTHON := .venv/bin/python
 
-.PHONY: demo test test-gpu test-integrations format
+.PHONY: demo test docs test-gpu test-integrations format
 
 # A second thread gains little on images this small, and beside other work it loses much.
 demo: .venv/installed
@@ -12,6 +12,10 @@ test: .venv/installed
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy src
 	$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# The site, in build/docs; `make test` builds it too.
+docs: .venv/installed
+	$(PYTHON) -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
 
 # On a machine with a GPU and torch in its own Python; the last run is in results/gpu_tests.txt.
 test-gpu:
