@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all the set-up on a fresh machine.
 PYTHON := .venv/bin/python
 
-.PHONY: demo test docs test-gpu test-integrations format
+.PHONY: demo test docs docs-check test-gpu test-integrations format
 
 # A second thread gains little on images this small, and beside other work it loses much.
 demo: .venv/installed
@@ -16,6 +16,11 @@ test: .venv/installed
 # The site, in build/docs; `make test` builds it too.
 docs: .venv/installed
 	$(PYTHON) -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+
+# Every page in headless Chromium (Debian: apt-get install chromium), wide and narrow.
+docs-check: docs
+	$(PYTHON) -m pip install --quiet --editable '.[dev,browser]'
+	$(PYTHON) docs/browse.py build/docs --record results/docs_check.txt
 
 # On a machine with a GPU and torch in its own Python; the last run is in results/gpu_tests.txt.
 test-gpu:

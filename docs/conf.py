@@ -36,8 +36,8 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "docs/",
 }
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
-html_css_files = ["site.css"]
 html_show_copyright = False
 
 # Names as the public modules have them, and types in the list of arguments.

@@ -99,7 +99,7 @@ def _groups(
     """Yield title, description and actions; the title is empty for a command's own options."""
     for group in found._action_groups:
         path = str(group.title).removesuffix(" options").partition(".")
-        actions = [a for a in group._group_actions if not isinstance(a, argparse._HelpAction)]
+        actions = [a for a in group._group_actions if a.dest != "help"]
         yield path[2], str(group.description or ""), actions
 
 
