@@ -1,6 +1,8 @@
 """The reference of the command line and of the configuration, in Markdown, from the parsers."""
 
 import argparse
+import contextlib
+import io
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -9,7 +11,7 @@ from unittest import mock
 
 import tyro
 
-from surrogap.cli import COMMANDS
+from surrogap import cli
 
 _OBJECTIVE = "--objective"
 
@@ -38,7 +40,10 @@ def parser(command: str, *arguments: str) -> argparse.ArgumentParser:
 
 def commands() -> str:
     """Return a section for each command; settings of a configuration are left to its own page."""
-    return "\n\n".join(f"## {name}\n\n{_command(name)}" for name in COMMANDS)
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        cli.main(["--help"])
+    names = re.findall(r"^  ([\w-]+)  ", text.getvalue(), re.MULTILINE)
+    return "\n\n".join(f"## {name}\n\n{_command(name)}" for name in names)
 
 
 def configuration() -> str:
@@ -59,7 +64,7 @@ GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "configuration"
 
 def _command(name: str) -> str:
     found = parser(name)
-    parts = [found.description or COMMANDS[name], f"```\n{_usage(name, found)}\n```"]
+    parts = [str(found.description), f"```\n{_usage(name, found)}\n```"]
     has_config = False
     for title, _, actions in _groups(found):
         if title:

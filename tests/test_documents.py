@@ -17,7 +17,10 @@ from surrogap.paper.study import GPU
 from surrogap.training.config import Config
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
@@ -55,6 +58,14 @@ def test_the_first_command_of_the_guide_is_a_recipe_with_a_known_result(
 def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+def test_the_files_that_contributing_names_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = set(re.findall(r"`([\w./-]+(?:/|\.py|\.md|\.txt))`", text)) - {"cli/NAME.py"}
+    folders = (ROOT, ROOT / "src" / "surrogap")
+    assert len(paths) > 30
+    assert not [path for path in paths if not any((f / path).exists() for f in folders)]
 
 
 def test_the_costs_of_a_step_are_those_of_the_record() -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tomllib
 import venv
 from importlib import metadata
@@ -31,6 +32,15 @@ def test_workflow_runs_the_oldest_and_the_newest_python_and_the_oldest_torch() -
     assert f'"{listed[0]}"' in WORKFLOW
     assert f'"{listed[-1]}"' in WORKFLOW
     assert f"torch=={str(oldest).removeprefix('>=')}." in WORKFLOW
+
+
+def test_version_needs_no_extra() -> None:
+    """Without the extra `train`, the command is installed all the same."""
+    extras = ("tyro", "rich", "timm", "torchvision", "matplotlib", "numpy")
+    code = f"import sys; sys.modules |= dict.fromkeys({extras}); from surrogap import cli; "
+    command = [sys.executable, "-c", code + "sys.exit(cli.main(['--version']))"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def with_dependencies(name: str) -> set[str]:
