@@ -60,9 +60,8 @@ for epoch in range(scheduler.last_epoch // len(loader), EPOCHS):
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-        seen += (
-            torch.stack([objective.report.loss, objective.report.gap]) / len(loader) / world_size
-        )
+        report = objective.report
+        seen += torch.stack([report.loss, report.gap]) / len(loader) / world_size
     dist.all_reduce(seen)
     if rank == 0:
         print(f"epoch {epoch + 1}: loss {seen[0]:.4f}, gap {seen[1]:.4f}")
@@ -72,8 +71,7 @@ for epoch in range(scheduler.last_epoch // len(loader), EPOCHS):
         dcp.save(state, checkpoint_id=args.checkpoint / f"epoch_{epoch + 1:03}")
 
 with torch.no_grad():
-    answers = model.eval()(x_test[rank::world_size]).argmax(dim=1)
-num_right = (answers == y_test[rank::world_size]).sum()
+    num_right = (model.eval()(x_test[rank::world_size]).argmax(1) == y_test[rank::world_size]).sum()
 dist.all_reduce(num_right)
 if rank == 0:
     print(f"test accuracy {num_right / len(y_test):.4f}")

@@ -72,8 +72,7 @@ for epoch in range(scheduler.last_epoch * BATCH_SIZE // len(x), EPOCHS):
         dcp.save(state, checkpoint_id=args.checkpoint / f"epoch_{epoch + 1:03}")
 
 with torch.no_grad():
-    answers = model.eval()(x_test[rank::world_size]).argmax(dim=1)
-num_right = (answers == y_test[rank::world_size]).sum()
+    num_right = (model.eval()(x_test[rank::world_size]).argmax(1) == y_test[rank::world_size]).sum()
 dist.all_reduce(num_right)
 if rank == 0:
     print(f"test accuracy {num_right / len(y_test):.4f}")
