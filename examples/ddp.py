@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/ddp.py --checkpoint /tmp/digits_ddp
 
-Each climbs by its own images, and all take the mean. The command continues a stopped run.
+Each climbs along its own gradient; directions are averaged. The command continues a stopped run.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from surrogap import GSAM
 from surrogap.rho import ProportionalToLR
 
-EPOCHS, BATCH_SIZE, LR, RHO = 8, 64, 0.1, 0.1  # the batch is that of all processes together
+EPOCHS, BATCH_SIZE, LR, RHO = 8, 64, 0.1, 0.1  # the batch of all processes together
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--checkpoint", type=Path, help="a folder to resume from and to save to")
 args = parser.parse_args()
@@ -55,11 +55,12 @@ for epoch in range(scheduler.last_epoch // len(loader), EPOCHS):
     sampler.set_epoch(epoch)
     seen = torch.zeros(2, device=device)
     for x, y in loader:
-        report = objective.backward(lambda: nn.functional.cross_entropy(model(x), y))  # noqa: B023
+        objective.loss(lambda: nn.functional.cross_entropy(model(x), y)).backward()  # noqa: B023
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
+        report = objective.report
         seen += torch.stack([report.loss, report.gap]) / len(loader) / world_size
     dist.all_reduce(seen)
     if rank == 0:
@@ -70,8 +71,7 @@ for epoch in range(scheduler.last_epoch // len(loader), EPOCHS):
         dcp.save(state, checkpoint_id=args.checkpoint / f"epoch_{epoch + 1:03}")
 
 with torch.no_grad():
-    answers = model.eval()(x_test[rank::world_size]).argmax(dim=1)
-num_right = (answers == y_test[rank::world_size]).sum()
+    num_right = (model.eval()(x_test[rank::world_size]).argmax(1) == y_test[rank::world_size]).sum()
 dist.all_reduce(num_right)
 if rank == 0:
     print(f"test accuracy {num_right / len(y_test):.4f}")

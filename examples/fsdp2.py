@@ -1,8 +1,8 @@
-"""GSAM in processes that hold pieces of the weights (FSDP2), on scikit-learn's digits.
+"""GSAM in processes that hold shards of the weights (FSDP2), on scikit-learn's digits.
 
     torchrun --nproc-per-node 2 examples/fsdp2.py --checkpoint /tmp/digits_fsdp2
 
-They climb as one process would. The command continues a stopped run, with any number of processes.
+They climb as one process would. The command continues a stopped run, on any number of processes.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from surrogap import GSAM
 from surrogap.rho import ProportionalToLR
 
-EPOCHS, BATCH_SIZE, LR, RHO = 8, 64, 1e-3, 0.1  # the batch is that of all processes together
+EPOCHS, BATCH_SIZE, LR, RHO = 8, 64, 1e-3, 0.1  # the batch of all processes together
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--checkpoint", type=Path, help="a folder to resume from and to save to")
 args = parser.parse_args()
@@ -56,7 +56,8 @@ for epoch in range(scheduler.last_epoch * BATCH_SIZE // len(x), EPOCHS):
     seen = torch.zeros(2, device=device)
     for batch in torch.randperm(len(x)).split(BATCH_SIZE):
         mine = batch[rank::world_size]
-        report = objective.backward(lambda: cross_entropy(model(x[mine]), y[mine]))  # noqa: B023
+        objective.loss(lambda: cross_entropy(model(x[mine]), y[mine])).backward()  # noqa: B023
+        report = objective.report
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -71,8 +72,7 @@ for epoch in range(scheduler.last_epoch * BATCH_SIZE // len(x), EPOCHS):
         dcp.save(state, checkpoint_id=args.checkpoint / f"epoch_{epoch + 1:03}")
 
 with torch.no_grad():
-    answers = model.eval()(x_test[rank::world_size]).argmax(dim=1)
-num_right = (answers == y_test[rank::world_size]).sum()
+    num_right = (model.eval()(x_test[rank::world_size]).argmax(1) == y_test[rank::world_size]).sum()
 dist.all_reduce(num_right)
 if rank == 0:
     print(f"test accuracy {num_right / len(y_test):.4f}")

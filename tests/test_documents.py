@@ -17,7 +17,10 @@ from surrogap.paper.study import GPU
 from surrogap.training.config import Config
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
@@ -57,10 +60,18 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert (path.parent / target).exists(), target
 
 
+def test_the_files_that_contributing_names_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = set(re.findall(r"`([\w./-]+(?:/|\.py|\.md|\.txt))`", text)) - {"cli/NAME.py"}
+    folders = (ROOT, ROOT / "src" / "surrogap")
+    assert len(paths) > 30
+    assert not [path for path in paths if not any((f / path).exists() for f in folders)]
+
+
 def test_the_costs_of_a_step_are_those_of_the_record() -> None:
     record = json.loads((ROOT / "results" / "step_cost_h200.json").read_text())
-    assert summary(record) in (ROOT / "README.md").read_text()
     page = (ROOT / "docs" / "explanation" / "step-cost.md").read_text()
+    assert summary(record) in page
     for name, costs in record["cases"].items():
         cost = costs["arithmetic"]
         row = f"| {CASES[name].title} | {cost['bytes'] / 1e9:.2f} GB | {cost['ms']:.2f} ms |"

@@ -36,6 +36,13 @@ def test_quickstart_compares_three_objectives() -> None:
         assert word in result.stdout
 
 
+def test_tabular_compares_three_objectives() -> None:
+    result = run("examples/tabular.py", "--seeds", 1, "--epochs", 1)
+    assert result.returncode == 0, result.stderr
+    for name in ("Vanilla", "SAM", "GSAM"):
+        assert f"\n{name:8} train " in result.stdout
+
+
 def test_huggingface_lora_logs_the_gap() -> None:
     # transformers and peft warn by themselves.
     result = run("-W", "default", "examples/huggingface_lora.py", "--epochs", 1)

@@ -1,0 +1,119 @@
+"""The package as it is published: metadata, and the wheel beside torch alone."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import surrogap
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOW = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+
+
+def test_version_is_the_same_everywhere() -> None:
+    version = re.escape(surrogap.__version__)
+    assert re.search(rf"^version: {version}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert re.search(rf"^## \[?{version}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_workflow_runs_the_oldest_and_the_newest_python_and_the_oldest_torch() -> None:
+    listed = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
+    (oldest,) = (Requirement(d).specifier for d in PROJECT["dependencies"] if "torch" in d)
+    assert PROJECT["requires-python"] == f">={listed[0]}"
+    assert f'"{listed[0]}"' in WORKFLOW
+    assert f'"{listed[-1]}"' in WORKFLOW
+    assert f"torch=={str(oldest).removeprefix('>=')}." in WORKFLOW
+
+
+def test_version_needs_no_extra() -> None:
+    """Without the extra `train`, the command is installed all the same."""
+    extras = ("tyro", "rich", "timm", "torchvision", "matplotlib", "numpy")
+    code = f"import sys; sys.modules |= dict.fromkeys({extras}); from surrogap import cli; "
+    command = [sys.executable, "-c", code + "sys.exit(cli.main(['--version']))"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def with_dependencies(name: str) -> set[str]:
+    """Return the names of a package and of all that it requires without extras."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            required = map(Requirement, metadata.requires(current) or ())
+            # Platform packages, such as CUDA's, may be missing on this one.
+            waiting += [
+                r.name
+                for r in required
+                if (r.marker is None or r.marker.evaluate({"extra": ""})) and is_installed(r.name)
+            ]
+    return found
+
+
+def is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An environment with torch, what torch requires, and the wheel in dist/."""
+    (wheel,) = (ROOT / "dist").glob("*.whl")
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    for name in with_dependencies("torch"):
+        files = metadata.files(name) or ()
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            target = packages / top
+            if not target.exists():
+                target.symlink_to(metadata.distribution(name).locate_file(top))
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", wheel]
+    subprocess.run(command, check=True)
+    return python
+
+
+@pytest.mark.dist
+def test_the_wheel_needs_torch_alone(python: Path, tmp_path: Path) -> None:
+    (block,) = re.findall(
+        r"\A.*?^```python\n(.*?)^```$",
+        (ROOT / "README.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+    def output(*command: object) -> str:
+        result = subprocess.run(
+            list(map(str, command)),
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    assert output(python.parent / "surrogap", "--version") == f"surrogap {surrogap.__version__}\n"
+    assert "venv" in output(python, "-c", "import surrogap; print(surrogap.__file__)")
+    assert output(python, "-c", "import surrogap.analysis, surrogap.parts, surrogap.rho") == ""
+    assert output(python, "-c", block).startswith("loss ")
+    for package in ("tyro", "timm", "numpy"):
+        result = subprocess.run(
+            [python, "-c", f"import {package}"], capture_output=True, check=False
+        )
+        assert result.returncode == 1, f"{package} is there too"
