@@ -63,7 +63,8 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_the_files_that_contributing_names_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     paths = set(re.findall(r"`([\w./-]+(?:/|\.py|\.md|\.txt))`", text)) - {"cli/NAME.py"}
-    folders = (ROOT, ROOT / "src" / "surrogap")
+    package = ROOT / "src" / "surrogap"
+    folders = (ROOT, package, package / "core")
     assert len(paths) > 30
     assert not [path for path in paths if not any((f / path).exists() for f in folders)]
 
