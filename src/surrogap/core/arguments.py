@@ -1,4 +1,4 @@
-"""Numbers that a user passes, checked once and by one rule."""
+"""Checks of numbers that a user passes."""
 
 import math
 from numbers import Real
@@ -15,15 +15,15 @@ def number(
     below: float = math.inf,
     remedy: str,
 ) -> float:
-    """`value` as a float, if it is a finite number within its bounds.
+    """Return `value` as a float if it is a finite number within its bounds.
 
     Args:
-        name: What the caller's argument is called.
-        value: What the caller passed.
-        at_least: The smallest value allowed. Not looked at where `above` is given.
-        above: A bound that the value must exceed.
-        below: A bound that the value must stay under.
-        remedy: What to do instead, as a sentence; it ends the error's message.
+        name: The name of the argument, for the error message.
+        value: The argument.
+        at_least: The smallest value allowed. Ignored if `above` is given.
+        above: An exclusive lower bound.
+        below: An exclusive upper bound.
+        remedy: The last sentence of the error message: what to do instead.
 
     Raises:
         TypeError: `value` is not a real number.
@@ -35,7 +35,7 @@ def number(
     upper = "finite" if below == math.inf else f"below {below:g}"
     try:
         result = float(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer larger than any float
         result = math.inf
     is_large_enough = result >= at_least if above is None else result > above
     if not (is_large_enough and result < below):  # NaN fails both comparisons
