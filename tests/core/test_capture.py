@@ -375,7 +375,7 @@ def test_other_batches_are_refused() -> None:
     run = Run(toy_models.mlp(), GSAM)
     step, before, (x, y) = run.captured(), run.state, run.batch(0)
     for batch in ((x[:5], y[:5]), (x.double(), y), (x,), (x, 3)):
-        with pytest.raises(ValueError, match="batch must be like the captured one"):
+        with pytest.raises(ValueError, match="batch must have the shapes and dtypes of"):
             step(*batch)
     assert equality.same_bits(before, run.state)
 
@@ -420,7 +420,7 @@ def test_a_loss_that_waits_for_the_gpu_is_refused_and_harms_nothing() -> None:
         return value * float(value.detach() > -1)
 
     run.loss = waiting
-    with pytest.raises(RuntimeError, match="loss_fn must do all its work on the GPU") as error:
+    with pytest.raises(RuntimeError, match="loss_fn must run on the GPU without") as error:
         run.captured()
     assert error.value.__cause__ is not None
     del error  # its frames hold the graph of the loss

@@ -225,7 +225,7 @@ def test_a_second_backward_is_an_error() -> None:
     loss = SAM(model).loss(toy_models.closure_of(model, toy_models.batch()))
     loss.backward(retain_graph=True)
     before = toy_models.flat_grad(model)
-    with pytest.raises(RuntimeError, match="loss must go backward once, got a second time"):
+    with pytest.raises(RuntimeError, match="must be called once, got a second call"):
         loss.backward()
     assert torch.equal(toy_models.flat_grad(model), before)
 
@@ -449,7 +449,7 @@ def test_parameters_that_change_before_backward() -> None:
 def test_a_list_is_refused() -> None:
     model = toy_models.mlp()
     closure = toy_models.closure_of(model, toy_models.batch())
-    with pytest.raises(TypeError, match=r"closure must be one function, got list\. For a list of"):
+    with pytest.raises(TypeError, match=r"closure must be one function, got list\. For several"):
         SAM(model).loss([closure, closure])
 
 

@@ -202,7 +202,7 @@ class Heavy(optim.Optimizer):
         (
             lambda p: optim.SGD(p, lr=0.1),
             ValueError,
-            "must have momentum, got SGD without. Pass SGD",
+            "must have momentum, got SGD without it. Pass SGD",
         ),
         (lambda p: optim.RMSprop(p), ValueError, "must have momentum, got RMSprop without"),
         (
@@ -213,7 +213,7 @@ class Heavy(optim.Optimizer):
         (
             lambda p: ZeroRedundancyOptimizer(p, lr=0.1, momentum=0.9),
             TypeError,
-            "got ZeroRedundancyOptimizer, of which each process holds a part",
+            "got ZeroRedundancyOptimizer, which shards it over processes",
         ),
         (lambda p: "sgd", TypeError, "optimizer must be a torch optimizer, got str"),
     ],

@@ -275,13 +275,13 @@ def test_numbers_of_numpy_and_integers_are_numbers() -> None:
         (
             lambda: SAM(nn.Linear(2, 1, dtype=torch.complex64)),
             ValueError,
-            "weight must be real, got torch.complex64. Hold it",
+            "weight must be real, got torch.complex64. Store it",
         ),
         (
             lambda: SAM(nn.Linear(2, 1), perturb=lambda name, p: False),
             ValueError,
-            "perturb must select a trainable parameter, got False for all of them. Names are such "
-            "as 'weight'",
+            "perturb must select a trainable parameter, got False for all of them. The first "
+            "name is 'weight'",
         ),
         (
             lambda: GSAM(nn.Linear(2, 1), perturb="norm"),

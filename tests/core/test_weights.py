@@ -452,7 +452,7 @@ def test_parameters_that_a_pass_adds_or_thaws_are_refused(adds: bool, name: str)
         return (model[1](model[0](torch.ones(2, 3)) * getattr(model[0], "scale", 1.0))).sum()
 
     objective = OBJECTIVES[name].make(model)
-    message = f"closure must not add or thaw parameters, got 0.{'scale' if adds else 'weight'}"
+    message = f"closure must not add or unfreeze parameters, got 0.{'scale' if adds else 'weight'}"
     with pytest.raises(RuntimeError, match=message):
         objective.backward(closure)
     assert all(p.grad is None for p in model[0].parameters())
@@ -482,7 +482,7 @@ def test_a_teacher_may_be_made_in_the_first_pass() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:")
 def test_torchscript_is_refused() -> None:
     script = torch.jit.trace(nn.Linear(3, 1), torch.randn(2, 3))
-    with pytest.raises(TypeError, match="model must not hold modules of TorchScript"):
+    with pytest.raises(TypeError, match="model must not contain TorchScript modules"):
         SAM(nn.Sequential(nn.Linear(3, 3), script))
 
 
@@ -507,7 +507,7 @@ def test_gradients_of_another_dtype_are_refused_by_name() -> None:
     model = nn.Linear(3, 1).bfloat16()
     model.bias.grad_dtype = torch.float32
     before = equality.bits(model)
-    message = "bias must have a gradient of its own dtype, got torch.float32. Leave its grad_dtype"
+    message = "bias must have a gradient of its own dtype, got torch.float32. Do not set its"
     with pytest.raises(RuntimeError, match=message):
         SAM(model).backward(lambda: model(torch.ones(2, 3).bfloat16()).sum())
     assert equality.same_bits(before, equality.bits(model))

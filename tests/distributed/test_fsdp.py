@@ -414,7 +414,7 @@ def test_copies_of_shards_stay_the_same(name: str, four: Processes) -> None:
 def with_noise_on_copies() -> None:
     model = sharded(network(), copies_of_shards())
     objective = EntropySGD(model, noise=1e-3)
-    with pytest.raises(ValueError, match="noise must be 0 if processes hold copies of shards"):
+    with pytest.raises(ValueError, match="noise must be 0 if processes hold replicas of shards"):
         objective.backward(toy_models.closure_of(model, mine()))
 
 

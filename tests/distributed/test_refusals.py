@@ -55,7 +55,7 @@ def test_an_objective_made_before_the_wrapper(
         assert message == (
             "model must be the wrapped one, got the model inside DistributedDataParallel. Build "
             "the objective after wrapping, from what DistributedDataParallel, accelerator.prepare "
-            "or fabric.setup returned; else replicas drift apart."
+            "or fabric.setup returned. Otherwise replicas diverge."
         )
 
 
@@ -118,7 +118,7 @@ def sharded_with_another() -> None:
     model, scale = fsdp.sharded(fsdp.network()), nn.Parameter(torch.ones(()).double())
     closure = toy_models.closure_of(model, fsdp.mine())
     GSAM(model).loss(closure).backward()
-    with pytest.raises(RuntimeError, match="outside of the objective's model, got one of shape"):
+    with pytest.raises(RuntimeError, match="outside the objective's model, got one of shape"):
         GSAM(model).loss(lambda: closure() * scale)
 
 

@@ -24,9 +24,9 @@ class Along(ABC):
 
     Attributes:
         needs_gradient: Whether the vector depends on `g`. If not, there is no first pass.
-        has_state: Whether it keeps a tensor `m` for each parameter from step to step, zero at
-            first. `m` belongs to the objective: it is in its `state_dict`, stays where it was if a
-            step raises or overflows, and differs between processes under scope "replica".
+        has_state: Whether it keeps a tensor `m` for each parameter from step to step, initially
+            zero. `m` belongs to the objective: the `state_dict` contains it, a step that raises or
+            overflows does not change it, and under scope "replica" each process has its own.
         sign: -1 to climb against the vector.
     """
 
@@ -38,11 +38,11 @@ class Along(ABC):
     def vector(
         self, parameters: Sequence[nn.Parameter], g: Sequence[Tensor], m: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
-        """Return one tensor for each parameter; None where it does not climb.
+        """Return one tensor for each parameter; None for a parameter that does not climb.
 
         Args:
             parameters: The parameters that climb.
-            g: Their gradients, unscaled; zeros where there is none. Empty without `needs_gradient`.
+            g: Their unscaled gradients; zeros if there is none. Empty without `needs_gradient`.
             m: Their state. Empty without `has_state`.
         """
 
@@ -69,14 +69,14 @@ class Gradient(Along):
 @final
 @dataclass(frozen=True)
 class Momentum(Along):
-    """The optimizer's momentum `v`, climbed against: towards where the optimizer is heading.
+    """The optimizer's momentum `v`. The climb is against it, in the direction of the next update.
 
     Args:
         optimizer: The optimizer, with SGD's `momentum_buffer` or the Adam family's `exp_avg`.
 
     Raises:
-        TypeError: It is not a torch optimizer, or a `ZeroRedundancyOptimizer`.
-        ValueError: It has no momentum, or maximizes.
+        TypeError: `optimizer` is not a torch optimizer, or is a `ZeroRedundancyOptimizer`.
+        ValueError: `optimizer` has no momentum, or has `maximize=True`.
     """
 
     optimizer: Optimizer = field(repr=False)
@@ -93,7 +93,7 @@ class Momentum(Along):
         if name == "ZeroRedundancyOptimizer":
             raise InvalidTypeError(
                 "optimizer must hold the momentum of all parameters, got ZeroRedundancyOptimizer, "
-                "of which each process holds a part. Use fully_shard to save memory instead."
+                "which shards it over processes. Use fully_shard to save memory instead."
             )
         if any(group.get("maximize") for group in groups):
             raise InvalidValueError(
@@ -101,8 +101,8 @@ class Momentum(Along):
             )
         if not any(group.get("momentum") or "betas" in group for group in groups):
             raise InvalidValueError(
-                f"optimizer must have momentum, got {name} without. Pass SGD with momentum=0.9, "
-                "say, or an optimizer of the Adam family."
+                f"optimizer must have momentum, got {name} without it. Pass SGD with momentum=0.9, "
+                "for example, or an optimizer of the Adam family."
             )
 
     def vector(
@@ -111,7 +111,8 @@ class Momentum(Along):
         """See `Along`. A parameter without momentum does not climb.
 
         Raises:
-            ValueError: The optimizer has stepped, and keeps no momentum under a known name.
+            ValueError: The optimizer has taken a step, but its state has no momentum under a known
+                name.
         """
         states = [self.optimizer.state.get(parameter, {}) for parameter in parameters]
         momenta = [
@@ -135,7 +136,7 @@ class States:
         self._next: list[tuple[Tensor, Tensor]] = []
 
     def of(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Return the states of `parameters`, zeros at first."""
+        """Return the states of `parameters`, initially zero."""
         for parameter in parameters:
             if parameter not in self._tensors:
                 piece = shard_of(parameter, parameter)
@@ -148,16 +149,16 @@ class States:
         return list(self._tensors.values())
 
     def propose(self, m: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-        """Remember what the states `m` will be once the step has succeeded."""
+        """Store the states that replace `m` once the step has succeeded."""
         self._next = list(zip(m, after, strict=True))
 
     def take_proposed(self) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs of a state and its proposed value, and forget them here."""
+        """Return pairs of a state and its proposed value, and clear them."""
         proposed, self._next = self._next, []
         return proposed
 
     def commit(self, weights: Weights, proposed: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Move to the proposed states, unless the direction in `.grad` is not finite."""
+        """Replace the states by the proposed ones if the direction in `.grad` is finite."""
         if not proposed:
             return
         direction = gradients.shards(weights, gradients.current(weights))
@@ -171,16 +172,16 @@ class States:
         return {names[p]: m.clone() for p, m in self._tensors.items() if p in names}
 
     def load_state_dict(self, weights: Weights, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state`.
+        """Load what `state_dict` returned.
 
         Raises:
-            ValueError: It has a parameter that the model does not have.
+            ValueError: `state` has a parameter that the model does not have.
         """
         parameters = dict(zip(weights.names, weights.parameters, strict=True))
         for name, saved in state.items():
             if name not in parameters:
                 raise ValueError(
-                    f"state must be of this model, got one with a parameter {name!r}. "
+                    f"state must belong to this model, got one with a parameter {name!r}. "
                     "Pass what state_dict() returned."
                 )
             (m,) = self.of([parameters[name]])

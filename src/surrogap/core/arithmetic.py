@@ -1,8 +1,8 @@
 """The arithmetic of a step: climb, restore, combine.
 
-Two implementations of one interface: `Flat` here, with torch's operators, for every device and
-dtype; and `fused.arithmetic.Fused`, with Triton kernels, where launching many small operators would
-take longer than running them.
+The interface `Arithmetic` has two implementations: `Flat`, in this file, uses torch's operators and
+supports every device and dtype. `fused.arithmetic.Fused` uses Triton kernels, for GPUs, where
+launching many small operators takes longer than running them.
 """
 
 from abc import ABC, abstractmethod
@@ -29,24 +29,24 @@ from surrogap.core.vectors import (
     widened,
 )
 
-# The copies that a step holds beside weights and gradients. "exact": the weights and `g`. "low":
-# the weights alone; `g` is recomputed from the ascent step to 6e-8 ||w|| / rho of its length, so
-# not for the smallest radii, nor if the closure writes to the weights.
+# The copies that a step holds in addition to weights and gradients. "exact": weights and `g`.
+# "low": weights only. `g` is recomputed from the ascent step, with a relative error of 6e-8 * ||w||
+# / rho, so it does not suit very small radii, nor closures that write to the weights.
 Memory: TypeAlias = Literal["exact", "low"]
 
 
 @final
 @dataclass(frozen=True)
 class Task:
-    """The parameters that an arithmetic works on, and how.
+    """The parameters of a step, and its settings.
 
     Attributes:
-        parameters: The weights, moved in place; this process's pieces if they are sharded.
-        kinds: The role of each in the ascent step.
-        shardings: The processes over which each is sharded.
+        parameters: The weights, moved in place; this process's shards if they are sharded.
+        kinds: The kind of each parameter.
+        shardings: The processes over which each parameter is sharded.
         eta: ASAM's eta; 0 if no parameter is scaled.
-        eps: Added to the norm. A gradient of zero climbs nowhere in any case.
-        memory: The copies to hold. An arithmetic may hold more.
+        eps: Added to the norm. A gradient of zero gives `delta = 0` in any case.
+        memory: The copies to hold. An implementation may hold more.
     """
 
     parameters: Sequence[Tensor]
@@ -58,17 +58,17 @@ class Task:
 
 
 class Arithmetic(ABC):
-    """The arithmetic of one step, and of later ones if it adopts their tasks."""
+    """The arithmetic of one step, and of later steps whose tasks it adopts."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     def adopts(self, task: Task) -> bool:
-        """Take over the parameters of another step's task, if it fits; return whether it did."""
+        """Adopt the task of another step if it is compatible, and return whether it is."""
         return False
 
     def capturing(self, num_steps: int) -> AbstractContextManager[None]:
-        """Context for capturing `num_steps` steps in a CUDA graph, which keeps this alive."""
+        """Context for capturing `num_steps` steps in a CUDA graph. Outlives the graph."""
         return nullcontext()
 
     @abstractmethod
@@ -80,9 +80,9 @@ class Arithmetic(ABC):
         Args:
             v: The vector to climb along, times `scale`; None stands for zeros.
             rho: The radius. If `v` is zero or not finite, `delta` is zero.
-            scale: The factor of the loss, or None. `eps` is multiplied by it too, so that `delta`
+            scale: The scale of the loss, or None. `eps` is multiplied by it too, so that `delta`
                 does not depend on it.
-            g: The gradient to keep for `combination` if that is not `v`.
+            g: The gradient to keep for `combination`, if it is not `v`.
         """
 
     @abstractmethod
@@ -91,17 +91,17 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def restore(self) -> None:
-        """Write the copy back, if there is one. May be called again after an interrupt."""
+        """Restore the weights from the copy, if any. Can be called again after an interrupt."""
 
     @abstractmethod
     def combination(
         self, g_p: Gradients, coefficients: Coefficients
     ) -> tuple[Gradients, Callable[[], Tensor]]:
-        """Write the copy back, and return the direction `d`, perhaps in the memory of `g_p`.
+        """Restore the weights, and return the direction `d`, which may reuse the memory of `g_p`.
 
         Returns:
-            The direction, None where neither pass has a gradient; and a function that returns
-            `<g, g>`, `<g, g_p>` and `<g_p, g_p>` as one tensor.
+            The direction, with None for parameters that neither pass has reached; and a function
+            that returns `<g, g>`, `<g, g_p>` and `<g_p, g_p>` as one tensor.
         """
 
 
@@ -121,7 +121,7 @@ class Flat(Arithmetic):
         self._is_reached = [piece is not None for piece in (v if g is None else g)]
         along = layout.read(v)
         self._g = along if g is None else layout.read(g)
-        del v, g  # their copies take their memory
+        del v, g  # frees the gradients, which have been copied
         w = layout.read(task.parameters)
         gg = dot(self._g, self._g)
         vv = gg if along is self._g else dot(along, along)
@@ -144,7 +144,7 @@ class Flat(Arithmetic):
     ) -> Vector:
         """Return `w + delta`, where `norm` is `||T v||`."""
         eps = self._task.eps if scale is None else self._task.eps * scale.to(norm.device)
-        # A norm that is zero or not finite leaves no direction to climb in.
+        # If the norm is zero or not finite, there is no direction to climb in.
         climbs = (norm > 0) & norm.isfinite()
         step = torch.where(climbs, _beside(norm, rho) / (norm + eps), 0.0)
         point = [torch.empty_like(flat) for flat in w.flats]
@@ -208,7 +208,7 @@ def _beside(tensor: Tensor, number: Number) -> Number:
 def _share(factor: Number, numerator: Tensor, squared_norm: Tensor) -> Tensor:
     """Return `factor * numerator / squared_norm`, or 0 if `factor` or `squared_norm` is 0.
 
-    A norm beyond float32 must not turn a direction to NaN that does not use the ratio.
+    So a norm that overflows float32 does not make a direction NaN that does not use the ratio.
     """
     is_zero = (squared_norm == 0) | (factor == 0)
     return factor * torch.where(is_zero, 0.0, numerator / squared_norm)

@@ -1,4 +1,4 @@
-"""One step with an ascent: a pass at `w`, the climb, a pass at `w + delta`, and the way back."""
+"""The ascent step: a pass at `w`, the climb, a pass at `w + delta`, and the restored weights."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -44,7 +44,7 @@ class AscentStep:
         self._passes = passes
         self._rho = numbers[0]
         self._coefficients = Coefficients(*numbers[1:])
-        # Of a captured step the numbers are on the device, where they cannot be compared with 0.
+        # Not from `numbers`: a captured step has them on the device, where 0 cannot be tested.
         self._uses_g = objective.combine.coefficients().use_g
 
     def run(self) -> tuple[Gradients, Report]:
@@ -58,9 +58,9 @@ class AscentStep:
         self._keeps_g = first is not None and (self._uses_g or is_g_whole)
         self._indices = [i for i, kind in enumerate(kinds) if self._keeps_g or kind != Kind.FIXED]
         arithmetic = self._choose(kinds)
-        self._workspace.arithmetic = None  # until the step has succeeded: it holds the copies
+        self._workspace.arithmetic = None  # frees the copies if the step raises
         with ExitStack() as stack:
-            if first is not None:  # draw the first pass's random numbers again, and move no buffer
+            if first is not None:  # repeat its random numbers, and leave the buffers unchanged
                 stack.enter_context(unmoved(weights, self._workspace.buffers_after_first))
                 stack.enter_context(random_state.replayed())
             try:
@@ -70,7 +70,7 @@ class AscentStep:
                     weights.check_after_first_pass()
                 direction, products = self._combine(arithmetic, is_first=first is None)
             finally:
-                # Ctrl-C may strike here too, so plain statements, and twice if need be.
+                # Ctrl-C may interrupt this too. Plain statements, then a second attempt.
                 try:
                     arithmetic.restore()
                 except BaseException:
@@ -93,7 +93,7 @@ class AscentStep:
         """Run the pass at `w`, and return its loss and aux. Its gradients stay in `.grad`."""
         objective, weights = self._objective, self._weights
         idle: list[nn.Parameter] = []
-        # FSDP does not follow `requires_grad`, and computes all gradients in any case.
+        # FSDP ignores changes of `requires_grad`, and computes all gradients.
         is_partial = not (self._uses_g or objective.perturb is None or weights.are_sharded)
         if is_partial and not weights.are_lazy:
             pairs = zip(weights.parameters, self._kinds(), strict=True)
@@ -101,12 +101,12 @@ class AscentStep:
         with gradients.disabled(weights, idle) if idle else nullcontext():
             result = self._passes.first.run(weights)
         weights.check_after_first_pass()
-        objective._check_memory()  # not before, since lazy modules have no dtype then
+        objective._check_memory()  # not earlier, since lazy modules had no dtype
         return result
 
     def _choose(self, kinds: Sequence[Kind]) -> Arithmetic:
         objective, indices = self._objective, self._indices
-        # Without `g` to keep there is one copy in any case; beside another vector, `g` has its own.
+        # Without `g` to keep, there is one copy in any case. Any other vector needs a copy of `g`.
         is_low = objective.memory == "low" and isinstance(self._along, Gradient)
         tensors, shardings = self._weights.tensors, self._weights.shardings
         task = Task(
@@ -122,7 +122,7 @@ class AscentStep:
     def _climb(self, arithmetic: Arithmetic, scale: Tensor | None) -> None:
         """Move the weights to `w + delta`."""
         along, workspace = self._along, self._workspace
-        if isinstance(along, Gradient):  # in one expression, so that `g` is freed in time
+        if isinstance(along, Gradient):  # without a name for `g`, so that `climb` can free it
             arithmetic.climb(workspace.take(self._indices), self._rho, scale)
             return
         parameters = [self._weights.parameters[index] for index in self._indices]
@@ -150,7 +150,7 @@ class AscentStep:
 
 
 def _pass_on_overflow(squared_norm: Tensor, direction: Gradients) -> None:
-    """Make the direction NaN somewhere if `g`, which it does not contain, is not finite."""
+    """Make one tensor of the direction NaN if `g`, which it does not contain, is not finite."""
     smallest = min((d for d in direction if d is not None and d.numel()), key=Tensor.numel)
     smallest.add_(0.0 * squared_norm.to(smallest))
 
@@ -162,7 +162,7 @@ def _of_g_p(pp: Tensor) -> Tensor:
 
 
 def _unscaled(g: Tensor | None, like: Tensor, scale: Tensor | None) -> Tensor:
-    """Return a gradient in at least float32, zeros if there is none."""
+    """Return the unscaled gradient in at least float32; zeros if it is None."""
     if g is None:
         return torch.zeros_like(like, dtype=wide(like.dtype))
     return widened(g) if scale is None else widened(g) / scale.to(g.device)

@@ -1,4 +1,4 @@
-"""Buffers during a call: BatchNorm's statistics, and whatever else a pass may write to."""
+"""Buffers during a step: BatchNorm's statistics, and all others that a pass may write to."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ Dictionaries = list[dict[str, Tensor | None]]
 
 
 class Buffers:
-    """One copy of a model's buffers, whose memory is kept from step to step."""
+    """A copy of a model's buffers, in memory that is reused from step to step."""
 
     def __init__(self) -> None:
         self._tensors: list[Tensor | None] = []
@@ -26,11 +26,11 @@ class Buffers:
 
     @contextmanager
     def kept(self, dictionaries: Dictionaries, *, on_error_only: bool = False) -> Iterator[None]:
-        """Undo what the body does to the buffers.
+        """Context manager that restores the buffers on exit.
 
         Args:
-            dictionaries: Those in which the modules hold them.
-            on_error_only: Undo it only if the body raises.
+            dictionaries: The dictionaries in which the modules hold them.
+            on_error_only: Restore them only if the body raises.
         """
         before = contents(dictionaries)
         if not (are_same(before, self._tensors) and _addresses(self._writable) == self._addresses):
@@ -47,7 +47,7 @@ class Buffers:
                     dictionary.clear()
                 for dictionary, content in contents_before:
                     dictionary.update(content)
-            if _addresses(writable) != addresses:  # and some assign to its data
+            if _addresses(writable) != addresses:  # some assign to `buffer.data`
                 for tensor, original in zip(writable, originals, strict=True):
                     tensor.data = original
             for tensors, copies in groups:
@@ -62,7 +62,7 @@ class Buffers:
             restore()
 
     def _allocate(self, dictionaries: Dictionaries, tensors: list[Tensor | None]) -> None:
-        # A lazy buffer gets its shape in a first pass, and must be found again after it.
+        # A lazy buffer gets its shape in the first pass, so it must be found again afterwards.
         self._tensors = [] if any(t is not None and is_lazy(t) for t in tensors) else tensors
         self._dictionaries = [(d, d.copy()) for d in dictionaries if d]
         self._writable = [t for t in tensors if t is not None and _is_writable(t)]
@@ -75,11 +75,11 @@ class Buffers:
 
 @contextmanager
 def unmoved(weights: Weights, buffers: Buffers) -> Iterator[None]:
-    """Context in which passes leave buffers and frozen parameters as the first pass left them.
+    """Context manager that restores buffers, and frozen parameters that the first pass wrote to.
 
     Args:
-        weights: The model.
-        buffers: The copy to use.
+        weights: The tensors of the model.
+        buffers: The memory for the copy.
     """
     written = weights.written()
     copies = list(map(Tensor.clone, written))
@@ -104,9 +104,9 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _is_writable(buffer: Tensor) -> bool:
-    """Return whether a forward pass could write into it: not if elements share memory.
+    """Return whether a forward pass could write to it: not if elements share memory.
 
-    Nested and quantised tensors, and views that conjugate or negate, are taken for constants.
+    Nested and quantised tensors, and conjugate or negative views, are treated as constants.
     """
     if is_lazy(buffer) or buffer.layout is not torch.strided or buffer.is_nested:
         return False

@@ -1,9 +1,9 @@
-"""The whole step as a CUDA graph: zero_grad, the passes, clipping and the update.
+"""Capture of a whole training step as a CUDA graph: zero_grad, the passes, clipping, the update.
 
-A step launches thousands of kernels, and with a small model the GPU waits for the CPU to do so.
-Captured once, they are launched together. A graph repeats the kernels that it captured, on the same
-memory, so whatever changes from step to step must lie there: the batch, and the settings, which are
-the learning rates and what an objective's `_numbers` returns.
+A step launches thousands of kernels, and with a small model the GPU waits for the CPU to launch
+them. A graph launches them all at once. It repeats the captured kernels on the same memory, so
+whatever changes from step to step is copied there first: the batch, and the settings, which are the
+learning rates and the numbers that the objective's `_numbers` returns.
 """
 
 from collections.abc import Sequence
@@ -32,37 +32,39 @@ def capture(
 ) -> CapturedStep:
     """Capture a training step as a CUDA graph, and return a function that replays it.
 
-    Capturing changes nothing: weights, statistics, the optimizer's state, `.grad` and the random
-    generators are as before. Learning rates, `rho`, `alpha`, `lam` and `gamma` may change from step
-    to step, and schedules and schedulers work as always. Everything else that the step depends on
-    must stay as it is, and is checked: the model's parameters, buffers and mode, the optimizer's
-    other settings and its state. So load checkpoints before. The graph has gradients of its own and
-    leaves `.grad` alone; its memory stays allocated as long as the function lives. `Intermittent`
-    has two graphs, which share their memory.
+    Capturing leaves weights, statistics, the optimizer's state, `.grad` and the random generators
+    unchanged. Afterwards, learning rates, `rho`, `alpha`, `lam` and `gamma` may change from step to
+    step, and schedules and schedulers work as always. Everything else that the step depends on must
+    not change, and each step checks it: the model's parameters, buffers and mode, the optimizer's
+    state and its other settings. So load checkpoints before capturing. The graph has its own
+    gradients and does not touch `.grad`. Its memory stays allocated until the returned function is
+    deleted. `Intermittent` has two graphs, which share their memory.
 
     Args:
         objective: Any objective of a model on one CUDA device.
         optimizer: SGD, Adam or AdamW, built with `fused=True`.
-        loss_fn: From a batch, runs the forward pass and returns the loss or `(loss, aux)`, in
-            autocast if you like. It runs a few times now, and never again: its kernels do.
-        example_batch: Tensors like those of all batches: same number, shapes and dtypes.
+        loss_fn: Takes a batch, runs the forward pass, under autocast if you use it, and returns the
+            loss or `(loss, aux)`. It is called only during the capture; later steps replay its
+            kernels.
+        example_batch: Tensors with the shapes and dtypes of every batch.
         micro_batches: The number of micro-batches of equal size to split each batch into, along the
-            first dimension; the loss is the mean of theirs.
-        shares_perturbation: Whether one perturbation serves all micro-batches, or each has its own
-            (m-sharpness). With several, the report holds the means of their losses and products.
-        climb_fraction: The fraction of the batch that the first pass runs on, from its start; at
-            least one row. Not together with `micro_batches`.
-        clip_norm: The largest norm of the direction; None for no clipping.
+            first dimension. The loss is the mean of their losses.
+        shares_perturbation: Whether all micro-batches share one perturbation, or each has its own
+            (m-sharpness). In the latter case the report averages their losses and products.
+        climb_fraction: The fraction of the batch that the first pass runs on, taken from its start;
+            at least one row. Not together with `micro_batches`.
+        clip_norm: The maximum norm of the direction; None for no clipping.
 
     Returns:
-        `step(*batch) -> Report`. The values of a report are its own, and so is `aux`.
+        `step(*batch) -> Report`. Later steps do not overwrite a report or its `aux`.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An argument is out of bounds, the model is not on one CUDA device or is spread
-            over processes, or the optimizer is not fused. `step`: a batch has another shape.
-        RuntimeError: The step cannot be captured, because it waits for the GPU, for example.
-            `step`: something other than the settings has changed.
+        ValueError: An argument is out of bounds, the model is not on one CUDA device or is trained
+            by several processes, or the optimizer is not fused. From `step`: a batch has another
+            shape or dtype.
+        RuntimeError: The step cannot be captured, for example because it synchronises with the GPU.
+            From `step`: something that must not change has changed.
     """
     if not isinstance(objective, Objective):
         raise InvalidTypeError(
@@ -100,7 +102,7 @@ def _device(objective: Objective) -> torch.device:
     weights = objective._refresh()
     if weights.wrappers or weights.are_sharded:
         raise InvalidValueError(
-            "model must be trained by one process, got one that is spread over several. "
+            "model must be trained by one process, got one that several processes train. "
             "Train it with objective.backward."
         )
     devices = weights.devices
@@ -124,7 +126,7 @@ def _check_optimizer(optimizer: Optimizer) -> None:
         if is_new and group["momentum"] and group["dampening"]:
             raise InvalidValueError(
                 f"optimizer must have taken a step if it has dampening, got a new {name}. Its "
-                "first step is unlike the others: take it with objective.backward."
+                "first step differs from the others: take it with objective.backward."
             )
 
 

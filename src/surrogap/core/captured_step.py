@@ -1,4 +1,4 @@
-"""A captured training step: zero_grad, the passes, clipping and the update, replayed."""
+"""A captured training step: zero_grad, the passes, clipping and the update in one graph."""
 
 from collections.abc import Iterable
 from typing import final
@@ -18,7 +18,7 @@ from surrogap.core.static_batch import StaticBatch
 from surrogap.core.weights import contents
 from surrogap.errors import UnsupportedError
 
-# As PyTorch recommends: libraries choose algorithms and allocate memory in their first calls.
+# As PyTorch recommends: libraries select algorithms and allocate memory in their first calls.
 _NUM_WARM_UPS = 3
 
 
@@ -55,19 +55,19 @@ class CapturedStep:
         """Take one step, on a batch like the example.
 
         Raises:
-            ValueError: The batch has another number, shape or dtype of tensors.
-            RuntimeError: Something has changed that the graph cannot follow.
+            ValueError: The batch differs from the example in number, shape or dtype of its tensors.
+            RuntimeError: Something that must not change has changed.
         """
         self._batch.check(batch)
         self._check_invariants()
-        # A graph runs in the stream of the current device, which need not be the model's.
+        # A graph runs on the stream of the current device, which may not be the model's.
         with torch.cuda.device(self._device):
             self._batch.copy_(batch)
             self._write_settings()
             report = self._graphs[self._objective._current].replay()
         self._objective._advance()
         self._objective.report = report
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # read by schedulers
         return report
 
     def _read_settings(self) -> list[Number]:
@@ -75,7 +75,7 @@ class CapturedStep:
         return [*self._objective._numbers(), *map(float, lrs)]
 
     def _write_settings(self) -> None:
-        """Write those that have changed, by kernels: a copy might wait for the last step."""
+        """Write the changed settings, with kernels: a copy might wait for the last step."""
         values = self._read_settings()
         for index, (value, written) in enumerate(zip(values, self._written, strict=True)):
             if value != written:
@@ -83,7 +83,7 @@ class CapturedStep:
         self._written = values
 
     def _warm_up(self, objective: Objective) -> None:
-        """Run the step on a stream of its own, since some libraries allocate for each stream."""
+        """Run the step on a side stream, as PyTorch recommends before a capture."""
         stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
@@ -126,7 +126,7 @@ class CapturedStep:
                 )
 
     def _read_invariants(self) -> list[tuple[str, object]]:
-        """Return what the graph relies on, and cannot see."""
+        """Return by name what the graph depends on but cannot observe."""
         objective, groups = self._objective, self._optimizer.param_groups
         weights = objective._refresh()
         buffers = contents(weights.buffers)

@@ -31,7 +31,7 @@ class Entry:
         path: Its class, as "module.class" in `surrogap.core`.
         arguments: Its keyword arguments and their defaults.
         passes: The number of forward-backward passes of a step, or the argument that sets it.
-        takes_optimizer: Whether it is built from the optimizer as well as the model.
+        takes_optimizer: Whether its constructor takes the optimizer as well as the model.
     """
 
     path: str

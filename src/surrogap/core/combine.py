@@ -1,7 +1,7 @@
 """The combination of both gradients: from `g` and `g_p` to the direction `d = a * g + b * g_p`.
 
-`a` and `b` are functions of three numbers, `<g, g>`, `<g, g_p>` and `<g_p, g_p>`. A part here says
-which functions; `arithmetic.py` evaluates them on the device.
+`a` and `b` are functions of three numbers, `<g, g>`, `<g, g_p>` and `<g_p, g_p>`. The classes here
+define the functions; `arithmetic.py` evaluates them on the device.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from torch import Tensor
 from surrogap.checks import number
 from surrogap.errors import InvalidValueError
 
-# A setting of a step: a Python number, or a scalar on the device where a captured step reads it.
+# A setting of a step: a Python number, or for a captured step a scalar on the device.
 Number: TypeAlias = float | Tensor
 
 
@@ -45,7 +45,7 @@ class Combine(ABC):
     def coefficients(self) -> Coefficients:
         """Return the coefficients of the current step as Python numbers.
 
-        It is called at every step, so raise ValueError here for a setting that is not valid.
+        Called at every step, so raise ValueError here for a setting that is not valid.
         """
 
 
@@ -82,7 +82,7 @@ class SurrogateGap(Combine):
         remedy = "Pass a non-negative number, such as 0.4; 0 is SAM."
         alpha = number("alpha", self.alpha, remedy=remedy)
         if self.minimize == "perturbed":
-            # Not -alpha: at 0 that is -0.0, and SAM's bits would differ where g_p is -0.0.
+            # Not -alpha: for alpha = 0 that is -0.0, and the result would not be SAM's bit for bit.
             return Coefficients(a_0=0.0 - alpha, b_0=1.0, b_1=alpha)
         if self.minimize == "plain":
             return Coefficients(a_0=1.0, b_0=alpha, a_1=-alpha)

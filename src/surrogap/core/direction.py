@@ -1,4 +1,4 @@
-"""The direction of a step: computed by its passes, then added to `.grad`, now or in `backward`."""
+"""The direction of a step: added to `.grad` at once, or later by `backward` on a loss."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -21,7 +21,7 @@ class Direction:
     """The direction of one step, to be added to `.grad` once.
 
     Args:
-        tensors: One tensor for each trainable parameter; None where no pass has reached it.
+        tensors: One tensor for each trainable parameter; None if no pass has reached it.
         report: The report of the step.
         weights: The model's tensors.
         replicas: The processes that train the model.
@@ -45,7 +45,7 @@ class Direction:
         self._proposed = states.take_proposed()
 
     def add(self, sync: bool) -> None:
-        """Add it to `.grad`, and move the states on.
+        """Add the direction to `.grad`, and update the states.
 
         Args:
             sync: Whether to average the sum over processes.
@@ -57,19 +57,19 @@ class Direction:
 
     @torch.no_grad()
     def add_later(self, incoming: Tensor, sync: bool) -> bool:
-        """Add it times `incoming`, the gradient that `backward` passes to the loss.
+        """Add the direction times `incoming`, the gradient that `backward` passes to the loss.
 
         Returns:
-            Whether the call ends a step: `sync`, and outside of `no_sync`.
+            Whether the call ends a step: `sync` is True, and DDP is not inside `no_sync`.
 
         Raises:
-            RuntimeError: The model has other trainable parameters by now.
+            RuntimeError: The trainable parameters of the model have changed.
         """
         weights = self._weights
         if not are_same(weights.parameters, self._parameters):
             raise UnsupportedError(
                 "model must keep its trainable parameters from objective.loss to backward, got "
-                "others. Freeze and thaw between steps."
+                "others. Freeze and unfreeze between steps."
             )
         scale = self.report._scale
         factor = incoming if scale is None else incoming / scale.to(incoming)
@@ -84,10 +84,10 @@ class Direction:
 
 @final
 class Deferred(torch.autograd.Function):
-    """The loss of a step as a scalar, whose backward pass calls a function once, at its end.
+    """The loss of a step as a scalar. Its backward pass calls a function once, at the end.
 
-    The graph has an anchor in place of the parameters: what the function adds to `.grad` has passed
-    the parameters' hooks already, in the passes.
+    The input of the graph is an anchor instead of the parameters: the hooks of the parameters have
+    already run, in the passes.
     """
 
     @staticmethod
@@ -101,19 +101,19 @@ class Deferred(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[None, None, None]:
-        """Have the function called on the incoming gradient, once backward is done.
+        """Queue a call of the function on the incoming gradient for the end of the backward pass.
 
         Raises:
-            RuntimeError: It was called before.
+            RuntimeError: This is the second backward pass.
         """
         on_backward, ctx.on_backward = ctx.on_backward, None
         if on_backward is None:
             raise UnsupportedError(
-                "loss must go backward once, got a second time. Its direction has been added to "
-                ".grad: call objective.loss again."
+                "loss.backward() must be called once, got a second call. The direction is in .grad "
+                "already: call objective.loss again."
             )
-        # At the end, behind the gradients of other terms of the loss and DDP's mean of those, which
-        # it writes over `.grad` in such a callback, too.
+        # At the end, after the gradients of other terms of the loss. DDP writes its mean of those
+        # to `.grad` in such a callback too.
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(lambda: on_backward(incoming))
         return None, None, None

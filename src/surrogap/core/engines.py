@@ -1,4 +1,4 @@
-"""Wrappers that an objective cannot train, refused by name."""
+"""Training engines whose models an objective cannot train: FSDP1, DeepSpeed and Megatron."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ from surrogap.errors import InvalidTypeError
 
 _DIRECT = "Use DistributedDataParallel of torch.nn.parallel, or torch.distributed.fsdp.fully_shard."
 
-# The beginning of a class's module and of its name, and why an objective cannot train it.
+# The prefixes of a class's module and name, and the error message.
 _REFUSED = (
     (
         "torch.distributed.fsdp.",
@@ -31,20 +31,24 @@ _REFUSED = (
 
 
 def check_engine(module_class: type[nn.Module]) -> None:
-    """Check the class of a module.
+    """Refuse modules of such an engine.
 
     Raises:
-        TypeError: It is a wrapper that an objective cannot train.
+        TypeError: The class belongs to one.
     """
     for each in module_class.__mro__:
         check_owner(each.__module__, each.__name__)
 
 
 def check_owner(module: str, name: str) -> None:
-    """Check a class or a function, by the module that defines it and its name.
+    """Refuse classes and functions of such an engine.
+
+    Args:
+        module: The name of the Python module that defines it.
+        name: Its name.
 
     Raises:
-        TypeError: It is of a wrapper that an objective cannot train.
+        TypeError: It belongs to one.
     """
     for prefix, start, message in _REFUSED:
         if module.startswith(prefix) and name.startswith(start):

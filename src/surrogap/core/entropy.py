@@ -1,4 +1,4 @@
-"""Entropy-SGD: descend the local entropy, estimated by Langevin steps around the weights."""
+"""Entropy-SGD: descent on the local entropy, estimated by Langevin steps around the weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -25,28 +25,28 @@ class EntropySGD(Objective):
 
     `mu` averages `inner_steps` Langevin steps from `v = mu = w`:
     `v += -inner_lr * (grad f(v) + gamma * (v - w)) + sqrt(inner_lr) * noise * N(0, I)`,
-    `mu = averaging * mu + (1 - averaging) * v`. The closure runs once for each, and may draw a new
-    batch each time; random numbers are new each time, and BatchNorm's statistics move in the first
-    pass alone. Any optimizer may follow.
+    `mu = averaging * mu + (1 - averaging) * v`. The closure runs once per inner step, and may draw
+    a new batch each time. Every pass draws new random numbers; BatchNorm's statistics are updated
+    in the first pass only. It works with any optimizer.
 
-    **Learning rate.** The direction is much shorter than a gradient: 0.003 to 0.006 of its length
-    in our runs with the defaults. Divide by `gamma` the learning rate that suits the plain
-    gradient: 0.1 becomes 0.1 / 0.03 = 3.3, which moves `w` by 0.1 of the way to `mu`.
+    **Learning rate.** The direction is much shorter than the gradient: 0.003 to 0.006 times its
+    norm in our runs with the defaults. Take the learning rate that suits the plain gradient, and
+    divide it by `gamma`: 0.1 becomes 0.1 / 0.03 = 3.3, which moves `w` a tenth of the way to `mu`.
 
-    **The authors' code** steps along `w - mu`, without `gamma`: its learning rate is `gamma` times
-    ours. It draws noise of `sqrt(2 * inner_lr) * noise`: sqrt(2) times ours for the same number.
+    **The authors' code** steps along `w - mu`, without `gamma`, so its learning rate is `gamma`
+    times ours. Its noise is `sqrt(2 * inner_lr) * noise`, sqrt(2) times ours for the same `noise`.
     Its Lua version counts `t` from 1 in `gamma_t`; its Python version never increments `t`, so
     scoping has no effect there.
 
     Args:
         model: The model to train.
-        gamma: The strength with which the inner steps are held to the weights.
-        inner_steps: The number of inner steps, each one pass.
+        gamma: The strength of the pull of the inner steps towards the weights.
+        inner_steps: The number of inner steps, one pass each.
         inner_lr: The learning rate of the inner steps.
-        noise: The scale of the noise in the inner steps; 0 makes them a descent.
-        averaging: The weight of the past in `mu`, in [0, 1).
-        scoping: The growth of `gamma` with the step: `gamma_t = gamma * (1 + scoping)^t`, t from 0.
-            If it is not 0, save the `state_dict` beside the optimizer's.
+        noise: The scale of the noise in the inner steps; with 0 they are gradient descent.
+        averaging: The decay of the average `mu`, in [0, 1).
+        scoping: The growth rate of `gamma`: `gamma_t = gamma * (1 + scoping)^t`, t from 0. If it is
+            not 0, save the `state_dict` with the optimizer's.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -99,14 +99,14 @@ class EntropySGD(Objective):
         return self.inner_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps taken, which scoping needs; empty without scoping."""
+        """Return the number of steps taken, for scoping; empty without scoping."""
         return {"num_steps": self.num_steps} if self.scoping else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, a `state_dict` saved before.
+        """Load what `state_dict` returned.
 
         Raises:
-            ValueError: It does not hold a number of steps.
+            ValueError: `state` does not hold a number of steps.
         """
         if self.scoping or state:
             self.num_steps = num_steps(state)
@@ -125,8 +125,8 @@ class EntropySGD(Objective):
         workspace, weights = self._workspace, self._workspace.weights
         if self.noise and any(map(has_copies, weights.parameters)):
             raise InvalidValueError(
-                f"noise must be 0 if processes hold copies of shards of the weights, got "
-                f"{self.noise}. Each would draw its own noise: pass noise=0, or shard over all."
+                f"noise must be 0 if processes hold replicas of shards, as with HSDP, got "
+                f"{self.noise}. Each would draw different noise: pass noise=0, or use plain FSDP."
             )
         loss, aux = passes.run(weights)
         weights.check_after_first_pass()
@@ -150,7 +150,7 @@ class EntropySGD(Objective):
                         is_reached[index] |= gradient is not None
                     inner.step_(layout.read(gradients))
             finally:
-                # As in `Objective`: Ctrl-C may strike here too.
+                # As in `AscentStep`: Ctrl-C may interrupt this too.
                 try:
                     w.write_to_(tensors)
                 except BaseException:
@@ -173,7 +173,7 @@ class _LangevinSteps:
         settings: The objective.
         gamma: The current step's gamma.
         w: The start.
-        scale: The factor of the gradients, or None.
+        scale: The scale of the gradients, or None.
     """
 
     def __init__(
@@ -189,8 +189,8 @@ class _LangevinSteps:
     def step_(self, gradient: Vector) -> None:
         """Take one step along `gradient`.
 
-        Where that is not finite, `mu` is not either from then on, which the caller will see; but
-        `v` returns to `w` there, so that the passes to come have a finite loss.
+        Where `gradient` is not finite, `mu` is not finite from then on, so that the caller sees it.
+        `v` is reset to `w` there, so that the next passes have a finite loss.
         """
         lr, averaging = self._settings.inner_lr, self._settings.averaging
         for flats in zip(self._w.flats, gradient.flats, self.v.flats, strict=True):
@@ -199,7 +199,7 @@ class _LangevinSteps:
                 force = (v - widened(w)).mul_(self._gamma).add_(widened(g) * unscale)
                 v.sub_(force, alpha=lr)
         if self._settings.noise:
-            # Piece by piece, so that the numbers drawn do not depend on the layout.
+            # One tensor at a time, so that the random numbers do not depend on the layout.
             for piece in self.v.views():
                 piece.add_(torch.randn_like(piece), alpha=lr**0.5 * self._settings.noise)
         for flats in zip(self._w.flats, self.v.flats, self._mu.flats, strict=True):
@@ -208,7 +208,7 @@ class _LangevinSteps:
                 torch.where(v.isfinite(), v, widened(w), out=v)
 
     def direction(self) -> Vector:
-        """Return `gamma * (w - mu)`, times the scale, since the caller will unscale it."""
+        """Return `gamma * (w - mu)` times the scale, which the caller divides by."""
         flats = []
         for w, mu in zip(self._w.flats, self._mu.flats, strict=True):
             factor = (

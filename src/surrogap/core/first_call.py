@@ -1,6 +1,6 @@
-"""Checks of an objective's first call: that its closure trains the objective's model.
+"""Checks of an objective's first call: its closure must train the objective's model.
 
-They look at every module and every node of the graph, so later calls leave them out.
+They visit every module and every node of the autograd graph, so only the first call runs them.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from surrogap.errors import InvalidValueError, UnsupportedError
 
 @contextmanager
 def outside_wrappers(weights: Weights) -> Iterator[None]:
-    """Context in which the model must not run inside a wrapper that the objective does not have.
+    """Context in which the model must not run inside a wrapper that the objective does not know.
 
-    The wrapper would average what it sees of the passes, and nothing would average the directions.
+    The wrapper would average the gradients of single passes, and nothing would average directions.
 
     Raises:
-        TypeError: It runs inside a wrapper that an objective cannot train.
-        ValueError: It runs inside DistributedDataParallel.
+        TypeError: The model runs inside a wrapper that an objective cannot train.
+        ValueError: The model runs inside DistributedDataParallel.
     """
     is_alone = not is_distributed() or dist.get_world_size() == 1
     if is_alone or weights.wrappers or weights.are_sharded:
@@ -42,7 +42,7 @@ def outside_wrappers(weights: Weights) -> Iterator[None]:
             raise InvalidValueError(
                 "model must be the wrapped one, got the model inside DistributedDataParallel. "
                 "Build the objective after wrapping, from what DistributedDataParallel, "
-                "accelerator.prepare or fabric.setup returned; else replicas drift apart."
+                "accelerator.prepare or fabric.setup returned. Otherwise replicas diverge."
             )
 
     handle = register_module_forward_pre_hook(check)
@@ -53,18 +53,18 @@ def outside_wrappers(weights: Weights) -> Iterator[None]:
 
 
 def check_leaves(loss: Tensor, weights: Weights) -> None:
-    """Check that the trainable parameters in the graph of a loss are the model's.
+    """Check that all trainable parameters in the graph of a loss belong to the model.
 
-    Inputs that require gradients are not parameters, and may be in it.
+    Inputs that require gradients are not parameters, and are allowed.
 
     Raises:
-        RuntimeError: Another is: both passes would add to its gradient.
+        RuntimeError: One does not. Both passes would add to its gradient.
     """
     known, leaves = weights.identities(), list(_leaves(loss))
     others = [p for p in leaves if isinstance(p, nn.Parameter) and id(p) not in known]
     if others and len(others) < len(leaves):  # otherwise it is another model's loss, refused later
         raise UnsupportedError(
-            "loss must depend on no trainable parameter outside of the objective's model, got one "
+            "loss must not depend on trainable parameters outside the objective's model, got one "
             f"of shape {tuple(others[0].shape)}. It would get the sum of both passes' gradients: "
             "pass nn.ModuleList([model, other]) to the objective, or freeze the other."
         )

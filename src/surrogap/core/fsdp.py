@@ -21,29 +21,29 @@ class FullySharded:
             self.modules = [module for module in modules if isinstance(module, FSDPModule)]
 
     def reshard(self) -> None:
-        """Have the modules hold shards, not the whole that they gathered for a pass.
+        """Free the gathered parameters, so that the modules hold shards.
 
-        After a pass they mostly do so by themselves. Not after an evaluation or an error, nor if
-        set otherwise; and what they gathered would hide that weights moved.
+        After a pass FSDP usually does so itself, but not after an evaluation or an error, nor with
+        `reshard_after_forward=False`. A pass would use the gathered parameters, not the moved ones.
         """
         for module in self.modules:
             module.reshard()
 
     def gathered(self) -> list[Any]:
-        """Return the whole parameters, where the modules have gathered them."""
+        """Return the unsharded parameters; None where FSDP has not gathered them."""
         parameters = chain.from_iterable(group.fsdp_params for group in self._groups())
         return [getattr(parameter, "_unsharded_param", None) for parameter in parameters]
 
     @property
     def reduce(self) -> bool:
-        """Whether a backward pass would reduce gradients: `set_requires_gradient_sync`."""
+        """Whether backward passes reduce gradients; see `set_requires_gradient_sync`."""
         return all(group.reduce_grads and group.all_reduce_grads for group in self._groups())
 
     @contextmanager
     def reducing(self) -> Iterator[None]:
         """Context in which the gradients of every pass are reduced.
 
-        A pass whose gradients FSDP keeps to itself would leave nothing to climb along.
+        Without reduction FSDP keeps the gradients of a pass internally, and `.grad` stays empty.
         """
         groups = self._groups()
         before = [(group.reduce_grads, group.all_reduce_grads) for group in groups]
@@ -56,7 +56,7 @@ class FullySharded:
                 group.reduce_grads, group.all_reduce_grads = flags
 
     def reset(self) -> None:
-        """Have FSDP forget a pass that raised, with what it gathered and reduced for it."""
+        """Discard the state of a pass that raised: gathered parameters and unreduced gradients."""
         for module in self.modules:
             state = module._get_fsdp_state()
             if state._is_root is None:
@@ -76,7 +76,7 @@ class FullySharded:
 
 
 def _reset(state: Any) -> None:
-    """Stand in for `reset_iter_state`, which torch 2.11 does not have."""
+    """Do what `reset_iter_state` does, which torch 2.11 does not have."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
     state._modules_to_run_forward.clear()

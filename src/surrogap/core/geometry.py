@@ -1,7 +1,7 @@
 """The geometry of the ascent step: the point `w + delta` where the second pass runs.
 
-Both geometries are one formula, `delta = rho * T^2 v / (||T v|| + eps)` with a diagonal `T`, for a
-climb along `v`. The kind of a parameter says what `T` is on it.
+Both geometries have one formula, `delta = rho * T^2 v / (||T v|| + eps)` with a diagonal `T`, for a
+climb along `v`. The kind of a parameter defines its part of `T`.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from typing import final
 class Kind(IntEnum):
     """The value of `T` on a parameter."""
 
-    FIXED = 0  # 0: the parameter does not climb
-    PLAIN = 1  # 1
-    SCALED = 2  # |w| + eta
+    FIXED = 0  # T = 0: the parameter does not climb
+    PLAIN = 1  # T = 1
+    SCALED = 2  # T = |w| + eta
 
 
 @final
@@ -30,5 +30,5 @@ class Geometry:
     eta: float | None = None
 
     def kind(self, name: str) -> Kind:
-        """Return the kind of a climbing parameter. A bias is one whose name ends in "bias"."""
+        """Return the kind of a parameter that climbs. The names of biases end in "bias"."""
         return Kind.PLAIN if self.eta is None or name.endswith("bias") else Kind.SCALED

@@ -1,4 +1,4 @@
-"""The attribute `.grad`: cleared for the passes of a call, then added to."""
+"""Gradients in `.grad`: cleared before the passes, taken after each, and the direction added."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,20 +21,20 @@ _layout = attrgetter("layout")
 
 
 def current(weights: Weights) -> Gradients:
-    """Return what `.grad` holds."""
+    """Return `.grad` of each parameter."""
     return list(map(_gradient, weights.parameters))
 
 
 @contextmanager
 def cleared(weights: Weights) -> Iterator[None]:
-    """Context in which `.grad` is empty at first; afterwards it is what it was."""
+    """Context manager that clears `.grad`, and restores it on exit."""
     parameters, before = weights.parameters, current(weights)
     if are_any(before):
         _clear(weights)
     try:
         yield
     except BaseException:
-        weights.fsdp.reset()  # first, since it clears `.grad`
+        weights.fsdp.reset()  # before the restore, since it clears `.grad`
         raise
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
@@ -45,7 +45,7 @@ def cleared(weights: Weights) -> Iterator[None]:
 def disabled(weights: Weights, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Context in which passes compute no gradient of `parameters`.
 
-    `backward(inputs=...)` would do as much, but fails under reentrant checkpointing.
+    `backward(inputs=...)` would do the same, but fails under reentrant checkpointing.
     """
     try:
         _require(weights, parameters, False)
@@ -57,8 +57,8 @@ def disabled(weights: Weights, parameters: Sequence[nn.Parameter]) -> Iterator[N
 def _require(weights: Weights, parameters: Sequence[nn.Parameter], value: bool) -> None:
     for parameter in parameters:
         parameter.requires_grad_(value)
-    # A compiled model of torch 2.11 does not look at `requires_grad`, but at whether the
-    # dictionaries of its modules were written to; without this it would run the other graph.
+    # In torch 2.11, a compiled model does not notice a change of `requires_grad`, only a write to
+    # the dictionaries of its modules. Without this write it would run the wrong graph.
     changed = set(map(id, parameters))
     for module in weights.modules:
         if any(id(parameter) in changed for parameter in module._parameters.values()):
@@ -67,16 +67,17 @@ def _require(weights: Weights, parameters: Sequence[nn.Parameter], value: bool) 
 
 
 def take(weights: Weights) -> Gradients:
-    """Return what `.grad` holds, in this process's shards, and clear it.
+    """Return the gradients, as this process's shards of them, and clear `.grad`.
 
     Raises:
-        RuntimeError: There is no gradient at all, or one is sparse.
+        RuntimeError: There is no gradient at all, or one is sparse or has another dtype than its
+            parameter.
     """
     weights.fsdp.reshard()
     gradients = shards(weights, current(weights))
     if not are_any(gradients):
         raise UnsupportedError(
-            "loss must depend on the model's trainable parameters, got a gradient for none of "
+            "loss must depend on the model's trainable parameters, got no gradient for any of "
             "them. Build the objective from the model that the closure runs."
         )
     _check(weights, gradients)
@@ -106,12 +107,12 @@ def _clear(weights: Weights) -> None:
 
 
 def add(weights: Weights, direction: Gradients, mean: Mean | None) -> None:
-    """Add in place, as `Tensor.backward` does, and leave None what no pass has reached.
+    """Add a direction to `.grad` in place, as `Tensor.backward` does.
 
     Args:
         weights: The parameters.
-        direction: One tensor for each of them.
-        mean: If not None, the sum's mean over processes replaces the sum.
+        direction: One tensor for each parameter; None if no pass has reached it.
+        mean: Averages the sum over processes, if not None.
     """
     before = current(weights)
     if not (are_any(before) or weights.are_sharded):
@@ -160,7 +161,7 @@ def _refuse(weights: Weights, gradients: Gradients) -> None:
         if gradient is not None and gradient.dtype is not parameter.dtype:
             raise UnsupportedError(
                 f"{name} must have a gradient of its own dtype, got {gradient.dtype}. "
-                "Leave its grad_dtype as it is."
+                "Do not set its grad_dtype."
             )
 
 

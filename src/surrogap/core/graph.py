@@ -16,12 +16,16 @@ from surrogap.errors import UnsupportedError
 
 
 class Graph:
-    """One captured form of the step.
+    """A CUDA graph of the step with one objective.
+
+    Args:
+        objective: The objective. The graph uses a copy of it, with its own memory.
 
     Attributes:
-        objective: The objective that it was captured with.
-        values: Losses, radius and products of the last replay.
-        aux: What the loss function returned beside the loss in the last replay.
+        objective: The copy.
+        values: Losses, radius and inner products of the last replay.
+        aux: The aux of the loss function in the last replay.
+        lacks_loss: Whether the step does not compute f(w).
     """
 
     values: Tensor
@@ -40,37 +44,37 @@ class Graph:
         num_calls: int,
         pool: Any,
     ) -> None:
-        """Capture what `run` does.
+        """Capture a step.
 
         Args:
-            run: Takes a step.
-            num_calls: The number of the objective's calls in it.
-            pool: The memory that graphs share.
+            run: Takes the step.
+            num_calls: The number of calls of the objective in the step.
+            pool: The memory pool that graphs share.
 
         Raises:
-            RuntimeError: It cannot be captured.
+            RuntimeError: The step cannot be captured.
         """
         try:
             with (
                 self.objective._workspace.capturing(num_calls),
-                # "thread_local", so that other threads, which may load data, can go on.
+                # "thread_local", so that other threads, such as data loaders, can use CUDA.
                 torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"),
             ):
                 report = Report.mean(run(self.objective, self._random_state), divisor=num_calls)
                 self.values = report._row()
-                # An autocast around all this must not keep casts that only the graph makes.
+                # The caller's autocast must not cache casts whose values only a replay computes.
                 torch.clear_autocast_cache()
         except Exception as error:
             self._random_state.reset()
             raise UnsupportedError(
-                "loss_fn must do all its work on the GPU without waiting for it, got "
+                "loss_fn must run on the GPU without synchronising with it, got "
                 f"{type(error).__name__}: {error}. Train with objective.backward instead."
             ) from error
         self.aux = report.aux
         self.lacks_loss = report._lacks_loss
 
     def replay(self) -> Report:
-        """Take a step."""
+        """Replay the step, and return its report."""
         self._random_state.align()
         self._graph.replay()
         loss, perturbed_loss, rho, *products = self.values.clone().unbind()
@@ -82,11 +86,11 @@ class Graph:
 
 
 class GraphRandomState:
-    """The random numbers of a captured step, which the second pass draws again.
+    """The random numbers of a captured step, which the second pass repeats.
 
-    In a graph, the state of a generator cannot be read and set: it counts on from where the
-    generator is when the graph is replayed. So the second pass draws from a twin of the state,
-    which is set to the generator's before each replay.
+    A graph cannot read and set the state of a generator: a replay continues from the state that the
+    generator has then. So the second pass draws from a second state, which is set to the
+    generator's before each replay.
     """
 
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -97,7 +101,7 @@ class GraphRandomState:
         graph.register_generator_state(self._second)
 
     def __call__(self, devices: Iterable[torch.device]) -> "GraphRandomState":
-        """Stand in for the constructor of `RandomState`; a graph has one state for all calls."""
+        """Replace the constructor of `RandomState`: a graph has one state for all calls."""
         return self
 
     @contextmanager
@@ -110,7 +114,7 @@ class GraphRandomState:
             self._generator.graphsafe_set_state(self._first)
 
     def align(self) -> None:
-        """Have the second pass of the next replay draw what the first draws."""
+        """Set the second state to the generator's, before a replay."""
         self._second.set_state(self._generator.get_state())
 
     def reset(self) -> None:

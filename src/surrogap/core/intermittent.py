@@ -1,4 +1,4 @@
-"""The steps at which an objective is used: every k-th, or from a step on."""
+"""An objective used at some steps only: at every k-th, or from a given step on."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -13,17 +13,17 @@ from surrogap.errors import InvalidTypeError
 
 @final
 class Intermittent(Objective):
-    """Another objective at some steps, and the plain gradient at the others.
+    """The wrapped objective at some steps, and the plain gradient at the others.
 
     Step `t`, from 0, uses the objective if `t >= start and (t - start) % every == 0`. Plain steps
-    report `rho` as NaN, ignore `climb=`, and leave the state of the objective's `along` as it is.
-    Schedules of the radius advance at every step. It counts steps, so save its `state_dict`, which
-    includes that of the wrapped objective.
+    report `rho` as NaN, ignore `climb=`, and do not change the state of the objective's `along`.
+    Radius schedules advance at every step. Save its `state_dict`: it holds the number of steps and
+    the state of the wrapped objective.
 
     Args:
-        objective: The objective to use at some steps.
-        every: The number of steps from one use to the next.
-        start: The first step that uses it.
+        objective: The objective to wrap.
+        every: The number of steps from one use of the objective to the next.
+        start: The first step that uses the objective.
 
     Raises:
         TypeError: `objective` is not an objective, or a number is not an integer.
@@ -70,10 +70,10 @@ class Intermittent(Objective):
         return {"num_steps": self.num_steps, "objective": self.objective.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, a `state_dict` saved before.
+        """Load what `state_dict` returned.
 
         Raises:
-            ValueError: It does not hold a number of steps, or is of another objective.
+            ValueError: `state` does not hold a number of steps, or is that of another objective.
         """
         self.num_steps = num_steps(state)
         self.objective.load_state_dict(state.get("objective", {}))

@@ -7,9 +7,9 @@ One step at weights `w`, on one batch:
 3. `g_p = grad f(w + delta)`, on the same batch with the same random numbers (`buffers.py`).
 4. Restore `w` exactly, and add the combination of `g` and `g_p` (`combine.py`) to `.grad`.
 
-An objective is put together from such parts, and `ascent.py` runs them. The number of passes, and
-the gradients that each must compute, follow from the parts: if none needs `g`, there is no first
-pass, and if only the ascent step does, the first pass computes the gradients of the parameters that
+An objective is composed of such parts, and `ascent.py` runs them. The parts determine the number of
+passes, and the gradients that each pass computes. If no part needs `g`, there is no first pass. If
+only the ascent step needs it, the first pass computes only the gradients of the parameters that
 climb.
 """
 
@@ -45,31 +45,32 @@ from surrogap.errors import InvalidTypeError, InvalidValueError
 class Objective:
     """A replacement for `loss.backward()` that adds the direction of a method to `.grad`.
 
-    Below, `g` is the gradient at the weights `w`, and `g_p` that at the perturbed weights
+    `g` is the gradient at the weights `w`, and `g_p` the gradient at the perturbed weights
     `w + delta`.
 
-    Subclass it, and pass parts of `surrogap.parts` to this constructor, for an objective of your
-    own: see docs/how-to/new-objective.md. Without `along`, the direction is the plain gradient.
+    For an objective of your own, write a subclass that passes parts of `surrogap.parts` to this
+    constructor: see docs/how-to/new-objective.md. Without `along`, the direction is the plain
+    gradient.
 
     Args:
-        model: The model to train. Every parameter that the loss trains must be in it. To train
-            several modules together, put them into an `nn.ModuleList`. If it is wrapped in
-            DistributedDataParallel, pass the wrapper.
+        model: The model to train. It must hold every trainable parameter that the loss depends on.
+            To train several modules together, put them into an `nn.ModuleList`. If the model is
+            wrapped in DistributedDataParallel, pass the wrapper.
         rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
         along: The vector to climb along.
         geometry: The ball to climb in.
         combine: The combination of both gradients; by default SAM's, `d = g_p`.
         perturb: The parameters that climb: "norms" for the affine parameters of normalisation
-            layers, a function of a parameter's name and the parameter, or None for all. The others
-            stay in place in the second pass, and get their direction like all. If the direction
-            does not contain `g` (SAM, or alpha = 0), the first pass computes only the gradients of
-            the parameters that climb.
-        scope: Under DistributedDataParallel, the gradients that the ascent step follows: "replica",
-            this process's own, which is the default; "global", the mean of all processes; a process
-            group, the mean of its members. Sharded models support only "global".
-        memory: "exact" holds copies of the weights and of `g` during a step. "low" holds only that
-            of the weights, on CUDA, and recovers `g` from the ascent step, with a relative error of
-            at most `6e-8 * ||w|| / rho`. Not for parameters in half precision.
+            layers, a function of a parameter's name and the parameter, or None for all. The other
+            parameters are not perturbed, but they are trained like all. If the direction does not
+            contain `g` (SAM, or alpha = 0), the first pass computes only the gradients of the
+            parameters that climb.
+        scope: Under DistributedDataParallel, the gradients that the ascent step uses: "replica",
+            this process's own, which is the default; "global", the mean over all processes; a
+            process group, the mean over its members. Sharded models support only "global".
+        memory: "exact" holds copies of the weights and of `g` during a step. "low" holds only a
+            copy of the weights, on CUDA, and recovers `g` from the ascent step with a relative
+            error of at most `6e-8 * ||w|| / rho`. Not for parameters in half precision.
         eps: Added to the norm before dividing by it.
 
     Attributes:
@@ -84,7 +85,7 @@ class Objective:
         RuntimeError: A parameter has a post-accumulate-grad hook.
     """
 
-    # The attributes that a captured step cannot follow when they change.
+    # The attributes that must not change once a step is captured.
     _fixed: ClassVar[tuple[str, ...]] = ("model", "perturb", "scope", "memory")
 
     def __init__(
@@ -148,39 +149,39 @@ class Objective:
     ) -> Report:
         """Add the objective's direction to `.grad`, as `loss.backward()` adds the gradient.
 
-        Afterwards the weights are bit for bit what they were, BatchNorm's statistics have moved
-        once, and the random generators are where one pass leaves them. If anything raises, weights,
-        gradients and buffers are what they were before the call. (Frozen parameters that the
-        closure itself writes to, such as a momentum encoder's, are what one pass makes of them.)
+        Afterwards the weights are unchanged bit for bit, and BatchNorm's statistics and the random
+        generators are as after one pass. If anything raises, weights, gradients and buffers are as
+        before the call. (Frozen parameters that the closure itself writes to, such as those of a
+        momentum encoder, are as after one pass.)
 
         Args:
             closure: Runs the forward pass and returns the loss, or `(loss, aux)`. It must call
                 neither `backward` nor `zero_grad`. A list of closures is one batch in
-                micro-batches, with one perturbation for all of them; as with `loss.backward()`,
-                their losses add up, so divide each by their number for a mean.
-            climb: The closure of the first pass, on a part of the batch, so that it costs less.
-                Where the direction contains `g`, that is the gradient of this part.
-            scaler: The scaler of the loss. Unscale, clip and step afterwards, as always.
-            backward: Called on the loss in place of `loss.backward()`, for frameworks that bring
-                their own. If it scales the loss, the report's norms are scaled too. It must not
-                step the optimizer, nor clip: it would clip the gradient of each pass.
-            sync: False for all but the last of several calls that share one optimizer step. Only in
-                the last, DDP averages gradients and schedules advance. Inside DDP's `no_sync` it is
-                always False.
+                micro-batches, which share one perturbation. As with `loss.backward()`, their losses
+                add up, so divide each by their number for a mean.
+            climb: The closure of the first pass, if that is to run on fewer samples to cost less.
+                If the direction contains `g`, it is then the gradient on these samples.
+            scaler: The gradient scaler. Unscale, clip and step afterwards, as always.
+            backward: Called on the loss instead of `loss.backward()`, for frameworks that have
+                their own. If it scales the loss, the norms in the report are scaled too. It must
+                neither step the optimizer nor clip, since it would clip the gradient of each pass.
+            sync: False for all but the last of several calls that share one optimizer step. DDP
+                averages gradients, and schedules advance, only in the last. Inside DDP's `no_sync`
+                it is always False.
 
         Returns:
             The measurements of the call.
 
         Raises:
             TypeError: An argument has the wrong type, or the closure did not return a tensor.
-            ValueError: The list of closures is empty, or they all read the same variables; `climb`
-                was given to an objective without a first pass; the model or the radius is not valid
-                any more; or the closure runs the model inside DDP, but the objective was built from
-                the model inside.
-            RuntimeError: The closure returned a loss that has no graph, is not a scalar, or does
-                not depend on a trainable parameter, or on one that the model does not hold; it
-                called `backward` itself, or added or unfroze parameters; a gradient is sparse; or
-                `backward` moved the weights.
+            ValueError: The list of closures is empty, or all closures read the same variables;
+                `climb` was passed to an objective without a first pass; the model or the radius is
+                no longer valid; or the closure runs a DDP model, but the objective was built from
+                the model inside it.
+            RuntimeError: The closure returned a loss that has no graph, is not a scalar, does not
+                depend on a trainable parameter of the model, or depends on one outside it. Or it
+                called `backward`, or added or unfroze parameters. Or a gradient is sparse, or
+                `backward` changed the weights.
         """
         self._check_climb(climb is not None)
         passes = Passes(closure, scaler, backward, climb)
@@ -197,35 +198,35 @@ class Objective:
     ) -> Tensor:
         """Return `f(w)` as a scalar whose `backward()` adds the direction to `.grad`.
 
-        It stands in for the loss of a training loop: the loop may divide it, scale it, call
-        `backward` on it, clip and step as always. `backward` adds the direction times the gradient
-        that reaches the loss, so half the loss adds half the direction, for EntropySGD too. Both
-        passes run now, inside the caller's autocast, and each call has a perturbation of its own.
+        It replaces the loss in a training loop: the loop may divide it, scale it, call `backward`
+        on it, clip and step as always. `backward` adds the direction times the gradient of the
+        scalar, so half the loss adds half the direction, for EntropySGD too. All passes run during
+        this call, inside the caller's autocast, and each call has its own perturbation.
         `objective.report` is the report of the last call.
 
-        Without `backward` on it, a call leaves what a forward pass leaves: buffers and random
-        generators have moved once. Until then it holds the direction, one copy of the parameters;
-        once it is dropped, nothing. Under `torch.no_grad()` it is one plain pass.
+        Without `backward`, a call has the effects of a forward pass: buffers and random generators
+        change as in one pass. The scalar holds the direction, one copy of the parameters, until
+        `backward`, or until it is deleted. Under `torch.no_grad()` the call is one plain pass.
 
-        Use `backward` for several micro-batches with one perturbation, and for a first pass on a
-        part of the batch (`climb=`); use `capture` for a step as a CUDA graph.
+        Use `objective.backward` for several micro-batches with one perturbation, and for a first
+        pass on fewer samples (`climb=`). Use `capture` for a step as a CUDA graph.
 
         Args:
             closure: Runs the forward pass and returns the loss, or `(loss, aux)`. It must call
                 neither `backward` nor `zero_grad`.
-            scaler: The scaler that will scale the loss, for float16: the passes here scale by as
-                much, so that their gradients do not underflow.
+            scaler: The gradient scaler that will scale the loss, for float16. The passes scale by
+                the same factor, so that their gradients do not underflow.
             sync: False for all but the last of several calls that share one optimizer step, as in
-                `backward`. Inside `no_sync` of DDP, or after FSDP2's
+                `backward`. Inside DDP's `no_sync`, or after FSDP2's
                 `set_requires_gradient_sync(False)`, it may be left out.
 
         Returns:
-            A scalar in at least float32. If f(w) is not computed (MomentumSAM), the perturbed loss.
+            A scalar in at least float32; the perturbed loss if f(w) is not computed (MomentumSAM).
             Its `backward` may be called once.
 
         Raises:
             TypeError: An argument has the wrong type, or the closure did not return a tensor.
-            ValueError: The model or the radius is not valid any more.
+            ValueError: The model or the radius is no longer valid.
             RuntimeError: See `backward`.
 
         >>> from surrogap import SAM
@@ -238,7 +239,7 @@ class Objective:
         """
         if not callable(closure):
             raise InvalidTypeError(
-                f"closure must be one function, got {type(closure).__name__}. For a list of "
+                f"closure must be one function, got {type(closure).__name__}. For several "
                 "micro-batches with one perturbation call objective.backward."
             )
         passes = Passes(closure, scaler)
@@ -262,9 +263,9 @@ class Objective:
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the objective keeps from step to step; empty if there is nothing.
+        """Return the state that the objective keeps from step to step; empty if it has none.
 
-        The state of `along` is per process under scope "replica", so each process saves its own.
+        Under scope "replica" the state of `along` differs between processes, so each saves its own.
         """
         state: dict[str, Any] = {}
         if isinstance(self.rho, Schedule) and (of_rho := self.rho.state_dict()):
@@ -274,10 +275,10 @@ class Objective:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, a `state_dict` saved before.
+        """Load what `state_dict` returned.
 
         Raises:
-            ValueError: It is the state of another schedule or model.
+            ValueError: `state` is that of another schedule or model.
         """
         if isinstance(self.rho, Schedule):
             self.rho.load_state_dict(state.get("rho", {}))
@@ -291,7 +292,7 @@ class Objective:
         listed = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         return f"{type(self).__name__}({listed})"
 
-    # The rest is for the core: `capture` and `Intermittent` call it too.
+    # Internal methods, which `capture` and `Intermittent` call too.
 
     def _refresh(self) -> Weights:
         return self._workspace.refresh(self.scope)
@@ -302,7 +303,7 @@ class Objective:
         return self
 
     def _numbers(self) -> list[Number]:
-        """Return the settings that may differ from step to step, checked."""
+        """Check and return the settings that may change from step to step."""
         return [] if self.along is None else [radius(self.rho), *self.combine.coefficients()]
 
     def _advance(self) -> None:
@@ -317,12 +318,12 @@ class Objective:
         return direction.report
 
     def _buffers_kept(self) -> AbstractContextManager[None]:
-        """Context that restores the buffers if the body raises."""
+        """Context manager that restores the buffers if the body raises."""
         workspace = self._workspace
         return workspace.buffers_before.kept(workspace.weights.buffers, on_error_only=True)
 
     def _find_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Direction:
-        """Run the passes, and leave `.grad` as it is."""
+        """Run the passes, and leave `.grad` unchanged."""
         workspace = self._workspace
         with workspace.passing(sync):
             tensors, report = self._direction(passes, numbers)
@@ -333,7 +334,7 @@ class Objective:
 
         Args:
             passes: The passes.
-            numbers: What `_numbers` returned, or scalars on the device that hold it.
+            numbers: The result of `_numbers`, as numbers or as scalars on the device.
         """
         if self.along is not None:
             return AscentStep(self, passes, numbers).run()
@@ -347,11 +348,11 @@ class Objective:
         if is_given and not self._climbs_from_gradient:
             raise InvalidValueError(
                 f"climb must be left out for {type(self).__name__}, got one. It has no first pass "
-                "that could run on a part of the batch."
+                "that could run on fewer samples."
             )
 
     def _check_memory(self) -> None:
-        """Refuse half precision: it rounds away most of the ascent step, and `g` with it."""
+        """Refuse "low" for half precision: it rounds away most of the ascent step, and so `g`."""
         parameters = self._workspace.weights.parameters
         if self.memory == "low" and any(p.itemsize < 4 for p in parameters):
             raise InvalidValueError(
@@ -360,7 +361,7 @@ class Objective:
             )
 
     def _forms(self) -> "list[Objective]":
-        """Return the objectives that `_current` may be, each to be captured on its own."""
+        """Return the objectives that `_current` may return. Each is captured separately."""
         return [self]
 
     def _invariants(self) -> list[tuple[str, object]]:
@@ -368,6 +369,6 @@ class Objective:
         needs_whole_g = self.perturb is None or self.combine.coefficients().use_g
         return [
             *((f"The objective's {name}", getattr(self, name)) for name in self._fixed),
-            # Alpha has left 0, or reached it.
+            # It changes when alpha becomes 0, or is 0 no longer.
             ("The objective's need for the gradient of all weights", needs_whole_g),
         ]

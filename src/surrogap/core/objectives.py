@@ -1,6 +1,7 @@
-"""The objectives: Vanilla, SAM, GSAM, ASAM, GapPenalty and MomentumSAM, each made from parts.
+"""The objectives: Vanilla, SAM, GSAM, ASAM, GapPenalty and MomentumSAM, each composed of parts.
 
-`Objective` documents what the two-pass ones share: `perturb`, `scope`, `memory` and `eps`.
+`Objective` documents the arguments that the two-pass objectives share: `perturb`, `scope`, `memory`
+and `eps`.
 """
 
 from typing import Literal, Unpack, final
@@ -38,8 +39,8 @@ class Vanilla(Objective):
 class SAM(Objective):
     """Sharpness-aware minimization (Foret et al. 2021): minimise the perturbed loss, `d = g_p`.
 
-    With `perturb="norms"` it climbs on normalisation layers only (SAM-ON, Mueller et al. 2023): a
-    larger `rho`, such as 0.5, and a cheaper first pass.
+    With `perturb="norms"` it perturbs normalisation layers only (SAM-ON, Mueller et al. 2023). The
+    first pass is then cheaper, and `rho` should be larger, for example 0.5.
 
     Args:
         model: The model to train.
@@ -108,13 +109,13 @@ class ASAM(Objective):
     """SAM in a ball that adapts to the weights (Kwon et al. 2021); with `alpha`, "ASAM + ascent".
 
     `delta = rho * T^2 g / (||T g|| + eps)`, where `T = |w| + eta` on every parameter except biases,
-    on which `T = 1`. Its `rho` is about ten times SAM's. The authors' code scales only parameters
-    whose names contain "weight", so that position embeddings and class tokens have `T = 1` there.
+    which have `T = 1`. Its `rho` is about ten times SAM's. The authors' code scales only parameters
+    whose names contain "weight", so position embeddings and class tokens have `T = 1` there.
 
     Args:
         model: The model to train.
         rho: The radius: a number or a schedule of `surrogap.rho`.
-        eta: Added to the magnitudes of the weights.
+        eta: Added to the absolute values of the weights.
         alpha: The weight of the gap, as in GSAM: `d = g_p - alpha * g_perp`. 0 gives ASAM itself.
         shared: See `Objective`, also for what is raised.
 
@@ -151,7 +152,7 @@ class ASAM(Objective):
 class GapPenalty(Objective):
     """The paper's baseline `f_p + lam * h`: `d = g_p + lam * (g_p - g)` (section 4.1).
 
-    Unlike GSAM's, this descent on `h` may raise `f_p`.
+    Unlike GSAM, lowering `h` this way may raise `f_p`.
 
     Args:
         model: The model to train.
@@ -182,15 +183,15 @@ class GapPenalty(Objective):
 
 @final
 class MomentumSAM(Objective):
-    """SAM at the cost of one pass (Becker et al. 2024): the gradient ahead of the optimizer.
+    """Momentum-SAM (Becker et al. 2024): SAM at the cost of one pass, perturbed along the momentum.
 
     The direction is the gradient at `w - rho * v / (||v|| + eps)`, where `v` is the momentum: SGD's
-    `momentum_buffer`, or `exp_avg` of the Adam family. So the ascent step of the other objectives
-    becomes a look-ahead along the optimizer's next update. The norm is over all parameter groups; a
-    parameter without momentum does not climb, and without any, as before the first step, the
-    direction is the plain gradient. f(w) is not computed, so `report.loss` and `report.gap` are
-    NaN, and BatchNorm's statistics are those of the perturbed weights. Between steps the weights
-    are `w`, so evaluation and checkpoints need no special call.
+    `momentum_buffer`, or `exp_avg` of the Adam family. So the ascent step is a look-ahead along the
+    optimizer's next update. The norm is over all parameter groups. A parameter without momentum
+    does not climb; if none has momentum, as before the first step, the direction is the plain
+    gradient. f(w) is not computed, so `report.loss` and `report.gap` are NaN, and BatchNorm's
+    statistics are those of the perturbed weights. Between steps the weights are `w`, so evaluation
+    and checkpoints need no special call.
 
     Args:
         model: The model to train.
@@ -200,9 +201,9 @@ class MomentumSAM(Objective):
         eps: Added to the norm before dividing by it.
 
     Raises:
-        TypeError: `optimizer` is not a torch optimizer, or a `ZeroRedundancyOptimizer`, of which
-            each process holds a part of the momentum.
-        ValueError: `optimizer` has no momentum, or `maximize=True`. Else see `Objective`.
+        TypeError: `optimizer` is not a torch optimizer, or is a `ZeroRedundancyOptimizer`, which
+            shards the momentum over processes.
+        ValueError: `optimizer` has no momentum, or has `maximize=True`. See also `Objective`.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)

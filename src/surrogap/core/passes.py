@@ -33,15 +33,16 @@ class Passes:
             functions, whose losses are added.
         scaler: Multiplies the loss before its backward pass.
         backward: Called on the loss in place of `loss.backward()`.
-        climb: The closure of the first pass, if that is another one.
-        random_state: Returns the upcoming random numbers of some devices.
+        climb: The closure of the first pass, if it differs.
+        name: The name of the argument `closure`, for error messages.
+        random_state: The constructor of the random state, from the devices.
 
     Attributes:
-        first: The passes at `w`, with the closure `climb` if there is one.
+        first: The passes at `w`: with the closure `climb` if there is one, else these.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: The list of closures is empty, or they all read the same variables.
+        ValueError: The list of closures is empty, or all closures read the same variables.
     """
 
     def __init__(
@@ -86,13 +87,13 @@ class Passes:
         """Run one pass: add the gradient of the loss to `.grad`.
 
         Returns:
-            The loss, in at least float32 and unscaled, and aux.
+            The unscaled loss, in at least float32, and aux.
 
         Raises:
             TypeError: A closure did not return a tensor.
-            RuntimeError: A closure returned a loss that is not a real scalar or has no graph, or it
-                called `backward`; or the caller's `backward` moved the weights. In the first call:
-                the loss depends on a trainable parameter that the model does not hold.
+            RuntimeError: A closure returned a loss that is not a real scalar or has no graph, or
+                called `backward`; or the caller's `backward` changed the weights. In the first
+                call: the loss depends on a trainable parameter outside the model.
             ValueError: In the first call: the closure runs the model inside another wrapper.
         """
         results = [
@@ -103,7 +104,7 @@ class Passes:
         return loss, auxes[0] if self._is_single else auxes
 
     def _run(self, closure: Closure, weights: Weights, index: int) -> tuple[Tensor, Any]:
-        versions = _versions(weights) if index else []  # before the first there are no gradients
+        versions = _versions(weights) if index else []  # no gradients before the first closure
         forget_weights()
         is_first_call = not weights.is_checked
         with torch.enable_grad():
@@ -111,8 +112,9 @@ class Passes:
                 loss, aux = _checked(closure())
             if not loss.requires_grad:
                 raise UnsupportedError(
-                    "closure must return a loss with a graph, got one without. Compute it inside "
-                    "the closure, from the model's output, without detach(), item() or no_grad()."
+                    "closure must return a loss with a graph, got one without a graph. Compute it "
+                    "from the model's output inside the closure, without detach(), item() or "
+                    "no_grad()."
                 )
             if _versions(weights) != versions:
                 raise UnsupportedError(
@@ -124,8 +126,8 @@ class Passes:
             guard = nullcontext() if self._backward is Tensor.backward else _unmoved(weights)
             with _in_this_thread(weights.devices), guard:
                 self._backward(loss if self._scaler is None else self._scaler.scale(loss))
-        # A copy, since a model compiled to CUDA graphs reuses the memory of what it returns; by a
-        # kernel, since copies of memory were slow to launch in a profile.
+        # A copy, since a model compiled with CUDA graphs reuses the memory of its outputs. By a
+        # multiplication, since in a profile memory copies took longer to launch.
         copy = loss.detach().to(wide(loss.dtype)) * 1
         # The report outlives the step, and must not keep the graph: gradients that a graph of this
         # stream has accumulated cannot be captured in another.
@@ -137,12 +139,12 @@ class Passes:
 
         Raises:
             TypeError: The closure did not return a tensor.
-            RuntimeError: It returned a loss that is not a real scalar.
+            RuntimeError: The closure returned a loss that is not a real scalar.
         """
         return _checked(self._closures[0]())
 
     def scale(self, device: torch.device) -> Tensor | None:
-        """Return the factor of the loss as a scalar on `device`; None without a scaler."""
+        """Return the scale of the loss as a scalar on `device`; None without a scaler."""
         if self._scaler is None:
             return None
         return self._scaler.scale(torch.ones((), dtype=torch.float32, device=device))
@@ -160,8 +162,8 @@ def forget_weights() -> None:
 def _in_this_thread(devices: set[torch.device]) -> AbstractContextManager[None]:
     """Context in which backward passes run in the calling thread, if there is one device.
 
-    Torch runs them in one thread per device, so that several devices can work at a time. With one
-    device nothing is gained, and an eager step of a small model waits for the other thread.
+    Torch runs them in one thread per device, so that several devices work in parallel. With one
+    device this gains nothing, and an eager step of a small model waits for the other thread.
     """
     return nullcontext() if len(devices) > 1 else torch.autograd.set_multithreading_enabled(False)
 
@@ -170,8 +172,8 @@ def _in_this_thread(devices: set[torch.device]) -> AbstractContextManager[None]:
 def _unmoved(weights: Weights) -> Iterator[None]:
     """Context in which the caller's `backward` must not step the optimizer."""
     refusal = UnsupportedError(
-        "backward must leave the weights alone, got one that moves them. If it steps the "
-        "optimizer, as timm's NativeScaler does, pass scaler= instead, and step afterwards."
+        "backward must not change the weights, got one that does. If it steps the optimizer, as "
+        "timm's NativeScaler does, pass scaler= instead, and step afterwards."
     )
     own = set(map(id, weights.parameters))
 
@@ -179,7 +181,7 @@ def _unmoved(weights: Weights) -> Iterator[None]:
         if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             raise refusal
 
-    # Fused optimizers do not count their writes as versions; others need not be torch's.
+    # Fused optimizers do not increment versions; optimizers that are not torch's have no hooks.
     handle = register_optimizer_step_pre_hook(refuse)
     before = [tensor._version for tensor in weights.tensors]
     try:
@@ -191,7 +193,7 @@ def _unmoved(weights: Weights) -> Iterator[None]:
 
 
 def _versions(weights: Weights) -> list[int | None]:
-    """Return what changes when anything is added to `.grad`; empty if there is nothing."""
+    """Return the version of each gradient, which any write to it changes; empty if all are None."""
     gradients = current(weights)
     if not are_any(gradients):
         return []
@@ -199,7 +201,7 @@ def _versions(weights: Weights) -> list[int | None]:
 
 
 def _check_late_binding(name: str, closures: Sequence[Closure]) -> None:
-    """Refuse functions of one loop that all read its variables when they run: its last values."""
+    """Refuse functions made in a loop that all read its variables, and so its last values."""
     seen: dict[object, Closure] = {}
     for closure in closures:
         if not isinstance(closure, FunctionType) or closure.__defaults__ or closure.__kwdefaults__:
@@ -208,13 +210,13 @@ def _check_late_binding(name: str, closures: Sequence[Closure]) -> None:
         if seen.setdefault(key, closure) is not closure:
             raise InvalidValueError(
                 f"{name} must be a list of functions with a batch each, got several that read the "
-                "same variables, as those made in a loop do: all would see the last batch. Bind "
-                "them: lambda x=x, y=y: loss_fn(model(x), y)."
+                "same variables. Functions made in a loop all see its last batch. Bind the batch: "
+                "lambda x=x, y=y: loss_fn(model(x), y)."
             )
 
 
 def _checked(result: Any) -> tuple[Tensor, Any]:
-    """Return the loss and aux that a closure returned."""
+    """Check the result of a closure, and return its loss and aux."""
     loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(loss, Tensor):
         raise InvalidTypeError(

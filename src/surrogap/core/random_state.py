@@ -1,4 +1,4 @@
-"""The random numbers of a step, which both passes draw."""
+"""The random state of a step: both passes draw the same random numbers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -9,24 +9,24 @@ import torch
 
 
 class Replayable(Protocol):
-    """Random numbers that can be drawn twice."""
+    """Random numbers that can be drawn again."""
 
     def replayed(self) -> AbstractContextManager[None]:
-        """Context that draws the same numbers again, and restores the generators afterwards."""
+        """Context in which the same numbers are drawn again; restores the generators."""
 
 
-# Returns the upcoming random numbers of some devices.
+# A constructor of such random numbers, from devices.
 RandomStates: TypeAlias = Callable[[Iterable[torch.device]], Replayable]
 
 
 class RandomState:
-    """The upcoming random numbers of torch's global generators.
+    """The current state of torch's global generators.
 
-    Not of Python's and NumPy's, whose states would take 0.1 and 0.4 ms a step to read and write;
-    nor of a generator that the closure passes on by hand.
+    It does not include the generators of Python and NumPy, whose states would take 0.1 and 0.4 ms
+    per step to read and write, nor generators that the closure passes explicitly.
 
     Args:
-        devices: The devices whose generators to include beside the CPU's.
+        devices: The devices whose generators to include, in addition to the CPU's.
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
@@ -62,7 +62,7 @@ def _of_device(device: torch.device) -> _Generator:
     module = torch.get_device_module(device)
     if device.type == "mps":  # a single generator, whose functions take no device
         return _Generator(module.get_rng_state, module.set_rng_state)
-    if device.type == "cuda":  # as below, without the detours
+    if device.type == "cuda":  # a shortcut for the functions below
         generator = torch.cuda.default_generators[device.index]
         return _Generator(generator.get_state, generator.set_state)
     return _Generator(

@@ -1,10 +1,10 @@
 """Processes that train copies of one model: DistributedDataParallel.
 
-Each process has a batch of its own, so the gradients `g` and `g_p` that a climb and a combination
-follow may be those of one process, of all, or of a group: the scope of the perturbation. Both
-passes run without DDP's synchronisation, and what must be the same is averaged here: the gradients
-of both passes within the scope and then, unless that was everywhere, the direction, once. So the
-weights stay the same on all processes, bit for bit.
+Each process has its own batch, so `g` and `g_p` may be the gradients of one process, or the means
+over all processes or a group: the scope of the perturbation. Both passes run without DDP's
+synchronisation, and the averages are taken here: those of both gradients within the scope, and
+unless the scope is global, that of the direction. So the weights stay bit-identical on all
+processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,12 +21,12 @@ from surrogap.core.vectors import Gradients, Layout, groups_of
 from surrogap.core.weights import contents
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
-if TYPE_CHECKING:  # some builds of torch have none
+if TYPE_CHECKING:  # some builds of torch do not have it
     from torch.distributed import ProcessGroup
 
 Scope: TypeAlias = Union[Literal["replica", "global"], "ProcessGroup", None]
 
-# As DDP's: large enough for the links, small enough for the first message to leave early.
+# As in DDP: large enough to use the bandwidth, small enough for the first message to start early.
 _BUCKET_BYTES = 25 * 2**20
 
 
@@ -34,15 +34,15 @@ class Replicas:
     """The processes that train copies of a model, or this process alone.
 
     Args:
-        wrappers: The model's parts that are wrapped in DDP; none if it is trained alone.
-        scope: Whose gradients a climb follows: "replica", this process's own; "global", the mean
-            of all; a process group, the mean of its members; None for "replica".
-        are_weights_sharded: Whether processes hold pieces of the weights instead of copies.
+        wrappers: The modules wrapped in DDP; empty if one process trains the model.
+        scope: The gradients that the ascent step uses: "replica" or None, this process's own;
+            "global", the mean over all processes; a process group, the mean over its members.
+        are_weights_sharded: Whether processes hold shards of the weights instead of replicas.
 
     Raises:
-        TypeError: `scope` is not a valid scope.
+        TypeError: `scope` has the wrong type.
         ValueError: `scope` is unknown, does not fit the model, or is a group without this process;
-            or there are several groups of processes, or DDP has a static graph.
+            or the wrappers have different process groups or a static graph.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Replicas:
         _check(scope)
         if are_weights_sharded and scope not in (None, "global"):
             raise InvalidValueError(
-                f"scope must be 'global' for sharded weights, got {scope!r}. A process holds only "
-                "a part of the weights, so it cannot climb alone: leave scope out."
+                f"scope must be 'global' for sharded weights, got {scope!r}. A process that holds "
+                "only a shard cannot climb alone: leave scope out."
             )
         if scope is not None and not wrappers and not are_weights_sharded:
             _check_unwrapped(scope)
@@ -68,9 +68,9 @@ class Replicas:
             )
         if any(wrapper.static_graph for wrapper in wrappers):
             raise InvalidValueError(
-                "model must be wrapped without static_graph=True, got it. DDP then counts on a "
-                "synchronised pass each time, and the passes of an objective run inside no_sync: "
-                "leave it out, or pass find_unused_parameters=True."
+                "model must be wrapped without static_graph=True, got it. It needs each pass to be "
+                "synchronised, but the passes of an objective run inside no_sync: leave it out, or "
+                "pass find_unused_parameters=True."
             )
         self._wrappers = wrappers
         self._everyone = groups[0] if groups else None
@@ -83,33 +83,33 @@ class Replicas:
         """Context in which DDP does not average the gradients of a pass."""
         with ExitStack() as stack:
             for wrapper in self._wrappers:
-                # After a forward pass outside, whether backward followed or not, DDP may still be
-                # set to reduce the gradients of the next backward pass.
+                # After a forward pass outside of this context, DDP may still be prepared to reduce
+                # the gradients of the next backward pass.
                 if wrapper.require_forward_param_sync:
                     wrapper.reducer._reset_state()
                 stack.enter_context(wrapper.no_sync())
             yield
 
     def mean_in_scope(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
-        """What a climb follows: the mean over the scope of the gradients of one pass.
+        """Return the mean of the gradients of one pass over the scope.
 
         Args:
-            gradients: This process's.
-            parameters: Theirs, or the pieces of them that it holds.
+            gradients: This process's gradients.
+            parameters: Their parameters, or this process's shards of them.
         """
         return self._mean(gradients, parameters, self._in_scope)
 
     @property
     def shares_direction(self) -> bool:
-        """Whether directions of several processes differ, and must be averaged before a step."""
+        """Whether directions differ between processes, and must be averaged before a step."""
         return self._in_scope is not self._everyone
 
     def mean(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
-        """The mean over all processes."""
+        """Return the mean of gradients over all processes."""
         return self._mean(gradients, parameters, self._everyone)
 
     def mean_number(self, scalar: Tensor) -> Tensor:
-        """Return the mean of a scalar over all processes; of equal ones, exactly theirs."""
+        """Return the mean of a scalar over all processes; exact if all have the same."""
         return scalar if _size(self._everyone) == 1 else mean_over([self._everyone], scalar)
 
     def _mean(
@@ -137,9 +137,9 @@ class Replicas:
     def _reached(
         self, gradients: Gradients, device: torch.device, group: "ProcessGroup"
     ) -> list[int]:
-        """Which parameters to average: those that have a gradient in any process.
+        """Return the indices of the parameters that have a gradient in any process.
 
-        Without `find_unused_parameters` DDP takes it that all have one, and so does this.
+        Without `find_unused_parameters` DDP assumes that all have one, and so does this.
         """
         if not any(wrapper.find_unused_parameters for wrapper in self._wrappers):
             return list(range(len(gradients)))
@@ -149,9 +149,9 @@ class Replicas:
         return flags.nonzero().flatten().tolist()
 
     def share_buffers(self, dictionaries: list[dict[str, Tensor | None]]) -> None:
-        """Gives every process the first one's, where DDP is set to keep them equal.
+        """Broadcast the first process's buffers if DDP has `broadcast_buffers=True`.
 
-        DDP itself does so before a forward pass, but not while it leaves gradients alone.
+        DDP does so before a forward pass, but not inside `no_sync`.
         """
         is_wanted = any(wrapper.broadcast_buffers for wrapper in self._wrappers)
         if not is_wanted or _size(self._everyone) == 1:
@@ -177,19 +177,19 @@ def _check(scope: object) -> None:
         return
     if dist.is_available() and scope == dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidValueError(
-            "scope must be a process group with this process in it, got one without. Each process "
-            "passes its own, such as the first result of torch.distributed.new_subgroups."
+            "scope must be a process group that contains this process, got one that does not. Each "
+            "process passes its own, such as the first result of torch.distributed.new_subgroups."
         )
     if scope not in (None, "replica", "global"):
         error = InvalidValueError if isinstance(scope, str) else InvalidTypeError
         raise error(
             f"scope must be 'replica', 'global' or a process group, got {scope!r}. "
-            "Leave it out for the usual one."
+            "Leave it out for the default."
         )
 
 
 def _check_unwrapped(scope: Scope) -> None:
-    """Check the scope of an unwrapped model: a single process accepts any but a group."""
+    """Check the scope of an unwrapped model: a single process accepts 'replica' and 'global'."""
     is_alone = not is_distributed() or dist.get_world_size() == 1
     if _is_group(scope) or not is_alone:
         raise InvalidValueError(
@@ -200,7 +200,7 @@ def _check_unwrapped(scope: Scope) -> None:
 
 
 def _buckets(indices: Sequence[int], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """`indices` in buckets of one device and dtype, each worth one message."""
+    """Yield `indices` in buckets of one device and dtype, for one message each."""
     for members in groups_of([tensors[index] for index in indices]):
         bucket: list[int] = []
         size = 0

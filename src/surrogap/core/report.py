@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-# The measurements in a report: its attributes beside aux.
+# The attributes of a report other than aux.
 MEASURES = ("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm", "cosine", "rho")
 
 
@@ -16,36 +16,36 @@ MEASURES = ("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm",
 class Report:
     """The measurements of one call of `backward`, as scalar tensors on the loss's device.
 
-    Creating a report does not synchronise, and what is derived is computed when it is read; reading
-    a value (`float(report.loss)`) synchronises. A quantity that the step does not measure is NaN:
+    Creating a report does not synchronise; converting a value, as in `float(report.loss)`, does.
+    Derived values are computed when they are read. A value that the step does not measure is NaN:
 
-    * Vanilla, EntropySGD and the plain steps of `Intermittent` measure `loss` and `grad_norm`;
-    * without f(w) on the whole batch (MomentumSAM, `climb=`), `loss` and `gap` are NaN;
-    * with `g` of some samples (`climb=`) or some weights (SAM with `perturb=`) only, `grad_norm`
-      and `cosine` are NaN.
+    * Vanilla, EntropySGD and the plain steps of `Intermittent` measure only `loss` and `grad_norm`.
+    * If f(w) is not computed on the whole batch (MomentumSAM, `climb=`), `loss` and `gap` are NaN.
+    * If `g` is computed only on some samples (`climb=`) or for some weights (SAM with `perturb=`),
+      `grad_norm` and `cosine` are NaN.
 
-    Norms are those of the unscaled gradient if `scaler=` was given.
+    If `scaler=` was passed, norms are those of the unscaled gradients.
 
     Attributes:
-        loss: `f(w)`; for a list of closures, their sum.
+        loss: `f(w)`; for a list of closures, the sum of their losses.
         perturbed_loss: `f_p = f(w + delta)`.
-        aux: The value that the closure returned beside the loss in its first pass, with tensors
-            detached, or None; for a list of closures, the list of theirs. Never that of `climb=`.
+        aux: The aux that the closure returned in its first pass, with tensors detached, or None; for
+            a list of closures, a list. Never the aux of `climb=`.
     """
 
     loss: Tensor
     perturbed_loss: Tensor
     aux: Any
-    # The radius; <g, g>, <g, g_p> and <g_p, g_p>; the factor of the loss, if there was one.
+    # The radius; <g, g>, <g, g_p> and <g_p, g_p>; the scale of the loss, if there was one.
     _radius: float | Tensor
     _products: Callable[[], Tensor]
     _scale: Tensor | None = None
-    # Whether f(w) was not computed. The value of `loss` does not show it: it may be NaN anyway.
+    # Whether f(w) was not computed. `loss.isnan()` does not tell: f(w) itself may be NaN.
     _lacks_loss: bool = False
 
     @property
     def value(self) -> Tensor:
-        """The loss of the whole batch that was computed: `loss`, or else `perturbed_loss`."""
+        """The loss on the whole batch: `loss`, or `perturbed_loss` if f(w) was not computed."""
         return self.perturbed_loss if self._lacks_loss else self.loss
 
     @classmethod
@@ -60,9 +60,9 @@ class Report:
 
         Args:
             loss: `f(w)`.
-            aux: What the closure returned beside the loss.
-            squared_norm: `||g||^2`, scaled; None if there is no gradient.
-            scale: The factor of the loss, if there is one.
+            aux: The aux that the closure returned.
+            squared_norm: `||g||^2` of the scaled gradient; None if there is no gradient.
+            scale: The scale of the loss, if there is one.
         """
         nan = torch.full_like(loss, torch.nan)
         gg = nan if squared_norm is None else squared_norm.to(loss)
@@ -73,11 +73,11 @@ class Report:
         """Return the mean of the reports of one step's micro-batches.
 
         Losses, radii and inner products are averaged, so norms are root mean squares over the
-        micro-batches. `aux` is the list of theirs. A single report is returned as it is.
+        micro-batches. `aux` is a list. A single report is returned unchanged.
 
         Args:
             reports: One for each call of `backward`.
-            divisor: The number by which each loss was divided, so that their sum is a mean.
+            divisor: The number by which each loss was divided, so that the losses add up to a mean.
         """
         if len(reports) == 1:
             return reports[0]
@@ -123,7 +123,7 @@ class Report:
     @cached_property
     def rho(self) -> Tensor:
         """The radius of the step."""
-        if isinstance(self._radius, Tensor):  # of a captured step
+        if isinstance(self._radius, Tensor):  # in a captured step
             return self._radius.to(self.loss)
         return torch.full_like(self.loss, self._radius)
 

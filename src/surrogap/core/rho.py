@@ -18,49 +18,49 @@ class Schedule(ABC):
 
     @abstractmethod
     def value(self) -> float:
-        """The radius of the current step. Asking does not change it."""
+        """Return the radius of the current step. May be called any number of times."""
 
     def advance(self) -> None:
-        """Called once after each step that succeeds; calls with `sync=False` are not steps."""
+        """Advance by one step. Called after each successful step, but not for `sync=False`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the schedule keeps from step to step; by default nothing."""
+        """Return the state that the schedule keeps from step to step; by default empty."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, a `state_dict` saved before."""
+        """Load what `state_dict` returned."""
 
 
 def radius(rho: float | Schedule) -> float:
-    """The radius of the current step, checked.
+    """Check and return the radius of the current step.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is negative, NaN or infinite.
+        TypeError: The radius is not a number.
+        ValueError: The radius is negative, NaN or infinite.
     """
     return number("rho", rho.value() if isinstance(rho, Schedule) else rho, remedy=_REMEDY)
 
 
 @final
 class ProportionalToLR(Schedule):
-    """A radius that follows the learning rate, as the paper trains (section 5).
+    """A radius that follows the learning rate, as in the paper (section 5).
 
-    `rho_t = rho_min + (rho_max - rho_min) * (lr_t - lr_min) / (lr_max - lr_min)`, kept within
-    `[0, rho_max]`: during warm-up `lr_t` may lie below `lr_min`. It reads the optimizer's learning
-    rate at each step, so it needs no state: any scheduler, and any checkpoint of it, will do.
+    `rho_t = rho_min + (rho_max - rho_min) * (lr_t - lr_min) / (lr_max - lr_min)`, clamped to
+    `[0, rho_max]`, since during warm-up `lr_t` may be below `lr_min`. It reads the optimizer's
+    learning rate at each step, so it has no state and works with any learning-rate scheduler.
 
     Args:
-        optimizer: Whose learning rate to follow.
+        optimizer: The optimizer whose learning rate to follow.
         rho_max: The radius at `lr_max`.
         rho_min: The radius at `lr_min`.
         lr_max: The largest learning rate of the run.
         lr_min: The smallest learning rate after warm-up.
-        group: Which of the optimizer's parameter groups to read.
+        group: The index of the optimizer's parameter group to read.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: A bound is negative or not a number, `lr_min` is not below `lr_max`, or
-            `rho_min` is above `rho_max`. Also at a step: the learning rate is above `lr_max`.
+            `rho_min` is above `rho_max`. At a step: the learning rate is above `lr_max`.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
@@ -103,17 +103,17 @@ class ProportionalToLR(Schedule):
         if self.rho_min > self.rho_max:
             raise InvalidValueError(
                 f"rho_min must not exceed rho_max, got rho_min={rho_min} and rho_max={rho_max}. "
-                "The radius shrinks with the learning rate: exchange the two."
+                "The radius shrinks with the learning rate: swap the two."
             )
 
     def value(self) -> float:
-        """The radius for the learning rate that the optimizer has now."""
+        """Return the radius for the optimizer's current learning rate."""
         lr = float(self.optimizer.param_groups[self.group]["lr"])
-        # Schedulers reach their peak only to rounding, hence the tolerance.
+        # Schedulers reach their peak up to rounding errors, hence the tolerance.
         if not lr <= self.lr_max * (1 + 1e-6):
             raise InvalidValueError(
                 f"lr_max must bound the learning rate, got lr={lr} and lr_max={self.lr_max}. "
-                "Give lr_max and lr_min in the optimizer's own units, as absolute learning rates."
+                "Pass lr_max and lr_min as absolute learning rates of the optimizer."
             )
         slope = (self.rho_max - self.rho_min) / (self.lr_max - self.lr_min)
         rho = self.rho_min + slope * (lr - self.lr_min)
@@ -124,7 +124,7 @@ class ProportionalToLR(Schedule):
 class InverseSqrt(Schedule):
     """The radius of the paper's convergence theorem (5.1): `rho_t = rho_0 / sqrt(t)`, t from 1.
 
-    It counts steps, so save the objective's `state_dict` beside the optimizer's.
+    It counts steps, so save the objective's `state_dict` with the optimizer's.
 
     Args:
         rho_0: The radius of the first step.
@@ -145,11 +145,11 @@ class InverseSqrt(Schedule):
         self.num_steps = 0
 
     def value(self) -> float:
-        """The radius of the current step."""
+        """Return the radius of the current step."""
         return self.rho_0 / math.sqrt(self.num_steps + 1)
 
     def advance(self) -> None:
-        """Counts a step."""
+        """Count a step."""
         self.num_steps += 1
 
     def state_dict(self) -> dict[str, int]:
@@ -157,10 +157,10 @@ class InverseSqrt(Schedule):
         return {"num_steps": self.num_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, a `state_dict` saved before.
+        """Load what `state_dict` returned.
 
         Raises:
-            ValueError: It does not hold a number of steps.
+            ValueError: `state` does not hold a number of steps.
         """
         self.num_steps = num_steps(state)
 
@@ -169,7 +169,7 @@ def num_steps(state: Mapping[str, Any]) -> int:
     """Return the number of steps in a `state_dict`.
 
     Raises:
-        ValueError: It does not hold one.
+        ValueError: `state` does not hold one.
     """
     count = state.get("num_steps")
     if not isinstance(count, int) or count < 0:

@@ -1,4 +1,4 @@
-"""Rollback of what warm-up and capture change: weights, states, buffers, `.grad` and settings."""
+"""Rollback of changes made by warm-up and capture: to weights, states, buffers and `.grad`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,10 @@ from surrogap.errors import UnsupportedError
 
 @contextmanager
 def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iterator[None]:
-    """Undo what the body trains; state that optimizer and objective did not have is zero then."""
+    """Context manager that undoes the training steps in its body.
+
+    State that the optimizer and the objective did not have before is set to zero.
+    """
     parameters = _parameters(weights, optimizer)
     objective_state = {id(m): m.clone() for m in objective._workspace.states.tensors}
     copies = [parameter.detach().clone() for parameter in parameters]
@@ -44,11 +47,11 @@ def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iter
 
 @contextmanager
 def memory_kept(weights: Weights) -> Iterator[None]:
-    """Check that the body leaves weights and buffers in their memory, the only one a graph uses.
+    """Context in which weights and buffers must stay in their memory, as a graph requires.
 
     Raises:
-        RuntimeError: It did not. Tensors are back in their memory; buffers that were replaced by
-            others are not.
+        RuntimeError: They did not. Tensors whose `.data` was replaced are restored; buffers that
+            were replaced by other tensors are not.
     """
     before = _tensors(weights)
     places = [(t, t.detach()) for t in before if t is not None and t.layout is torch.strided]
@@ -67,7 +70,7 @@ def memory_kept(weights: Weights) -> Iterator[None]:
 
 @contextmanager
 def gradients_kept(weights: Weights, optimizer: Optimizer) -> Iterator[None]:
-    """Restore `.grad` after the body."""
+    """Context manager that restores `.grad` on exit."""
     before = [(parameter, parameter.grad) for parameter in _parameters(weights, optimizer)]
     try:
         yield
@@ -78,7 +81,7 @@ def gradients_kept(weights: Weights, optimizer: Optimizer) -> Iterator[None]:
 
 @contextmanager
 def settings_replaced(optimizer: Optimizer, lrs: Sequence[Tensor]) -> Iterator[None]:
-    """Have the optimizer read its learning rates on the device, as a graph must."""
+    """Context in which the optimizer reads its learning rates from the device, as a graph must."""
     before = [dict(group) for group in optimizer.param_groups]
     for group, lr in zip(optimizer.param_groups, lrs, strict=True):
         group["lr"] = lr

@@ -1,4 +1,4 @@
-"""The parameters that climb: all, those of normalisation layers, or a function's choice."""
+"""The parameters that climb: all, those of normalisation layers, or those a function selects."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +24,8 @@ def check_perturb(perturb: object) -> None:
     """Check the argument `perturb`.
 
     Raises:
-        TypeError: It is neither a function nor a string nor None.
-        ValueError: It is a string other than "norms".
+        TypeError: `perturb` is not a function, a string or None.
+        ValueError: `perturb` is a string other than "norms".
     """
     if perturb is None or callable(perturb) or perturb == "norms":
         return
@@ -54,7 +54,7 @@ def kinds_of(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[K
     """Return the kind of each trainable parameter.
 
     Raises:
-        ValueError: `perturb` selects none of them.
+        ValueError: `perturb` does not select any parameter.
     """
     if perturb is None and geometry.eta is None:
         return [Kind.PLAIN] * len(weights.parameters)
@@ -74,9 +74,9 @@ def kinds_of(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[K
         raise InvalidValueError(
             'perturb="norms" must find a trainable parameter of a normalisation layer, got none '
             f"among {len(names)}. If they are frozen, as with LoRA, unfreeze them, or leave "
-            "perturb out to perturb what is trained."
+            "perturb out to perturb all trainable parameters."
         )
     raise InvalidValueError(
-        "perturb must select a trainable parameter, got False for all of them. Names are such as "
+        "perturb must select a trainable parameter, got False for all of them. The first name is "
         f"{names[0]!r}; leave perturb out to perturb all."
     )

@@ -1,8 +1,8 @@
 """Parameters that are sharded over processes, by FSDP2, HSDP or tensor parallelism.
 
-Such a parameter is a `DTensor`, of which each process holds a shard. Copies, climbs and
-combinations need only the shards. Sums over the whole model, such as `<g, g>`, add up those of all
-shards, each once however many processes hold a copy of it.
+Such a parameter is a `DTensor`: each process holds a shard of it. Copies, climbs and combinations
+work on shards. Sums over the whole model, such as `<g, g>`, are reduced over processes; a shard
+that several processes replicate counts once.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Sharding:
         """Return the sum of the `partial` sums of all shards."""
         if not self.groups:
             return partial
-        # With weights offloaded to the CPU, the groups may still speak CUDA alone.
+        # With weights offloaded to the CPU, the groups may support only CUDA.
         result = partial.to(self.device_type, copy=True)
         for group in self.groups:
             dist.all_reduce(result, group=group)
@@ -46,7 +46,7 @@ def totals(rows: Sequence[Sequence[Tensor]], shardings: Sequence[Sharding]) -> l
     """Return sums over the whole model, with one message for each sharding.
 
     Args:
-        rows: The partial sums of one quantity each, a scalar for each group of parameters.
+        rows: One row for each quantity: a partial sum for each group of parameters.
         shardings: The shardings of the groups.
     """
     if all(sharding is WHOLE for sharding in shardings):
@@ -64,8 +64,8 @@ def is_distributed() -> bool:
 
 
 def is_sharded(tensor: object) -> bool:
-    """Return whether it is a `DTensor`."""
-    # Its module takes a while to load, and no tensor is one without a process group.
+    """Return whether `tensor` is a `DTensor`."""
+    # The import is slow, and without a process group there are no such tensors.
     if not is_distributed():
         return False
     from torch.distributed.tensor import DTensor
@@ -87,7 +87,7 @@ def sharding_of(parameter: Any) -> Sharding:
 
 
 def device_of(parameter: Any) -> torch.device:
-    """Return the device on which passes use it, even if FSDP offloads it to the CPU."""
+    """Return the device on which passes use a parameter, even if FSDP offloads it to the CPU."""
     device: torch.device = parameter.device
     if is_sharded(parameter) and (kind := parameter.device_mesh.device_type) != device.type:
         return torch.device(kind, torch.get_device_module(kind).current_device())
@@ -104,7 +104,7 @@ def has_copies(parameter: Any) -> bool:
 
 @torch.no_grad()
 def reduced_like(gradient: Any, parameter: Any) -> Any:
-    """Return `gradient` sharded like its `parameter`; a new one if it was a partial sum."""
+    """Return `gradient` sharded like its `parameter`; a new tensor if it was a partial sum."""
     if gradient is None or not is_sharded(parameter):
         return gradient
     if gradient.placements == parameter.placements:
@@ -114,20 +114,20 @@ def reduced_like(gradient: Any, parameter: Any) -> Any:
 
 @torch.no_grad()
 def shard_of(tensor: Any, parameter: Any) -> Any:
-    """Return this process's shard of `tensor`, the parameter itself or its gradient."""
+    """Return this process's shard of `tensor`, which is the parameter or its gradient."""
     if tensor is None or not is_sharded(parameter):
         return tensor
     return reduced_like(tensor, parameter).to_local().detach()
 
 
 def whole_of(piece: Tensor | None, parameter: Any) -> Any:
-    """Return the tensor sharded like `parameter` of which `piece` is this process's shard."""
+    """Return a tensor sharded like `parameter`, from this process's shard of it."""
     if piece is None or not is_sharded(parameter):
         return piece
     from torch.distributed.tensor import DTensor
 
     if piece.device.type != parameter.device_mesh.device_type:
-        # `from_local` would bring it back to the mesh's devices, from where FSDP offloaded it.
+        # `from_local` would move it to the mesh's devices, but FSDP has offloaded it.
         whole = torch.empty_like(parameter, requires_grad=False)
         shard_of(whole, parameter).copy_(piece)
         return whole
@@ -151,7 +151,7 @@ def mean_over_mesh(scalar: Tensor, parameter: Any) -> Tensor:
 def mean_over(groups: Sequence[Any], scalar: Tensor) -> Tensor:
     """Return the mean of a scalar over process groups, one for each dimension of a mesh.
 
-    In float64, so that the mean of equal numbers is exactly theirs.
+    In float64, so that the mean of equal numbers is exact.
     """
     mean = scalar.to(torch.float64, copy=True)
     for group in groups:

@@ -19,7 +19,7 @@ class StaticBatch:
     """A batch in fixed memory, and the closures of a step on it.
 
     Args:
-        example: A batch like all others.
+        example: A batch with the shapes and dtypes of every batch.
         device: The device of the model.
         loss_fn: The loss of a batch.
         micro_batches: The number of micro-batches to split it into.
@@ -50,13 +50,13 @@ class StaticBatch:
         """Check that a batch has the shapes and dtypes of the example.
 
         Raises:
-            ValueError: It does not.
+            ValueError: The batch differs.
         """
         mine, theirs = list(map(_format, self._tensors)), list(map(_format, batch))
         if mine != theirs:
             raise InvalidValueError(
-                f"batch must be like the captured one, {mine}, got {theirs}. Drop the last batch "
-                "of an epoch if it is smaller, or take its step with objective.backward."
+                f"batch must have the shapes and dtypes of the example, {mine}, got {theirs}. Drop "
+                "the last batch of an epoch if it is smaller, or use objective.backward for it."
             )
 
     def copy_(self, batch: Sequence[Tensor]) -> None:
@@ -65,7 +65,7 @@ class StaticBatch:
             static.copy_(tensor, non_blocking=True)
 
     def passes(self, random_state: RandomStates) -> list[Passes]:
-        """Return the passes of each call of the objective, which draw from `random_state`."""
+        """Return the passes of each call of the objective."""
         climb = self._climb_closure()
         return [Passes(c, climb=climb, random_state=random_state) for c in self._closures()]
 
@@ -79,7 +79,7 @@ class StaticBatch:
     def _divided_loss(self, *chunk: Tensor) -> tuple[Tensor, Any]:
         result = self._loss_fn(*chunk)
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-        # The objective refuses what is not a tensor.
+        # If the loss is not a tensor, the objective refuses it.
         return loss / self._micro_batches if isinstance(loss, Tensor) else loss, aux
 
     def _climb_closure(self) -> Closure | None:

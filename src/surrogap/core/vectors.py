@@ -1,12 +1,12 @@
-"""One long vector made of many tensors.
+"""Vectors: many tensors as a few flat ones.
 
 In formulas `w` and `g` are vectors; a model holds them in hundreds of tensors, perhaps on several
 devices and in several dtypes. A `Layout` sorts the tensors into groups, and a `Vector` holds each
-group as one flat tensor. Copies in and out are fused over all tensors, and the number of kernel
-launches in between does not grow with them.
+group as one flat tensor. Copies to and from a vector are fused over all tensors, and the number of
+kernel launches of its arithmetic does not depend on the number of tensors.
 
-Half precision is widened to float32 for all arithmetic, a chunk at a time, and rounded once when it
-is stored.
+Half precision is converted to float32 for all arithmetic, a chunk at a time, and rounded once when
+the result is stored.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -20,17 +20,17 @@ from torch import Tensor
 from torch._C._nn import flatten_dense_tensors, unflatten_dense_tensors
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-# One tensor for each parameter; None where there is no gradient, which counts as zero.
+# One tensor for each parameter; None if it has no gradient, which counts as zero.
 Gradients = list[Tensor | None]
 
-# Elements handled at a time: on a CPU what fits its caches, elsewhere what bounds the memory for
-# intermediate results at some 16 MiB each.
+# The number of elements in a chunk: on a CPU it fits the caches, elsewhere it limits each
+# intermediate result to 16 MiB.
 _CHUNK_CPU = 2**18
 _CHUNK_DEVICE = 2**22
 
 
 def are_any(gradients: Gradients) -> bool:
-    """Return whether there is a gradient at all."""
+    """Return whether any parameter has a gradient."""
     return any(map(is_not, gradients, repeat(None)))
 
 
@@ -47,7 +47,7 @@ def present_of(gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
 
 
 def groups_of(tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> list[list[int]]:
-    """Return the indices of tensors that share device, dtype and label, in groups."""
+    """Return the indices of the tensors in groups of one device, dtype and label."""
     groups: dict[Hashable, list[int]] = {}
     for index, tensor in enumerate(tensors):
         label = labels[index] if labels else None
@@ -56,20 +56,20 @@ def groups_of(tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> lis
 
 
 class Layout:
-    """A layout of `tensors` in flat ones, one for each device, dtype and label.
+    """A layout of `tensors` in flat tensors, one for each device, dtype and label.
 
     Args:
-        tensors: The pieces. Vectors of this layout take over their shapes and memory formats.
-        labels: One for each piece, or none.
+        tensors: The pieces, whose shapes and memory formats the views of a vector have.
+        labels: One label for each piece, or empty.
 
     Attributes:
-        members: The indices of each group's pieces.
+        members: The indices of the pieces of each group.
     """
 
     def __init__(self, tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> None:
         self.members = groups_of(tensors, labels)
         self._pieces = tensors
-        # The strides of a dense copy, for channels_last and the like.
+        # The strides of a dense copy, for memory formats such as channels_last.
         self._strides = {
             index: torch.empty_like(tensor).stride()
             for index, tensor in enumerate(tensors)
@@ -82,12 +82,12 @@ class Layout:
         for members in self.members:
             group = [self._in_order(index, tensors[index]) for index in members]
             flat = flatten_dense_tensors(group)
-            # Of a single tensor torch makes a view.
+            # For a single tensor torch returns a view.
             flats.append(flat.clone() if len(group) == 1 else flat)
         return Vector(self, flats)
 
     def _in_order(self, index: int, tensor: Tensor | None) -> Tensor:
-        """Return `tensor` such that reading it row by row gives the piece's order in memory."""
+        """Return `tensor` so that row-major order is the order of the piece in memory."""
         if tensor is None:
             return torch.zeros_like(self._pieces[index]).reshape(-1)
         if (stride := self._strides.get(index)) is None:
@@ -119,19 +119,19 @@ class Vector:
         self.flats = flats
 
     def views(self) -> list[Tensor]:
-        """The pieces, as views."""
+        """Return the pieces as views."""
         return self.layout.views(self.flats)
 
     def widened(self) -> "Vector":
-        """A copy, with half precision as float32."""
+        """Return a copy, in float32 if the vector has half precision."""
         return Vector(self.layout, [flat.to(wide(flat.dtype), copy=True) for flat in self.flats])
 
     @torch.no_grad()
     def write_to_(self, tensors: Sequence[Tensor]) -> None:
-        """Copies the pieces into `tensors`, in place.
+        """Copy the pieces into `tensors`, in place.
 
-        Autograd does not count it as a change: weights that go and come back are what they were,
-        and graphs built on them before stay good.
+        The version counters of the tensors do not change, so autograd graphs that were built with
+        the weights before they moved stay valid once the weights are restored.
         """
         views = self.views()
         for members in self.layout.members:
@@ -155,8 +155,8 @@ def flat_dot(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    # On a CPU torch.dot adds in order, to 4e-7 over 2**18 elements in float32; sum adds pairwise,
-    # to 1e-7.
+    # On a CPU torch.dot adds sequentially, with a relative error of 4e-7 for 2**18 elements in
+    # float32; sum adds pairwise, with an error of 1e-7.
     return (a * b).sum() if a.device.type == "cpu" else torch.dot(a, b)
 
 
@@ -167,7 +167,7 @@ def squared_norm(gradients: Gradients, like: Tensor) -> Tensor:
         gradients: The gradients of some parameters.
         like: One of these parameters, whose device and dtype they all have.
     """
-    # In float32 a CPU would add in order, and over 10^8 elements be wrong by 2 %.
+    # In float32 a CPU would add sequentially, with an error of 2% for 10^8 elements.
     dtype = torch.float64 if like.device.type == "cpu" else wide(like.dtype)
     present = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
     if not present:
@@ -176,23 +176,23 @@ def squared_norm(gradients: Gradients, like: Tensor) -> Tensor:
 
 
 def total(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum of scalars on several devices, on the first one's."""
+    """Return the sum of scalars on several devices, on the device of the first."""
     return reduce(add, (part.to(parts[0].device) for part in parts))
 
 
 def combine_(a: Tensor, x: Vector, b: Tensor, y: Vector) -> Vector:
-    """`y <- a * x + b * y`, rounded once; `a` and `b` are scalars, on any device."""
+    """Compute `y <- a * x + b * y`, rounded once; `a` and `b` are scalars on any device."""
     for x_flat, y_flat in zip(x.flats, y.flats, strict=True):
         a_here, b_here = scalar_for(y_flat, a), scalar_for(y_flat, b)
         for x_chunk, y_chunk in chunks(x_flat, y_flat):
             result = widened(y_chunk).mul_(b_here).addcmul_(widened(x_chunk), a_here)
-            if result is not y_chunk:  # it was widened, so the result lies in a copy
+            if result is not y_chunk:  # it was widened, so the result is a copy
                 y_chunk.copy_(result)
     return y
 
 
 def scale_(gradients: Gradients, factor: Tensor) -> None:
-    """Multiply gradients in place by a scalar, on any device, rounded once."""
+    """Multiply gradients in place by a scalar on any device, rounded once."""
     present = present_of(gradients)
     for members in groups_of(present):
         group = [present[index] for index in members]
@@ -205,7 +205,7 @@ def scale_(gradients: Gradients, factor: Tensor) -> None:
 
 
 def chunks(*flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split flat tensors of one length at the same indices."""
+    """Split flat tensors of equal length into chunks."""
     size = _CHUNK_CPU if flats[0].device.type == "cpu" else _CHUNK_DEVICE
     if flats[0].numel() <= size:
         return iter([flats])
@@ -220,7 +220,7 @@ def widened(tensor: Tensor) -> Tensor:
 def scalar_for(flat: Tensor, scalar: Tensor) -> Tensor:
     """Return `scalar` on the device of `flat`, for arithmetic with `widened(flat)`.
 
-    With a tensor in half precision, torch would first round the scalar to it.
+    In arithmetic with half precision, torch would first round the scalar to half precision.
     """
     return scalar.to(device=flat.device, dtype=wide(flat.dtype))
 

@@ -36,16 +36,16 @@ class Weights:
     Attributes:
         modules: The model and all modules in it.
         parameters: The trainable parameters.
-        frozen: The others, except those of special classes, such as quantised ones.
+        frozen: The other parameters, except those of special classes, such as quantised ones.
         buffers: The dictionaries in which modules hold their buffers.
         wrappers: The modules wrapped in DistributedDataParallel.
         fsdp: The modules that FSDP2 shards.
         are_sharded: Whether processes hold shards of the parameters.
-        is_checked: Whether a call has succeeded with these modules.
+        is_checked: Whether a call with these modules has succeeded.
 
     Raises:
-        TypeError: A module is compiled to TorchScript, or of an engine that cannot be trained.
-        ValueError: There is no trainable parameter, one is complex, or FSDP has only some of them.
+        TypeError: A module is a TorchScript module, or belongs to a refused engine.
+        ValueError: There is no trainable parameter, one is complex, or FSDP shards only some.
         RuntimeError: A parameter has a hook that would act on the gradient of a single pass.
     """
 
@@ -66,12 +66,12 @@ class Weights:
     def refresh(self) -> None:
         """Find the parameters and buffers as they are now.
 
-        So parameters may be frozen, thawed, added and removed between steps. Raises as the class
+        So parameters may be frozen, unfrozen, added and removed between steps. Raises as the class
         does.
         """
         self.fsdp.reshard()
-        # A walk through the modules takes percents of a small model's step, so the last one is
-        # used again while it is valid.
+        # Walking through the modules takes several percent of a small model's step, so the result
+        # is reused while it is valid.
         if not self._is_as_walked():
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
@@ -94,8 +94,8 @@ class Weights:
         """Find the modules that the first pass of a step has added.
 
         Raises:
-            RuntimeError: It has added or thawed trainable parameters, and they have a gradient
-                already, to which that of the second pass would be added.
+            RuntimeError: It has added or unfrozen trainable parameters. They have a gradient
+                already, to which the second pass would add its own.
         """
         self.fsdp.reshard()
         if not self._is_as_walked():
@@ -110,18 +110,18 @@ class Weights:
             for parameter in reached:
                 parameter.grad = None
             raise UnsupportedError(
-                f"closure must not add or thaw parameters, got {names[id(reached[0])]}. Run the "
-                "model once before the first step, and thaw between steps."
+                f"closure must not add or unfreeze parameters, got {names[id(reached[0])]}. Run "
+                "the model once before the first step, and unfreeze between steps."
             )
 
     def identities(self) -> set[int]:
-        """Return the identities of all parameters now, and of those that FSDP gathers."""
+        """Return the `id` of all current parameters, and of those that FSDP has gathered."""
         return set(map(id, chain(self._model.parameters(), self.fsdp.gathered())))
 
     def written(self) -> list[Tensor]:
         """Return the frozen parameters that a pass has written to since the last refresh.
 
-        A momentum encoder's, for example. Writes to `p.data` are not seen.
+        For example those of a momentum encoder. In-place writes to `p.data` are not detected.
         """
         pairs = zip(self.frozen, self._frozen_states, strict=True)
         return [parameter for parameter, state in pairs if _state(parameter) != state]
@@ -130,8 +130,8 @@ class Weights:
         self.modules = modules = list(self._model.modules())
         if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
             raise InvalidTypeError(
-                "model must not hold modules of TorchScript, got one. Pass the modules that it was "
-                "made from; torch.compile is faster, too."
+                "model must not contain TorchScript modules, got one. Pass the modules that it was "
+                "made from; torch.compile is also faster."
             )
         for each in set(map(type, modules)):
             check_engine(each)
@@ -155,21 +155,21 @@ class Weights:
 
     @property
     def synchronises(self) -> bool:
-        """True if a backward pass of the caller would average gradients over processes.
+        """Whether a backward pass of the caller would average gradients over processes.
 
-        Not inside `no_sync`, nor after `set_requires_gradient_sync(False)`.
+        False inside `no_sync`, and after `set_requires_gradient_sync(False)`.
         """
         return self.fsdp.reduce and all(w.require_backward_grad_sync for w in self.wrappers)
 
     def mean_over_shards(self, scalar: Tensor) -> Tensor:
-        """Return the mean of a scalar over the processes among which parameters are sharded."""
+        """Return the mean of a scalar over the processes that share the sharded parameters."""
         if not self.are_sharded:
             return scalar
         return mean_over_mesh(scalar, next(filter(is_sharded, self.parameters)))
 
     @property
     def names(self) -> list[str]:
-        """The names of the parameters in a model that is neither compiled nor wrapped."""
+        """The names of the parameters, without the prefixes of DDP and torch.compile."""
         if self._names is None:
             self._names = self._find_names()
         return [self._names[id(parameter)] for parameter in self.parameters]
@@ -182,7 +182,7 @@ class Weights:
         ]
         names = {}
         for name, parameter in self._model.named_parameters():
-            for path in reversed(wrapped):  # the innermost first, while the paths still hold
+            for path in reversed(wrapped):  # innermost first, while the outer paths are valid
                 if name.startswith(f"{path}module."):
                     name = path + name.removeprefix(f"{path}module.")
             names[id(parameter)] = name.replace("_orig_mod.", "")
@@ -190,7 +190,7 @@ class Weights:
 
     @property
     def are_norms(self) -> list[bool]:
-        """Whether each parameter is one of a normalisation layer."""
+        """A flag for each parameter: whether it belongs to a normalisation layer."""
         if self._norms is None:
             self._norms = set(map(id, norm_parameters(self.modules)))
         return [id(parameter) in self._norms for parameter in self.parameters]
@@ -211,7 +211,7 @@ class Weights:
 
     @property
     def are_lazy(self) -> bool:
-        """Whether a parameter has no shape yet."""
+        """Whether any parameter is uninitialised, as in lazy modules."""
         return any(map(is_lazy, self.parameters))
 
     @property
@@ -223,7 +223,7 @@ class Weights:
         for name, parameter in zip(self.names, self.parameters, strict=True):
             if parameter.is_complex():
                 raise InvalidValueError(
-                    f"{name} must be real, got {parameter.dtype}. Hold it as a real parameter and "
+                    f"{name} must be real, got {parameter.dtype}. Store it as a real parameter and "
                     "call torch.view_as_complex in the forward pass."
                 )
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
@@ -238,12 +238,12 @@ class Weights:
         name = next(name for name, parameter in pairs if not is_sharded(parameter))
         raise InvalidValueError(
             f"{name} must be sharded like the others, got a plain parameter. FSDP does not average "
-            "its gradient, so processes would differ: call fully_shard on the whole model too."
+            "its gradient, so processes would diverge: call fully_shard on the whole model too."
         )
 
 
 def _state(parameter: nn.Parameter) -> tuple[int, int]:
-    """Return what changes when a parameter is written to, or its data replaced."""
+    """Return values that change when a parameter is written to, or its data replaced."""
     return parameter._version, parameter.data_ptr()
 
 
@@ -253,5 +253,5 @@ def contents(dictionaries: Iterable[dict[str, T]]) -> list[T]:
 
 
 def are_same(some: list[Any], others: list[Any]) -> bool:
-    """Return whether two lists hold the very same objects."""
+    """Return whether two lists hold identical objects."""
     return len(some) == len(others) and all(map(is_, some, others))

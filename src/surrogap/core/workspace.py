@@ -19,7 +19,7 @@ from surrogap.errors import UnsupportedError
 
 
 class Workspace:
-    """What the steps of one objective work on, and what they keep for the next.
+    """The tensors and processes of the model, and the state and memory that steps reuse.
 
     Args:
         model: The model to train.
@@ -29,9 +29,9 @@ class Workspace:
         weights: The model's tensors.
         replicas: The processes that train the model.
         states: The state of the vector to climb along.
-        buffers_before: A copy of the buffers from before a step.
-        buffers_after_first: A copy of the buffers from after its first pass.
-        arithmetic: The arithmetic of the last step; None if that failed, or before the first.
+        buffers_before: A copy of the buffers before a step.
+        buffers_after_first: A copy of the buffers after its first pass.
+        arithmetic: The arithmetic of the last step; None if it failed, or before the first.
 
     Raises as `Weights` and `Replicas` do.
     """
@@ -52,7 +52,7 @@ class Workspace:
         self.arithmetic = None
 
     def twin(self) -> "Workspace":
-        """Return a workspace on the same tensors and states, with memory of its own."""
+        """Return a workspace with the same tensors and states, but its own memory."""
         twin = copy.copy(self)
         twin._allocate()
         return twin
@@ -74,7 +74,7 @@ class Workspace:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of a call, in which the closure must not make another.
+        """Context of a call, in which the closure must not call the objective again.
 
         Raises:
             RuntimeError: It does.
@@ -92,10 +92,10 @@ class Workspace:
 
     @contextmanager
     def passing(self, sync: bool) -> Iterator[None]:
-        """Context of a step's passes: `.grad` is empty at first, and afterwards what it was.
+        """Context for the passes of a step. Clears `.grad`, and restores it on exit.
 
         Args:
-            sync: Whether processes share the first one's buffers afterwards.
+            sync: Whether to broadcast the first process's buffers afterwards.
         """
         weights, replicas = self.weights, self.replicas
         with (
