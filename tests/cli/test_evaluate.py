@@ -18,7 +18,7 @@ from surrogap.experiments.runs import Run
 from surrogap.experiments.trials import Places, loading_of
 from surrogap.training.records import read_records
 from surrogap.training.run import train
-from tests.training.made_up import config
+from tests.training.small_runs import config
 
 # Two of ImageNet-R's classes around one that it has not.
 SYNSETS = ("n01443537", "n01440764", "n01484850")

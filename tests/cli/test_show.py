@@ -10,7 +10,7 @@ import pytest
 from surrogap.cli import main, show
 from surrogap.training.records import read_records
 from surrogap.training.run import train
-from tests.training.made_up import Interrupting, config
+from tests.training.small_runs import Interrupting, config
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from surrogap.data import AUGMENTATIONS, Augmentation
 from surrogap.data.augmentation import augmentation_of, augmented, transform_of_files
-from tests.data.made_up import pixels
+from tests.data.synthetic import pixels
 
 
 def images(number: int = 64, size: int = 32, channels: int = 3) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 from torchvision.datasets import ImageFolder
 
 from surrogap.data import FileSet, load
-from tests.data.made_up import folder, save_image
+from tests.data.synthetic import folder, save_image
 
 
 @pytest.mark.parametrize("other", ["val", "test"])

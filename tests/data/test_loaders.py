@@ -27,7 +27,7 @@ from surrogap.data import (
 from surrogap.data.augmentation import transform_of_files
 from surrogap.data.files import Reader, Request, Unreadable, collated
 from surrogap.data.seeds import derived
-from tests.data.made_up import files, folder, tensors
+from tests.data.synthetic import files, folder, tensors
 
 Batch = tuple[Tensor, Tensor]
 # Files are small here, and their loader reads them without workers but where those are tested.

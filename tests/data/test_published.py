@@ -15,7 +15,7 @@ import torch
 from torchvision import datasets
 
 from surrogap.data import FileSet, TensorSet, load
-from tests.data.made_up import folder, md5, pickled, pixels, save_image
+from tests.data.synthetic import folder, md5, pickled, pixels, save_image
 
 
 def fake_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, num_classes: int) -> np.ndarray:
@@ -79,7 +79,7 @@ def test_flowers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "image_00002.jpg",
     ]
     assert list(splits.train.labels) == [4, 101]
-    assert list(splits.parts["val"].labels) == [0, 2]
+    assert list(splits.by_name["val"].labels) == [0, 2]
     assert len(splits.classes) == 102
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from surrogap.data import SETS, load
-from tests.data.made_up import folder
+from tests.data.synthetic import folder
 
 
 @pytest.mark.parametrize(

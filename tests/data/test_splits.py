@@ -7,7 +7,7 @@ import torch
 
 from surrogap.data import FileSet, Splits, TensorSet
 from surrogap.data.splits import mean_and_std
-from tests.data.made_up import tensors
+from tests.data.synthetic import tensors
 
 
 def test_mean_and_std_are_those_of_the_pixels() -> None:
@@ -28,7 +28,7 @@ def test_mean_and_std_can_be_given() -> None:
 def test_parts_and_places() -> None:
     splits = tensors(4)
     assert splits.channels == 3
-    assert set(splits.parts) == {"train", "test"}
+    assert set(splits.by_name) == {"train", "test"}
     moved = splits.to("cpu")
     assert isinstance(splits.train, TensorSet)
     assert isinstance(moved.train, TensorSet)

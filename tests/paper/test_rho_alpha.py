@@ -21,7 +21,7 @@ from surrogap.training.failure import RunFailedError
 from surrogap.training.records import read_records
 from surrogap.training.run import train
 from tests.paper.made_up import grid as results_of_a_grid
-from tests.training import made_up
+from tests.training import small_runs
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grid:
     """A recipe of 12 steps on grey noise, whose own radius decays."""
-    config = made_up.config(tmp_path, rho=0.3, rho_min=0.1, alpha=0.7, record_every=1)
+    config = small_runs.config(tmp_path, rho=0.3, rho_min=0.1, alpha=0.7, record_every=1)
     monkeypatch.setitem(RECIPES, "tiny", Recipe("tiny", config, reproduces="", expected=""))
     return Grid("tiny", (0.2, 0.1), (0.4, 0.0), num_seeds=2, folder=tmp_path / "out")
 
@@ -63,8 +63,8 @@ def test_alpha_0_is_sam(grid: Grid, tmp_path: Path) -> None:
     assert config.objective.alpha == 0
     train(config)
     train(config.override(objective="sam", out=str(tmp_path / "sam")))
-    ours, sams = (made_up.state(folder) for folder in (config.folder, tmp_path / "sam"))
-    made_up.assert_same(ours["model"], sams["model"])
+    ours, sams = (small_runs.state(folder) for folder in (config.folder, tmp_path / "sam"))
+    small_runs.assert_same(ours["model"], sams["model"])
 
 
 def by_hand(run: Run) -> tuple[nn.Module, Callable[[], Tensor], list[Tensor]]:

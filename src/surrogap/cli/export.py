@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     from surrogap.experiments.exports import architecture_of
     from surrogap.experiments.runs import Run
-    from surrogap.training.networks import image_sides, image_size
+    from surrogap.training.model import image_sides, image_size
 
     run = Run.read(chosen.run)
     splits = run.splits()

@@ -24,7 +24,7 @@ from surrogap.training.flags import OptionalStr
 
 if TYPE_CHECKING:
     from surrogap.analysis import Sweep
-    from surrogap.training.parts import Parts
+    from surrogap.training.components import Components
 
 FIGURE = "find-rho.png"
 # What a run was trained with: another value would measure something else under its name.
@@ -126,7 +126,7 @@ def _check(chosen: FindRho, base: Config, arguments: Sequence[str]) -> None:
             )
 
 
-def _judged_radius(chosen: FindRho, parts: "Parts", arguments: Sequence[str]) -> float | None:
+def _judged_radius(chosen: FindRho, parts: "Components", arguments: Sequence[str]) -> float | None:
     """Return the radius that was asked about, or the one that the run used at its checkpoint."""
     if chosen.run is None or {"rho", "objective"} & {*given_fields(arguments)}:
         rho: float | None = getattr(chosen.config.objective, "rho", None)

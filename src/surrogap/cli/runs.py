@@ -18,7 +18,7 @@ from surrogap.experiments.probes import sharpness_probe
 from surrogap.training.config import Config
 from surrogap.training.folder import CONFIG, check_folder
 from surrogap.training.processes import device_of, is_launched
-from surrogap.training.progress import Progress, essentials, rich_bar
+from surrogap.training.progress import ProgressDisplay, essentials, rich_bar
 from surrogap.training.run import train
 
 
@@ -77,7 +77,7 @@ def train_all(
 
 
 @final
-class Overall(Progress):
+class Overall(ProgressDisplay):
     """Where a row of runs is: a bar over all of them, or a line for each.
 
     Args:
@@ -120,16 +120,16 @@ class Overall(Progress):
         self._say("  ".join([self._title, *essentials({"kind": "epoch", **record})]))
 
     def start(self, title: str, step: int, num_steps: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         self._num_steps = num_steps
 
     def step(self, step: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         if time.monotonic() - self._moved > 0.1:
             self._move(step / self._num_steps)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         self._now = "  ".join(essentials(record))
 
     def _move(self, part: float) -> None:

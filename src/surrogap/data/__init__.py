@@ -30,12 +30,14 @@ from surrogap.data.mixup import mixup
 from surrogap.data.randaugment import randaugment
 from surrogap.data.sets import SETS, archive_of, load
 from surrogap.data.splits import FileSet, Splits, TensorSet
+from surrogap.data.streams import Batch
 from surrogap.data.subsets import subset
 
 __all__ = [
     "AUGMENTATIONS",
     "SETS",
     "Augmentation",
+    "Batch",
     "FileLoader",
     "FileSet",
     "Loader",

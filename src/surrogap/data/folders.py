@@ -34,18 +34,18 @@ def read_folder(path: str | Path, name: str | None = None) -> Splits:
     Splits('pets', 2 classes, train: 2, test: 2)
     """
     root = Path(path)
-    present = [part for part in ("train", "val", "test") if (root / part).is_dir()]
+    present = [split for split in ("train", "val", "test") if (root / split).is_dir()]
     if "train" not in present or len(present) < 2:
         raise InvalidValueError(
             f"path must be a folder with train and val or test in it, got {root}, which has "
             f"{', '.join(present) or 'none of them'}. {_REMEDY}"
         )
-    found = {part: _images(root / part) for part in present}
-    for part, (_, classes) in found.items():
+    found = {split: _images(root / split) for split in present}
+    for split, (_, classes) in found.items():
         if classes != found["train"][1]:
             odd = sorted({*classes} ^ {*found["train"][1]})
             raise InvalidValueError(
-                f"path must have the same classes in train and {part}, got {root}, where one has "
+                f"path must have the same classes in train and {split}, got {root}, where one has "
                 f"{', '.join(odd[:5])}{' and more' * (len(odd) > 5)} and the other has not. "
                 f"{_REMEDY}"
             )

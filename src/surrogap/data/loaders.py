@@ -37,10 +37,10 @@ class Loader(ABC):
 
     Args:
         splits: The set.
-        split: Which part of it: "train", "test", or "val" where there is one.
+        split: Its split: "train", "test", or "val" where there is one.
         batch_size: How many images this process takes in a step.
         augmentation: "none", "light", "medium", "strong", or an `Augmentation`.
-        shuffle: Whether to shuffle. By default the part "train" is.
+        shuffle: Whether to shuffle. By default the split "train" is.
         drop_last: Whether to drop a ragged last batch. By default that of "train" is. Kept, every
             image comes exactly once, on one process.
         seed: Of order and augmentation; the same on all processes.
@@ -71,9 +71,9 @@ class Loader(ABC):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.part = splits.parts[one_of("split", split, splits.parts)]
+        self.dataset = splits.by_name[one_of("split", split, splits.by_name)]
         self.order = Order(
-            num_images=len(self.part),
+            num_images=len(self.dataset),
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,
@@ -203,7 +203,7 @@ class TensorLoader(Loader):
 
     Args:
         splits: As for `Loader`, which has the other arguments too. Loaders share what is on the
-            device already: pass `splits.to(device)` where several read the same part.
+            device already: pass `splits.to(device)` where several read the same split.
         size: Height and width to resize to, after augmentation; by default the images' own.
 
     >>> from surrogap.data import load
@@ -213,31 +213,31 @@ class TensorLoader(Loader):
     (torch.Size([128, 1, 28, 28]), torch.float32, torch.int64, 39)
     """
 
-    part: TensorSet
+    dataset: TensorSet
 
     def __init__(
         self, splits: Splits, split: str = "train", *, size: int | None = None, **settings: Any
     ) -> None:
         super().__init__(splits, split, **settings)
-        if not isinstance(self.part, TensorSet):
+        if not isinstance(self.dataset, TensorSet):
             raise InvalidTypeError(
-                f"splits must be in memory, got {self.part}. Use surrogap.data.loader."
+                f"splits must be in memory, got {self.dataset}. Use surrogap.data.loader."
             )
         if size is not None:
             integer("size", size, at_least=1, remedy="Pass a number of pixels, as 32.")
         self.size = size
-        self.part = self.part.to(self.device)
+        self.dataset = self.dataset.to(self.device)
 
     def _raw(self, epoch: int) -> Iterator[Batch]:
         order = self.order.images(epoch).to(self.device)
         for position in range(self.position, len(self)):
             chosen = order[self.order.places(position).to(self.device)]
             images = augmented(
-                self.part.images[chosen], self.augmentation, self._generator("images", position)
+                self.dataset.images[chosen], self.augmentation, self._generator("images", position)
             )
             if self.size is not None:
                 images = functional.resize(images, [self.size, self.size])
-            yield images, self.part.labels[chosen]
+            yield images, self.dataset.labels[chosen]
 
 
 @final
@@ -263,7 +263,7 @@ class FileLoader(Loader):
     FileLoader(1 batches of 1, epoch 0, position 0)
     """
 
-    part: FileSet
+    dataset: FileSet
 
     def __init__(
         self,
@@ -275,9 +275,9 @@ class FileLoader(Loader):
         **settings: Any,
     ) -> None:
         super().__init__(splits, split, **settings)
-        if not isinstance(self.part, FileSet):
+        if not isinstance(self.dataset, FileSet):
             raise InvalidTypeError(
-                f"splits must be files, got {self.part}. Use surrogap.data.loader."
+                f"splits must be files, got {self.dataset}. Use surrogap.data.loader."
             )
         integer("size", size, at_least=1, remedy="Pass a number of pixels, as 224.")
         if num_workers is None:
@@ -285,7 +285,7 @@ class FileLoader(Loader):
         integer("num_workers", num_workers, at_least=0, remedy="Pass 0 to read in this process.")
         # Without it, DataLoader draws its workers' seeds from the global generator.
         self._worker_seeds = torch.Generator()
-        self._requests = _Requests(self.order, self.part)
+        self._requests = _Requests(self.order, self.dataset)
         self._workers: DataLoader[Any] = DataLoader(
             Reader(transform_of_files(self.augmentation, size)),
             batch_sampler=self._requests,
@@ -326,19 +326,20 @@ class _Requests:
     all files: a million of them, copied by each worker, takes gigabytes.
     """
 
-    def __init__(self, order: Order, part: FileSet) -> None:
+    def __init__(self, order: Order, dataset: FileSet) -> None:
         self.order = order
-        self.part = part
+        self.dataset = dataset
         self.epoch = 0
         self.position = 0
 
     def __iter__(self) -> Iterator[list[Request]]:
-        paths, labels, seed, epoch = self.part.paths, self.part.labels, self.order.seed, self.epoch
-        images = self.order.images(epoch)
+        paths, labels = self.dataset.paths, self.dataset.labels
+        images = self.order.images(self.epoch)
         for position in range(self.position, len(self.order)):
             places = self.order.places(position)
+            seeds = (self.order.seed, self.epoch)
             yield [
-                Request(paths[image], labels[image], derived("image", seed, epoch, place))
+                Request(paths[image], labels[image], derived("image", *seeds, place))
                 for place, image in zip(places.tolist(), images[places].tolist(), strict=True)
             ]
 
@@ -362,10 +363,10 @@ def loader(
 
     Args:
         splits: The set.
-        split: Which part of it: "train", "test", or "val" where there is one.
+        split: Its split: "train", "test", or "val" where there is one.
         batch_size: How many images this process takes in a step.
         augmentation: "none", "light", "medium", "strong", or an `Augmentation`.
-        shuffle: Whether to shuffle. By default the part "train" is.
+        shuffle: Whether to shuffle. By default the split "train" is.
         drop_last: Whether to drop a ragged last batch. By default that of "train" is.
         seed: Of order and augmentation; the same on all processes.
         device: Where the batches shall be.

@@ -28,22 +28,22 @@ def cifar(num_classes: int, root: Path, download: bool) -> Splits:
     """
     kind = datasets.CIFAR10 if num_classes == 10 else datasets.CIFAR100
     found = {
-        part: _open(
-            partial(kind, root, train=part == "train", download=download),
+        split: _open(
+            partial(kind, root, train=split == "train", download=download),
             f"CIFAR-{num_classes}",
             root / kind.base_folder,
             kind.url,
         )
-        for part in ("train", "test")
+        for split in ("train", "test")
     }
-    parts: dict[str, Any] = {
-        part: TensorSet(
+    splits: dict[str, Any] = {
+        split: TensorSet(
             torch.from_numpy(images.data).permute(0, 3, 1, 2).contiguous(),
             torch.tensor(images.targets),
         )
-        for part, images in found.items()
+        for split, images in found.items()
     }
-    return Splits(f"cifar{num_classes}", tuple(found["train"].classes), **parts)
+    return Splits(f"cifar{num_classes}", tuple(found["train"].classes), **splits)
 
 
 def flowers102(root: Path, download: bool) -> Splits:
@@ -58,16 +58,16 @@ def flowers102(root: Path, download: bool) -> Splits:
         ValueError: It is not there, or damaged.
         RuntimeError: It cannot be fetched.
     """
-    parts: dict[str, Any] = {}
-    for part in ("train", "val", "test"):
+    splits: dict[str, Any] = {}
+    for split in ("train", "val", "test"):
         images = _open(
-            partial(datasets.Flowers102, root, split=part, download=download),
+            partial(datasets.Flowers102, root, split=split, download=download),
             "Flowers-102",
             root / "flowers-102",
             "https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
         )
-        parts[part] = FileSet([str(file) for file in images._image_files], images._labels)
-    return Splits("flowers102", tuple(images.classes), **parts)
+        splits[split] = FileSet([str(file) for file in images._image_files], images._labels)
+    return Splits("flowers102", tuple(images.classes), **splits)
 
 
 def pets37(root: Path, download: bool) -> Splits:
@@ -81,16 +81,16 @@ def pets37(root: Path, download: bool) -> Splits:
         ValueError: It is not there, or damaged.
         RuntimeError: It cannot be fetched.
     """
-    parts: dict[str, Any] = {}
-    for part, split in (("train", "trainval"), ("test", "test")):
+    splits: dict[str, Any] = {}
+    for split, published in (("train", "trainval"), ("test", "test")):
         images = _open(
-            partial(datasets.OxfordIIITPet, root, split=split, download=download),
+            partial(datasets.OxfordIIITPet, root, split=published, download=download),
             "Oxford-IIIT Pet",
             root / "oxford-iiit-pet",
             "https://www.robots.ox.ac.uk/~vgg/data/pets",
         )
-        parts[part] = FileSet([str(file) for file in images._images], images._labels)
-    return Splits("pets37", tuple(images.classes), **parts)
+        splits[split] = FileSet([str(file) for file in images._images], images._labels)
+    return Splits("pets37", tuple(images.classes), **splits)
 
 
 def imagenet(root: Path, download: bool) -> Splits:
@@ -118,11 +118,13 @@ def imagenet(root: Path, download: bool) -> Splits:
     archives = (folder / "meta.bin").exists() or list(folder.glob("ILSVRC2012_devkit*"))
     if unpacked and not archives:  # both ways sort by WordNet number: the labels are the same
         return read_folder(folder, "imagenet")
-    parts: dict[str, Any] = {}
-    for part, split in (("train", "train"), ("test", "val")):
-        images = _open(partial(datasets.ImageNet, folder, split=split), "ImageNet", folder, home)
-        parts[part] = FileSet([path for path, _ in images.samples], images.targets)
-    return Splits("imagenet", tuple(names[0] for names in images.classes), **parts)
+    splits: dict[str, Any] = {}
+    for split, published in (("train", "train"), ("test", "val")):
+        images = _open(
+            partial(datasets.ImageNet, folder, split=published), "ImageNet", folder, home
+        )
+        splits[split] = FileSet([path for path, _ in images.samples], images.targets)
+    return Splits("imagenet", tuple(names[0] for names in images.classes), **splits)
 
 
 def _open(make: Callable[[], Any], title: str, folder: Path, home: str) -> Any:

@@ -40,7 +40,7 @@ def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool 
     """A set of images, split into train and test.
 
     Args:
-        name_or_path: A name: "embedded" (a part of Fashion-MNIST, in the package), "cifar10",
+        name_or_path: A name: "embedded" (a subset of Fashion-MNIST, in the package), "cifar10",
             "cifar100", "flowers102", "pets37" or "imagenet". Or a path: of an `.npz` archive, or of
             a folder with `train` and `val` or `test` in ImageFolder's layout. A name comes first:
             write "./cifar10" for a folder of that name.

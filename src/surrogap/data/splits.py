@@ -157,10 +157,10 @@ class Splits:
         self._check_statistics()
 
     @property
-    def parts(self) -> dict[str, TensorSet | FileSet]:
+    def by_name(self) -> dict[str, TensorSet | FileSet]:
         """The splits that there are, by name."""
-        parts = {"train": self.train, "test": self.test}
-        return parts if self.val is None else {**parts, "val": self.val}
+        splits = {"train": self.train, "test": self.test}
+        return splits if self.val is None else {**splits, "val": self.val}
 
     @property
     def channels(self) -> int:
@@ -169,11 +169,11 @@ class Splits:
 
     def to(self, device: torch.device | str) -> "Splits":
         """The same splits on a device, for all loaders to share."""
-        moved: dict[str, Any] = {name: part.to(device) for name, part in self.parts.items()}
+        moved: dict[str, Any] = {name: split.to(device) for name, split in self.by_name.items()}
         return replace(self, **moved)
 
     def _check_labels(self) -> None:
-        labelled = {name: part.labels for name, part in self.parts.items()}
+        labelled = {name: split.labels for name, split in self.by_name.items()}
         if isinstance(self.train, TensorSet) and self.train.noisy_labels is not None:
             labelled["train (noisy)"] = self.train.noisy_labels
         for name, labels in labelled.items():
@@ -190,11 +190,11 @@ class Splits:
 
     def _check_shapes(self) -> None:
         kinds = {
-            tuple(part.images.shape[1:]) if isinstance(part, TensorSet) else "files"
-            for part in self.parts.values()
+            tuple(split.images.shape[1:]) if isinstance(split, TensorSet) else "files"
+            for split in self.by_name.values()
         }
         if len(kinds) > 1:
-            shapes = ", ".join(f"{name}: {part}" for name, part in self.parts.items())
+            shapes = ", ".join(f"{name}: {split}" for name, split in self.by_name.items())
             raise InvalidValueError(
                 f"splits must have images of one shape, got {shapes}. Resize them to one."
             )
@@ -212,11 +212,11 @@ class Splits:
             )
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name}: {len(part)}" for name, part in self.parts.items())
+        sizes = ", ".join(f"{name}: {len(split)}" for name, split in self.by_name.items())
         return f"Splits({self.name!r}, {len(self.classes)} classes, {sizes})"
 
 
-def mean_and_std(part: TensorSet | FileSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_std(images: TensorSet | FileSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The mean and the standard deviation of each channel, of pixels in [0, 1].
 
     Exact, from counts of the 256 values; ImageNet's for files.
@@ -225,11 +225,11 @@ def mean_and_std(part: TensorSet | FileSet) -> tuple[tuple[float, ...], tuple[fl
     >>> mean_and_std(TensorSet(pixels, torch.tensor([0, 1])))
     ((0.5,), (0.5,))
     """
-    if isinstance(part, FileSet):
+    if isinstance(images, FileSet):
         return IMAGENET_MEAN, IMAGENET_STD
     values = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
-    for channel in part.images.unbind(1):
+    for channel in images.images.unbind(1):
         counts = torch.bincount(channel.flatten(), minlength=256).double().cpu()
         mean = float(counts @ values / counts.sum())
         std = math.sqrt(float(counts @ (values - mean) ** 2 / counts.sum()))

@@ -44,13 +44,13 @@ def subset(
     for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
         if value is not None:
             integer(name, value, at_least=1, remedy="Pass a number of images, such as 100.")
-    parts: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if train_per_class is not None or val_per_class is not None:
         train, val = _positions(splits, train_per_class, val_per_class or 0)
-        parts = {"train": splits.train[train], "mean": (), "std": ()}
+        changes = {"train": splits.train[train], "mean": (), "std": ()}
         if len(val):
-            parts["val"] = splits.train[val]
-    chosen = replace(splits, **parts)
+            changes["val"] = splits.train[val]
+    chosen = replace(splits, **changes)
     return replace(chosen, train=_with_noisy_labels(chosen)) if noisy_labels else chosen
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from surrogap.data import Splits, TensorSet
 from surrogap.models.registry import is_sized
 
-# Averages its patches after normalising them, without a class token: see models/networks.py.
+# Averages its patches after normalising them, without a class token: see models/architectures.py.
 _AVERAGED = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 _SMALL = "vit_small_patch32_224"
 _BASE = "vit_base_patch32_224"

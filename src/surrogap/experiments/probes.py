@@ -12,16 +12,16 @@ from surrogap.analysis.hessian import METHODS, Hessian
 from surrogap.analysis.surface import Surface
 from surrogap.experiments.comparison import NUM_ASCENT_STEPS
 from surrogap.experiments.surfaces import loss_fn_of, part_of, still_batches
+from surrogap.training.components import Components
 from surrogap.training.config import Config
 from surrogap.training.images import images_of
-from surrogap.training.parts import Parts
 from surrogap.training.probe import Probe
 from surrogap.training.processes import World
 
 MAX_PRODUCTS = 30
 
 
-def sharpness_probe(config: Config, parts: Parts, world: World) -> Probe:
+def sharpness_probe(config: Config, parts: Components, world: World) -> Probe:
     """Measures the network of a run on some of its training images, in evaluation mode.
 
     It returns eigenvalue (the dominant one), residual, loss, grad_norm, and for rho, the radius of

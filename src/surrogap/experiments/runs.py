@@ -12,7 +12,7 @@ from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.folder import read_config
 from surrogap.training.images import images_of
-from surrogap.training.networks import network_of, read_weights
+from surrogap.training.model import model_of, read_weights
 from surrogap.training.records import read_records
 
 
@@ -59,7 +59,7 @@ class Run:
         """
         weights = read_weights(self.folder)
         # What it started from may be gone, and does not matter any more.
-        model = network_of(replace(self.config.model, weights=None), splits)
+        model = model_of(replace(self.config.model, weights=None), splits)
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:

@@ -8,16 +8,14 @@ from torch import Tensor, nn
 
 from surrogap.analysis.batches import LossFn
 from surrogap.analysis.surface import Surface
-from surrogap.data import Splits, loader
+from surrogap.data import Batch, Splits, loader
 from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.groups import ModelConfig
 from surrogap.training.losses import loss_of
-from surrogap.training.networks import network_of, read_weights
+from surrogap.training.model import model_of, read_weights
 from surrogap.training.objective_configs import ObjectiveConfig
 from surrogap.training.processes import World
-
-Batch = tuple[Tensor, Tensor]
 
 
 def part_of(splits: Splits, num_images: int, seed: int = 0) -> Splits:
@@ -109,7 +107,7 @@ def network_with(config: ModelConfig, splits: Splits, weights: Path | None) -> n
     Raises:
         ValueError: There are no weights there, or they are another network's.
     """
-    model = network_of(replace(config, weights=None), splits)
+    model = model_of(replace(config, weights=None), splits)
     if weights is not None:
         load_whole(model, weights)
     return model

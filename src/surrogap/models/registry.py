@@ -6,18 +6,18 @@ from torch import nn
 
 from surrogap.checks import closest, integer
 from surrogap.errors import InvalidTypeError, InvalidValueError, MissingPackageError
-from surrogap.models import networks
+from surrogap.models import architectures
 
-_VIT_S = partial(networks.vit, width=384, depth=12, num_heads=6)
-_VIT_B = partial(networks.vit, width=768, depth=12, num_heads=12)
-_MIXER_S = partial(networks.mixer, width=512, depth=8)
-_MIXER_B = partial(networks.mixer, width=768, depth=12)
+_VIT_S = partial(architectures.vit, width=384, depth=12, num_heads=6)
+_VIT_B = partial(architectures.vit, width=768, depth=12, num_heads=12)
+_MIXER_S = partial(architectures.mixer, width=512, depth=8)
+_MIXER_B = partial(architectures.mixer, width=768, depth=12)
 
 # The rows of the paper's Table 1, where names end in the side of a patch.
 _PAPER = {
-    "resnet50": partial(networks.from_timm, "resnet50"),
-    "resnet101": partial(networks.from_timm, "resnet101"),
-    "resnet152": partial(networks.from_timm, "resnet152"),
+    "resnet50": partial(architectures.from_timm, "resnet50"),
+    "resnet101": partial(architectures.from_timm, "resnet101"),
+    "resnet152": partial(architectures.from_timm, "resnet152"),
     "vit_s32": partial(_VIT_S, patch_size=32),
     "vit_s16": partial(_VIT_S, patch_size=16),
     "vit_b32": partial(_VIT_B, patch_size=32),
@@ -32,13 +32,13 @@ _PAPER = {
 # For images of 28 to 64 px. Narrow means a quarter of the width, and for ViT and Mixer half the
 # depth: small enough for a CPU.
 _SMALL = {
-    "small_resnet18": partial(networks.small_resnet18, width=64),
-    "small_resnet18_narrow": partial(networks.small_resnet18, width=16),
+    "small_resnet18": partial(architectures.small_resnet18, width=64),
+    "small_resnet18_narrow": partial(architectures.small_resnet18, width=16),
     "small_vit": _VIT_S,
-    "small_vit_narrow": partial(networks.vit, width=96, depth=6, num_heads=3),
+    "small_vit_narrow": partial(architectures.vit, width=96, depth=6, num_heads=3),
     "small_mixer": _MIXER_S,
-    "small_mixer_narrow": partial(networks.mixer, width=128, depth=4),
-    "small_mlp": partial(networks.mlp, width=512),
+    "small_mixer_narrow": partial(architectures.mixer, width=128, depth=4),
+    "small_mlp": partial(architectures.mlp, width=512),
 }
 
 
@@ -106,7 +106,7 @@ def is_sized(name: str) -> bool:
     >>> is_sized("small_mlp"), is_sized("small_resnet18")
     (True, False)
     """
-    return "resnet" not in name if name in names() else networks.is_sized_by_timm(name)
+    return "resnet" not in name if name in names() else architectures.is_sized_by_timm(name)
 
 
 def _build(name: str, num_classes: int, image_size: int | None, in_channels: int) -> nn.Module:
@@ -121,7 +121,7 @@ def _build(name: str, num_classes: int, image_size: int | None, in_channels: int
     names_of_timm = timm.list_models()
     if name not in names_of_timm:
         raise InvalidValueError(_unknown(name, names_of_timm))
-    return networks.from_timm(name, image_size=image_size, **arguments)
+    return architectures.from_timm(name, image_size=image_size, **arguments)
 
 
 def _unknown(name: str, names_of_timm: list[str]) -> str:
