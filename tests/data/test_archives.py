@@ -63,7 +63,10 @@ def test_an_archive_may_hold_val_and_what_we_do_not_know(tmp_path: Path) -> None
         ({"train_labels": np.zeros(6)}, "train_labels must be int64 .*, got float64 of"),
         ({"train_labels": np.full(6, 3)}, "labels of train must be from 0 to 2, .*got 3 to 3"),
         ({"test_labels": np.array([-1, 0, 1])}, "labels of test must be .*, got -1 to 1. Number"),
-        ({"test_images": pixels(3, 9, 9, 3)}, "splits must have images of one shape, got train: T"),
+        (
+            {"test_images": pixels(3, 9, 9, 3)},
+            "splits must have images of the same shape, got train: T",
+        ),
         ({"classes": np.arange(3)}, r"classes must be a list of strings, got int64 of \(3,\) in"),
         ({"classes": np.array([["a"]])}, r"classes must be a list of strings, got <U1 of \(1, 1\)"),
         (
@@ -72,7 +75,7 @@ def test_an_archive_may_hold_val_and_what_we_do_not_know(tmp_path: Path) -> None
         ),
         (
             {"test_images": pixels(0, 8, 8, 3), "test_labels": np.arange(0)},
-            r"images must hold at least one, got shape \(0, 3, 8, 8\)",
+            r"images must not be empty, got shape \(0, 3, 8, 8\)",
         ),
     ],
 )

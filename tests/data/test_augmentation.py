@@ -127,7 +127,7 @@ def test_bad_augmentations(changes: dict[str, Any], error: type[Exception], mess
 def test_unknown_names() -> None:
     message = (
         "augmentation must be one of none, light, medium, strong, got 'lite'. The closest is "
-        "'light'. Or pass one made by Augmentation."
+        "'light'. Or pass an Augmentation."
     )
     with pytest.raises(ValueError, match=message):
         augmentation_of("lite")

@@ -20,7 +20,7 @@ _Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 def read_archive(path: str | Path) -> Splits:
-    """The set in an `.npz` archive.
+    """Read the set in an `.npz` archive.
 
     Args:
         path: An archive with the arrays train_images, test_images (uint8, NHWC, one channel or
@@ -28,7 +28,7 @@ def read_archive(path: str | Path) -> Splits:
             and val_labels, and train_noisy_labels (int64, such as CIFAR-10N's). Others are ignored.
 
     Raises:
-        ValueError: It is no such archive; the message says why.
+        ValueError: It is not such an archive; the message says why.
 
     >>> import tempfile
     >>> images, labels = np.zeros((2, 8, 8, 3), np.uint8), np.array([0, 1])
@@ -41,16 +41,16 @@ def read_archive(path: str | Path) -> Splits:
     TensorSet(2 images of 3x8x8)
     """
     try:
-        # Without pickle: an archive is data, and must not run code.
+        # Without pickle, so that an archive cannot run code.
         with open(path, "rb") as file:
             archive = np.load(file, allow_pickle=False)
             names = [name for name in archive.files if _is_ours(name)]
-            # Shapes and dtypes first: an array of zeros may be 1,000 times its compressed size.
+            # Shapes and dtypes first: an array of zeros can be 1,000 times its compressed size.
             _check(str(path), {name: _header(archive.zip, name) for name in names})
             arrays = {name: archive[name] for name in names}
     except InvalidValueError:
         raise
-    except Exception as error:  # what is damaged decides which kind
+    except Exception as error:  # its type depends on what is damaged
         raise InvalidValueError(
             f"path must be a NumPy archive, got {path}, which cannot be read ({error}). {_REMEDY}"
         ) from error
@@ -58,11 +58,11 @@ def read_archive(path: str | Path) -> Splits:
 
 
 def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
-    """The set in the arrays of an archive.
+    """Build a set from the arrays of an archive.
 
     Args:
-        name: Where they are from.
-        arrays: As `read_archive` describes them.
+        name: The name of the set, for messages.
+        arrays: The arrays that `read_archive` describes.
 
     Raises:
         ValueError: An array is missing or has the wrong dtype or shape.
@@ -82,7 +82,7 @@ def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
 
 
 def _header(archive: ZipFile, name: str) -> np.ndarray[Any, Any]:
-    """Return an array with the shape and the dtype of a stored one, and no memory of its own."""
+    """Return an array with the shape and dtype of a stored one, without reading its values."""
     with archive.open(f"{name}.npy") as file:
         version = np.lib.format.read_magic(file)
         read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}

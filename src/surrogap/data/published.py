@@ -1,4 +1,4 @@
-"""Sets that others publish, through torchvision's own classes."""
+"""Published sets, read by torchvision's classes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,16 +15,16 @@ from surrogap.errors import InvalidValueError, MissingPackageError, UnsupportedE
 
 
 def cifar(num_classes: int, root: Path, download: bool) -> Splits:
-    """CIFAR-10 or CIFAR-100, in memory.
+    """Load CIFAR-10 or CIFAR-100 into memory.
 
     Args:
-        num_classes: Which of the two: 10 or 100.
-        root: Where `cifar-10-batches-py` or `cifar-100-python` is, or shall be.
-        download: Whether to fetch it, if it is not there.
+        num_classes: 10 or 100.
+        root: The folder of `cifar-10-batches-py` or `cifar-100-python`.
+        download: Download it if it is missing.
 
     Raises:
-        ValueError: It is not there, or damaged.
-        RuntimeError: It cannot be fetched.
+        ValueError: It is missing or damaged.
+        RuntimeError: It cannot be downloaded.
     """
     kind = datasets.CIFAR10 if num_classes == 10 else datasets.CIFAR100
     found = {
@@ -47,16 +47,16 @@ def cifar(num_classes: int, root: Path, download: bool) -> Splits:
 
 
 def flowers102(root: Path, download: bool) -> Splits:
-    """Oxford's 102 flowers: 1,020 images for training, as many to choose by, 6,149 to test.
+    """Load Oxford's 102 flowers: 1,020 training, 1,020 validation and 6,149 test images.
 
     Args:
-        root: Where `flowers-102` is, or shall be.
-        download: Whether to fetch it, if it is not there.
+        root: The folder of `flowers-102`.
+        download: Download it if it is missing.
 
     Raises:
-        ImportError: scipy is missing, with which torchvision reads the labels.
-        ValueError: It is not there, or damaged.
-        RuntimeError: It cannot be fetched.
+        ImportError: scipy is not installed, which torchvision needs to read the labels.
+        ValueError: It is missing or damaged.
+        RuntimeError: It cannot be downloaded.
     """
     splits: dict[str, Any] = {}
     for split in ("train", "val", "test"):
@@ -71,15 +71,15 @@ def flowers102(root: Path, download: bool) -> Splits:
 
 
 def pets37(root: Path, download: bool) -> Splits:
-    """Oxford's 37 breeds of cats and dogs: 3,680 images for training, 3,669 to test.
+    """Load Oxford's 37 breeds of cats and dogs: 3,680 training and 3,669 test images.
 
     Args:
-        root: Where `oxford-iiit-pet` is, or shall be.
-        download: Whether to fetch it, if it is not there.
+        root: The folder of `oxford-iiit-pet`.
+        download: Download it if it is missing.
 
     Raises:
-        ValueError: It is not there, or damaged.
-        RuntimeError: It cannot be fetched.
+        ValueError: It is missing or damaged.
+        RuntimeError: It cannot be downloaded.
     """
     splits: dict[str, Any] = {}
     for split, published in (("train", "trainval"), ("test", "test")):
@@ -94,18 +94,18 @@ def pets37(root: Path, download: bool) -> Splits:
 
 
 def imagenet(root: Path, download: bool) -> Splits:
-    """ImageNet-1k: 1.28 million images for training, 50,000 to test.
+    """Load ImageNet-1k: 1.28 million training images and 50,000 test images.
 
-    From `root/imagenet`: either the folders `train` and `val` with a folder for each WordNet
-    number, or the archives of ILSVRC2012, which torchvision unpacks there once.
+    `root/imagenet` holds either the folders `train` and `val`, with a folder for each WordNet ID,
+    or the archives of ILSVRC2012, which torchvision extracts there once.
 
     Args:
-        root: The folder that holds the folder `imagenet`.
-        download: Must be false: ImageNet is given out to people who register.
+        root: The folder of the folder `imagenet`.
+        download: Must be False: ImageNet requires registration.
 
     Raises:
-        ImportError: scipy is missing, with which torchvision reads the archives' names.
-        ValueError: It is not there, or a download was asked for.
+        ImportError: scipy is not installed, which torchvision needs to read the archives.
+        ValueError: It is missing, or `download` is True.
     """
     home = "https://image-net.org"
     if download:
@@ -116,7 +116,7 @@ def imagenet(root: Path, download: bool) -> Splits:
     folder = root / "imagenet"
     unpacked = (folder / "train").is_dir() and (folder / "val").is_dir()
     archives = (folder / "meta.bin").exists() or list(folder.glob("ILSVRC2012_devkit*"))
-    if unpacked and not archives:  # both ways sort by WordNet number: the labels are the same
+    if unpacked and not archives:  # both layouts sort by WordNet ID, so the labels are the same
         return read_folder(folder, "imagenet")
     splits: dict[str, Any] = {}
     for split, published in (("train", "train"), ("test", "val")):
@@ -128,19 +128,19 @@ def imagenet(root: Path, download: bool) -> Splits:
 
 
 def _open(make: Callable[[], Any], title: str, folder: Path, home: str) -> Any:
-    """A set of torchvision's, or our words for why there is none."""
+    """Build a set of torchvision, and raise an error with a remedy if that fails."""
     by_hand = f"put the files from {home} there"
     try:
         return make()
     except URLError as error:
         raise UnsupportedError(
-            f"download must reach {title}'s server, got {error}. Try again later, or {by_hand}: "
-            f"{folder}."
+            f"Cannot download {title}: {error}. Try again later, or {by_hand}: {folder}."
         ) from error
     except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
         raise MissingPackageError(
-            f"{title} must be read with {error.name}, got no such package. "
-            f"Run pip install {error.name}."
+            f"{package} must be installed to read {title}, got no such package. "
+            f"Run pip install {package}."
         ) from error
     except (RuntimeError, OSError) as error:
         remedy = by_hand if title == "ImageNet" else f"pass download=True, or {by_hand}"
