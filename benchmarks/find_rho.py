@@ -37,17 +37,17 @@ from surrogap.cli.find_rho import main as find_rho
 from surrogap.experiments.comparison import spread
 from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.text_table import Table
-from surrogap.models import networks
+from surrogap.models import architectures
 from surrogap.training.config import Config
-from surrogap.training.progress import Silence
+from surrogap.training.progress import NoDisplay
 from surrogap.training.run import train
 
 RHOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 # Sixteen patches of 7 pixels a side.
 _TINY = {
-    "tiny_vit": partial(networks.vit, width=64, depth=4, num_heads=2),
-    "tiny_mixer": partial(networks.mixer, width=64, depth=4),
+    "tiny_vit": partial(architectures.vit, width=64, depth=4, num_heads=2),
+    "tiny_mixer": partial(architectures.mixer, width=64, depth=4),
 }
 
 
@@ -113,7 +113,7 @@ def accuracy(config: Config, rho: float, seed: int, folder: Path) -> float:
     """The test accuracy after training with a radius; 0 is plain training."""
     changes = {"rho": rho} if rho else {"objective": "vanilla"}
     run = config.override(**changes, seed=seed, out=str(folder / f"{rho:g}-{seed}"))
-    outcome = train(run, resume=True, progress=Silence())
+    outcome = train(run, resume=True, progress=NoDisplay())
     if outcome.signal is not None:
         sys.exit(128 + outcome.signal)  # the same command goes on from here
     assert outcome.record is not None

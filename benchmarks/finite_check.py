@@ -25,10 +25,10 @@ from provenance import provenance, write
 from torch import Tensor
 
 from surrogap.core.report import Report
+from surrogap.training.components import Components, components_of
 from surrogap.training.config import Config
-from surrogap.training.parts import Parts, parts_of
 from surrogap.training.processes import World, joined
-from surrogap.training.step import EagerStep, NonFiniteLossError, measured
+from surrogap.training.step import EagerStep, NonFiniteLossError, step_metrics
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -58,7 +58,7 @@ def asking_in_every_pass(step: EagerStep) -> Step:
             ]
             report = Report.mean(reports, divisor=step._divisor)
         step._update()
-        return measured(report)
+        return step_metrics(report)
 
     return call
 
@@ -85,7 +85,7 @@ def seconds(step: Step, batch: tuple[Tensor, Tensor], num_steps: int) -> float:
     return (time.perf_counter() - start) / num_steps
 
 
-def compared(parts: Parts, num_turns: int, num_steps: int) -> dict[str, float]:
+def compared(parts: Components, num_turns: int, num_steps: int) -> dict[str, float]:
     """The best time of each way, in milliseconds."""
     assert isinstance(parts.step, EagerStep)
     ways = {"every pass": asking_in_every_pass(parts.step), "once per step": parts.step}
@@ -104,7 +104,7 @@ def measure(config: Config, world: World, args: argparse.Namespace) -> dict[str,
     rows = {}
     for micro_batches in args.micro_batches:
         own = config.override(micro_batches=micro_batches, perturbation="each")
-        parts = parts_of(own, world)
+        parts = components_of(own, world)
         rows[str(micro_batches)] = compared(parts, args.turns, args.steps)
     return rows
 

@@ -39,11 +39,11 @@ class Bar(Clock):
         self._task = bars.add_task(name, total=None)
 
     def start(self, title: str, step: int, num_steps: int) -> None:
-        """See `surrogap.training.progress.Progress`."""
+        """See `surrogap.training.progress.ProgressDisplay`."""
         self._bars.update(self._task, total=num_steps)
 
     def step(self, step: int) -> None:
-        """See `surrogap.training.progress.Progress`."""
+        """See `surrogap.training.progress.ProgressDisplay`."""
         self._bars.update(self._task, completed=step)
 
 

@@ -21,24 +21,24 @@ import torch
 from provenance import provenance, write
 
 from surrogap import capture
+from surrogap.training.components import components_of
 from surrogap.training.config import Config
-from surrogap.training.parts import parts_of
 from surrogap.training.processes import World
-from surrogap.training.progress import Progress
+from surrogap.training.progress import ProgressDisplay
 from surrogap.training.run import train
 
 
-class Clock(Progress):
+class Clock(ProgressDisplay):
     """Notes when each epoch was over, its evaluation included."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def step(self, step: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         if record["kind"] == "epoch":
             self.times.append(time.perf_counter())
 
@@ -56,7 +56,7 @@ def noise(folder: Path) -> Path:
 
 def bare(config: Config, num_steps: int) -> float:
     """Images per second of the step alone, on one batch."""
-    parts = parts_of(config, World(torch.device(config.execution.device, 0)))
+    parts = components_of(config, World(torch.device(config.execution.device, 0)))
     parts.model.train()
     batch = next(iter(parts.images))
     step = capture(parts.objective, parts.optimizer, parts.step._loss_and_accuracy, batch)

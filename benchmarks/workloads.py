@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torchvision.models import resnet18
 
 from surrogap.models import create
-from surrogap.models.networks import vit
+from surrogap.models.architectures import vit
 
 
 def cifar(build_resnet: Callable[..., nn.Module]) -> nn.Module:

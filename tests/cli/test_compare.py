@@ -21,7 +21,7 @@ from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.objective_configs import CONFIGS
 from surrogap.training.records import read_records
-from tests.training.made_up import archive
+from tests.training.small_runs import archive
 
 METHODS = ("vanilla", "vanilla-2x", "sam", "asam")
 SAMS = METHODS[2:]

@@ -17,7 +17,7 @@ from surrogap.experiments.eval_sets import EvalSetPaths, batch_maker
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.records import read_records
 from surrogap.training.run import train
-from tests.training.made_up import config
+from tests.training.small_runs import config
 
 # Two of ImageNet-R's classes around one that it has not.
 SYNSETS = ("n01443537", "n01440764", "n01484850")
@@ -52,7 +52,7 @@ def test_the_clean_test_set_has_the_scores_of_the_last_record(
 def test_scores_that_are_not_finite_are_null(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surrogap.training.run._Run._fail", lambda *_: None)
+    monkeypatch.setattr("surrogap.training.run._Trainer._fail", lambda *_: None)
     folder = train(config(tmp_path, objective="vanilla", steps=2, decay="constant", lr=1e15)).folder
     monkeypatch.undo()
     assert main(["evaluate", str(folder), "--no-corruptions"]) == 0

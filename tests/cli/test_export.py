@@ -12,7 +12,7 @@ from surrogap.cli import main
 from surrogap.data import load
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.run import train
-from tests.training.made_up import archive, config
+from tests.training.small_runs import archive, config
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_checkpoint_path_works_too(run: Path, tmp_path: Path) -> None:
 
 def test_weights_that_layers_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in timm's CoaT; what is not contiguous is refused by safetensors too."""
-    from surrogap.training import networks
+    from surrogap.training import model
 
     def tied(*_: object, **__: object) -> torch.nn.Module:
         first, second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
@@ -74,7 +74,7 @@ def test_weights_that_layers_share(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         last.weight.data = torch.randn(64, 4).T
         return torch.nn.Sequential(torch.nn.Flatten(), first, second, last)
 
-    monkeypatch.setattr(networks, "create", tied)
+    monkeypatch.setattr(model, "create", tied)
     run = train(config(tmp_path, steps=1)).folder
     assert main(["export", str(run)]) == 0
     expected = TrainedRun.read(run).model(load(tmp_path / "images.npz")).state_dict()

@@ -16,7 +16,7 @@ from surrogap.data import loader
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.run import train
 from surrogap.training.step import EagerStep
-from tests.training.made_up import config
+from tests.training.small_runs import config
 
 RHOS = ["--rhos", "0.1", "0.4", "1.6"]
 

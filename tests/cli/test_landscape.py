@@ -12,7 +12,7 @@ from surrogap.cli import main
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.run import train
 from tests.cli.test_sharpness import surface_of
-from tests.training.made_up import config
+from tests.training.small_runs import config
 
 
 @pytest.fixture(scope="module")

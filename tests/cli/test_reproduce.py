@@ -19,7 +19,7 @@ from surrogap.experiments.trained import TrainedRun
 from surrogap.paper import theory
 from surrogap.paper.reproductions import REPRODUCTIONS
 from surrogap.paper.toys import Descent, GapToy, Hills, trajectories
-from tests.training import made_up
+from tests.training import small_runs
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def test_mistakes(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A recipe on grey noise, with epochs of 4 steps."""
-    config = made_up.config(tmp_path_factory.mktemp("images"))
+    config = small_runs.config(tmp_path_factory.mktemp("images"))
     recipe = Recipe("tiny", config, reproduces="", expected="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES, "tiny", recipe)
@@ -154,7 +154,7 @@ def test_rho_and_alpha(trained: Path) -> None:
     assert found["configuration"] == config.to_dict()
     for run, name in zip(found["runs"], RUNS, strict=True):
         measured = json.loads((trained / name / "measurements.json").read_text())
-        last = made_up.timeless_records(trained / name)[-1]
+        last = small_runs.timeless_records(trained / name)[-1]
         assert run["test_accuracy"] == last["test_accuracy"]
         assert {key: run[key] for key in measured} == measured
         objective = TrainedRun.read(trained / name).config.objective

@@ -16,8 +16,8 @@ from surrogap.cli import main, terminal
 from surrogap.data import TensorSet
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.run import train
-from tests.data.made_up import folder as image_folder
-from tests.training.made_up import config
+from tests.data.synthetic import folder as image_folder
+from tests.training.small_runs import config
 
 # Little enough to be quick, and the same for the command and the library.
 FEW = "--eigenvalues 2 --max-products 6 --trace-products 6 --ascent-steps 2 --rhos 0.1 0.05"

@@ -11,7 +11,7 @@ from surrogap.cli import main
 from surrogap.experiments import run_summary
 from surrogap.training.records import read_records
 from surrogap.training.run import train
-from tests.training.made_up import Interrupting, config
+from tests.training.small_runs import Interrupting, config
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from surrogap.paper.study import SCALES, Scale
 from surrogap.training.config import Config
 from surrogap.training.records import read_records
 from tests.paper import synthetic_study
-from tests.training import made_up
+from tests.training import small_runs
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_the_paper_scale_lists_commands(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_paper_scale_trains_under_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = made_up.config(tmp_path)
+    config = small_runs.config(tmp_path)
     for objective in ("vanilla", "gsam"):
         recipe = Recipe(f"vit-b32-{objective}", config.override(out=f"runs/{objective}"), "", "")
         monkeypatch.setitem(RECIPES, f"vit-b32-{objective}", recipe)

@@ -24,8 +24,8 @@ from surrogap.models import names
 from surrogap.training.config import Config
 from surrogap.training.objective_configs import CONFIGS
 from surrogap.training.records import read_records
-from surrogap.training.signals import requests_heard
-from tests.training import made_up
+from surrogap.training.signals import stop_requests
+from tests.training import small_runs
 
 # As of a version with one group for all objectives.
 OLD = b'{"objective": {"name": "sam", "rho": null, "alpha": null, "lam": 0.1, "gamma": 0.03}}'
@@ -125,7 +125,7 @@ def test_help_does_not_wait_for_torch() -> None:
 
 
 def test_a_run_and_its_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = made_up.config(tmp_path)
+    config = small_runs.config(tmp_path)
     assert cli.main(flags(config)) == 0
     output = capsys.readouterr().out
     assert "12/12  epoch 3" in output
@@ -136,7 +136,7 @@ def test_a_run_and_its_messages(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = made_up.config(tmp_path, seed=3)
+    config = small_runs.config(tmp_path, seed=3)
     cli.main([*flags(config), "--seed", "3"])
     capsys.readouterr()
     assert shown(capsys, "--resume", "--out", str(config.folder)).execution.seed == 3
@@ -253,7 +253,7 @@ def test_a_terminal_and_its_colours_change_no_sentence(
 
 
 def test_an_unreadable_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.data.made_up import folder
+    from tests.data.synthetic import folder
 
     images = folder(tmp_path / "images", per_class=4)
     (images / "train" / "ant" / "0.png").write_bytes(b"no image")
@@ -272,7 +272,7 @@ def test_a_run_that_fails_exits_with_1(
         return self.model(x).sum() * float("nan"), y.float().mean()
 
     monkeypatch.setattr(EagerStep, "_loss_and_accuracy", lost)
-    assert cli.main([*flags(made_up.config(tmp_path)), "--max-skipped", "0"]) == 1
+    assert cli.main([*flags(small_runs.config(tmp_path)), "--max-skipped", "0"]) == 1
     assert "surrogap: loss must be finite, got one that is not" in capsys.readouterr().err
 
 
@@ -343,7 +343,7 @@ def long_run(config: Config, **settings: Any) -> subprocess.Popen[str]:
 
 
 def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path)
+    config = small_runs.config(tmp_path)
     process = long_run(config, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         process.send_signal(signal.SIGTERM)
@@ -351,7 +351,7 @@ def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
-    step = made_up.state(config.folder)["step"]
+    step = small_runs.state(config.folder)["step"]
     assert text == (
         f"surrogap: SIGTERM stopped the run after step {step} of 400000. Its checkpoint is "
         f"saved. Continue with surrogap train --resume --out {config.folder}\n"
@@ -359,7 +359,7 @@ def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_is_closed_saves(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path)
+    config = small_runs.config(tmp_path)
     ours, theirs = pty.openpty()
     process = long_run(
         config,
@@ -374,13 +374,13 @@ def test_a_terminal_that_is_closed_saves(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGHUP
-    assert made_up.state(config.folder)["step"] == read_records(config.folder)[-1]["step"]
+    assert small_runs.state(config.folder)["step"] == read_records(config.folder)[-1]["step"]
 
 
 def test_nohup_is_respected() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with requests_heard() as requests:
+        with stop_requests() as requests:
             os.kill(os.getpid(), signal.SIGHUP)
         assert requests.signal == 0
     finally:

@@ -11,7 +11,7 @@ import torch
 
 from surrogap.data import load
 from surrogap.data.archives import read_archive
-from tests.data.made_up import arrays, pixels
+from tests.data.synthetic import arrays, pixels
 
 
 def saved(folder: Path, **changes: Any) -> Path:
@@ -25,9 +25,9 @@ def test_an_archive_holds_pixels_and_labels_as_they_are(tmp_path: Path) -> None:
     expected = arrays()
     for part in ("train", "test"):
         assert np.array_equal(
-            splits.parts[part].images.permute(0, 2, 3, 1), expected[f"{part}_images"]
+            splits.by_name[part].images.permute(0, 2, 3, 1), expected[f"{part}_images"]
         )
-        assert splits.parts[part].labels.tolist() == expected[f"{part}_labels"].tolist()
+        assert splits.by_name[part].labels.tolist() == expected[f"{part}_labels"].tolist()
     assert splits.classes == ("ant", "bee", "cat")
     assert splits.name == str(tmp_path / "set.npz")
     assert splits.val is None
@@ -37,7 +37,7 @@ def test_an_archive_holds_pixels_and_labels_as_they_are(tmp_path: Path) -> None:
 def test_an_archive_may_hold_val_and_what_we_do_not_know(tmp_path: Path) -> None:
     more = {"val_images": pixels(2, 8, 8, 3), "val_labels": np.array([0, 1], np.uint8)}
     splits = load(saved(tmp_path, **more, test_human_counts=np.array([{}], dtype=object)))
-    assert splits.parts["val"].labels.dtype == torch.int64
+    assert splits.by_name["val"].labels.dtype == torch.int64
     assert repr(splits).endswith("3 classes, train: 6, test: 3, val: 2)")
 
 
@@ -63,7 +63,10 @@ def test_an_archive_may_hold_val_and_what_we_do_not_know(tmp_path: Path) -> None
         ({"train_labels": np.zeros(6)}, "train_labels must be int64 .*, got float64 of"),
         ({"train_labels": np.full(6, 3)}, "labels of train must be from 0 to 2, .*got 3 to 3"),
         ({"test_labels": np.array([-1, 0, 1])}, "labels of test must be .*, got -1 to 1. Number"),
-        ({"test_images": pixels(3, 9, 9, 3)}, "splits must have images of one shape, got train: T"),
+        (
+            {"test_images": pixels(3, 9, 9, 3)},
+            "splits must have images of the same shape, got train: T",
+        ),
         ({"classes": np.arange(3)}, r"classes must be a list of strings, got int64 of \(3,\) in"),
         ({"classes": np.array([["a"]])}, r"classes must be a list of strings, got <U1 of \(1, 1\)"),
         (
@@ -72,7 +75,7 @@ def test_an_archive_may_hold_val_and_what_we_do_not_know(tmp_path: Path) -> None
         ),
         (
             {"test_images": pixels(0, 8, 8, 3), "test_labels": np.arange(0)},
-            r"images must hold at least one, got shape \(0, 3, 8, 8\)",
+            r"images must not be empty, got shape \(0, 3, 8, 8\)",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from surrogap.data import AUGMENTATIONS, Augmentation
 from surrogap.data.augmentation import augmentation_of, augmented, transform_of_files
-from tests.data.made_up import pixels
+from tests.data.synthetic import pixels
 
 
 def images(number: int = 64, size: int = 32, channels: int = 3) -> Tensor:
@@ -127,7 +127,7 @@ def test_bad_augmentations(changes: dict[str, Any], error: type[Exception], mess
 def test_unknown_names() -> None:
     message = (
         "augmentation must be one of none, light, medium, strong, got 'lite'. The closest is "
-        "'light'. Or pass one made by Augmentation."
+        "'light'. Or pass an Augmentation."
     )
     with pytest.raises(ValueError, match=message):
         augmentation_of("lite")

@@ -10,7 +10,7 @@ from PIL import Image
 
 from surrogap.data import damaged, intact, load
 from surrogap.data.damaged import damaged_files
-from tests.data.made_up import files, folder, pixels, tensors
+from tests.data.synthetic import files, folder, pixels, tensors
 
 
 @pytest.fixture(autouse=True)

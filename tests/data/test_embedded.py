@@ -9,7 +9,7 @@ import pytest
 
 from surrogap.data import TensorSet, load
 from surrogap.data.embedded import PATH, embedded
-from tests.data.made_up import pixels
+from tests.data.synthetic import pixels
 
 SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "embedded_set.py")
 
@@ -19,7 +19,7 @@ def test_it_is_small_balanced_and_licensed() -> None:
     assert PATH.stat().st_size < 3_000_000
     assert "Zalando" in PATH.with_name("fashion_mnist.LICENSE").read_text()
     for name, count in (("train", 500), ("test", 200)):
-        split = splits.parts[name]
+        split = splits.by_name[name]
         assert isinstance(split, TensorSet)
         assert split.labels.bincount().tolist() == [count] * 10
         assert split.images.shape == (10 * count, 1, 28, 28)

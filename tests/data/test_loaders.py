@@ -27,7 +27,7 @@ from surrogap.data import (
 from surrogap.data.augmentation import transform_of_files
 from surrogap.data.files import Reader, Request, Unreadable, collated
 from surrogap.data.seeds import derived
-from tests.data.made_up import files, folder, tensors
+from tests.data.synthetic import files, folder, tensors
 
 Batch = tuple[Tensor, Tensor]
 # Files are small here, and their loader reads them without workers but where those are tested.
@@ -282,7 +282,7 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 def test_a_file_that_is_no_image(tmp_path: Path, num_workers: int) -> None:
     bad = folder(tmp_path) / "train" / "bee" / "3.png"
     bad.write_bytes(bad.read_bytes()[:200])
-    message = rf"^files of a set must be images, got {bad}, which cannot be read \(.*\). Replace it"
+    message = rf"^image files must be intact, got {bad} \(.*\). Replace or delete it"
     with pytest.raises(ValueError, match=message):
         list(make(load(tmp_path), batch_size=10, num_workers=num_workers))
 

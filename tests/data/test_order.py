@@ -16,9 +16,9 @@ def test_kept_images_come_once_and_in_equally_many_batches(batch: int, world: in
     for number in range(world, 45):
         orders = [Order(number, batch, rank, world, drop_last=False) for rank in range(world)]
         assert {len(order) for order in orders} == {-(-number // (batch * world))}
-        places = [order.places(i) for order in orders for i in range(len(order))]
-        assert all(0 < len(mine) <= batch for mine in places)
-        assert sorted(torch.cat(places).tolist()) == list(range(number))
+        indices = [order.indices(i) for order in orders for i in range(len(order))]
+        assert all(0 < len(mine) <= batch for mine in indices)
+        assert sorted(torch.cat(indices).tolist()) == list(range(number))
 
 
 @pytest.mark.parametrize(("batch", "world"), WORLDS)
@@ -28,7 +28,7 @@ def test_many_processes_take_the_steps_of_one(batch: int, world: int) -> None:
         orders = [Order(number, batch, rank, world) for rank in range(world)]
         assert {len(order) for order in orders} == {len(one)} == {number // (batch * world)}
         for i in range(len(one)):
-            assert torch.equal(torch.cat([order.places(i) for order in orders]), one.places(i))
+            assert torch.equal(torch.cat([order.indices(i) for order in orders]), one.indices(i))
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
@@ -45,7 +45,7 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0. Pass a number of"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0. Pass a number such"),
         ({"batch_size": 2.0}, TypeError, "batch_size must be an integer, got 2.0"),
         ({"batch_size": True}, TypeError, "batch_size must be an integer, got True"),
         ({"world_size": 0}, ValueError, "world_size must be at least 1, got 0"),

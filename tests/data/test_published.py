@@ -15,7 +15,7 @@ import torch
 from torchvision import datasets
 
 from surrogap.data import FileSet, TensorSet, load
-from tests.data.made_up import folder, md5, pickled, pixels, save_image
+from tests.data.synthetic import folder, md5, pickled, pixels, save_image
 
 
 def fake_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, num_classes: int) -> np.ndarray:
@@ -79,7 +79,7 @@ def test_flowers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "image_00002.jpg",
     ]
     assert list(splits.train.labels) == [4, 101]
-    assert list(splits.parts["val"].labels) == [0, 2]
+    assert list(splits.by_name["val"].labels) == [0, 2]
     assert len(splits.classes) == 102
 
 
@@ -87,7 +87,7 @@ def test_flowers_without_scipy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     fake_flowers(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     with pytest.raises(
-        ImportError, match=r"Flowers-102 must be read with scipy.*pip install scipy"
+        ImportError, match=r"scipy must be installed to read Flowers-102.*pip install scipy"
     ):
         load("flowers102", root=tmp_path)
 
@@ -150,6 +150,6 @@ def test_a_download_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise URLError("no route")
 
     monkeypatch.setattr(datasets.CIFAR10, "download", unreachable)
-    message = "download must reach CIFAR-10's server, got .*no route.*Try again later, or put the"
+    message = "Cannot download CIFAR-10: .*no route.*Try again later, or put the"
     with pytest.raises(RuntimeError, match=message):
         load("cifar10", root=tmp_path, download=True)

@@ -7,7 +7,7 @@ from torchvision.transforms import v2
 
 from surrogap.data import randaugment
 from surrogap.data.randaugment import OPERATIONS, operate
-from tests.data.made_up import pixels
+from tests.data.synthetic import pixels
 
 
 def batch(number: int, channels: int = 3) -> Tensor:

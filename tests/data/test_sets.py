@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from surrogap.data import SETS, load
-from tests.data.made_up import folder
+from tests.data.synthetic import folder
 
 
 @pytest.mark.parametrize(
@@ -16,14 +16,14 @@ from tests.data.made_up import folder
         (
             "cifar_10",
             "name_or_path must be one of embedded, cifar10, cifar100, flowers102, pets37, "
-            "imagenet, got 'cifar_10'. The closest is 'cifar10'. The path of an .npz archive",
+            "imagenet, got 'cifar_10'. The closest is 'cifar10'. Or pass the path of an .npz",
         ),
-        ("xyzzy", "got 'xyzzy'. Pass one of them. The path of"),
+        ("xyzzy", "got 'xyzzy'. Pass one of them. Or pass the path of"),
         (
             "sets/mine.npz",
-            "name_or_path must be one of .*, or a set of images, got sets/mine.npz. The path",
+            "name_or_path must be one of .*, or a set of images, got sets/mine.npz. Or pass",
         ),
-        ("mine.npz", "name_or_path must be one of .*, or a set of images, got mine.npz. The path"),
+        ("mine.npz", "name_or_path must be one of .*, or a set of images, got mine.npz. Or pass"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
@@ -50,7 +50,7 @@ def test_what_is_missing_is_named() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert (
-        "MissingPackageError: surrogap.data must have numpy, Pillow and torchvision, got"
+        "MissingPackageError: surrogap.data must have numpy, Pillow and torchvision installed, "
         in result.stderr
     )
     assert "Run pip install 'surrogap[train]'." in result.stderr

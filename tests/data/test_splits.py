@@ -7,7 +7,7 @@ import torch
 
 from surrogap.data import FileSet, Splits, TensorSet
 from surrogap.data.splits import mean_and_std
-from tests.data.made_up import tensors
+from tests.data.synthetic import tensors
 
 
 def test_mean_and_std_are_those_of_the_pixels() -> None:
@@ -28,7 +28,7 @@ def test_mean_and_std_can_be_given() -> None:
 def test_parts_and_places() -> None:
     splits = tensors(4)
     assert splits.channels == 3
-    assert set(splits.parts) == {"train", "test"}
+    assert set(splits.by_name) == {"train", "test"}
     moved = splits.to("cpu")
     assert isinstance(splits.train, TensorSet)
     assert isinstance(moved.train, TensorSet)
@@ -49,7 +49,7 @@ IMAGES, LABELS = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtyp
         (IMAGES[:, :2], LABELS, r"images must .* of \(2, 2, 4, 4\). Pass the original pixels"),
         (IMAGES, LABELS.int(), r"labels must be int64 of shape \(2,\), got torch.int32 of \(2,\)"),
         (IMAGES, LABELS[:1], r"labels must be int64 of shape \(2,\), got torch.int64 of \(1,\)"),
-        (IMAGES[:0], LABELS[:0], "images must hold at least one, got shape"),
+        (IMAGES[:0], LABELS[:0], "images must not be empty, got shape"),
     ],
 )
 def test_bad_tensors(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
@@ -59,7 +59,7 @@ def test_bad_tensors(images: torch.Tensor, labels: torch.Tensor, message: str) -
 
 @pytest.mark.parametrize(("paths", "labels"), [([], []), (["a.png"], [0, 1])])
 def test_bad_files(paths: list[str], labels: list[int]) -> None:
-    with pytest.raises(ValueError, match=f"paths must be .*, got {len(paths)} paths and"):
+    with pytest.raises(ValueError, match=f"paths must not be empty.*, got {len(paths)} paths and"):
         FileSet(paths, labels)
 
 
@@ -67,7 +67,10 @@ def test_bad_files(paths: list[str], labels: list[int]) -> None:
     ("changes", "message"),
     [
         ({"classes": ("a", "b")}, "labels of train must be from 0 to 1, .* got 0 to 2. Number"),
-        ({"test": FileSet(["a.png"], [0])}, "splits must have images of one shape, got train: "),
+        (
+            {"test": FileSet(["a.png"], [0])},
+            "splits must have images of the same shape, got train: ",
+        ),
         ({"mean": (0.5,)}, r"mean must be 3 finite numbers, .*, got \(0.5,\). Leave it out"),
         ({"std": (1.0, 1.0, float("nan"))}, "std must be 3 finite numbers, one for each"),
         ({"std": (1.0, 1.0, 0.0)}, "std must be above 0, got"),

@@ -96,8 +96,8 @@ def test_files_have_subsets_too() -> None:
     [
         ({"train_per_class": 0}, "train_per_class must be at least 1, got 0"),
         ({"val_per_class": 0}, "val_per_class must be at least 1, got 0"),
-        ({"train_per_class": 3, "val_per_class": 2}, "each class must have 3 to train on and 2"),
-        ({"val_per_class": 4}, "each class must have some to train on and 4 to validate on, got 4"),
+        ({"train_per_class": 3, "val_per_class": 2}, "each class must have 3 training and 2"),
+        ({"val_per_class": 4}, "each class must have some training and 4 validation images, got 4"),
     ],
 )
 def test_what_a_set_does_not_have_is_refused(changes: dict[str, int], message: str) -> None:

@@ -9,18 +9,18 @@ from surrogap.experiments import probes
 from surrogap.experiments.probes import sharpness_probe
 from surrogap.training.run import train
 from tests.distributed.processes import Processes
-from tests.training import made_up
+from tests.training import small_runs
 
 SETTINGS: dict[str, Any] = {"objective": "gsam", "rho": 0.1, "scope": "global", "steps": 4}
 PROBED = {"sharpness_every": 2, "sharpness_images": 13, "eval_batch_size": 4}
 
 
 def run(folder: Path, changes: dict[str, Any]) -> int:
-    return train(made_up.config(folder, **(SETTINGS | changes)), probe=sharpness_probe).step
+    return train(small_runs.config(folder, **(SETTINGS | changes)), probe=sharpness_probe).step
 
 
 def sharpness_of(folder: Path) -> list[dict[str, Any]]:
-    records = made_up.timeless_records(folder / "run")
+    records = small_runs.timeless_records(folder / "run")
     return [r for r in records if r.pop("kind") == "sharpness"]
 
 
@@ -29,7 +29,7 @@ def test_two_processes(
     parallel: str, tmp_path: Path, two: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("one", "two", "plain"):
-        made_up.config(tmp_path / name)  # the images, before both ask for them
+        small_runs.config(tmp_path / name)  # the images, before both ask for them
     changes = {"parallel": parallel, **PROBED}
     if parallel == "fsdp2":  # sharded weights have no other method; in one process it is chosen
         monkeypatch.setattr(probes, "METHODS", ("finite-differences",))
@@ -42,6 +42,6 @@ def test_two_processes(
         a.pop("residual"), b.pop("residual")
         assert a == pytest.approx(b, rel=2e-2, abs=1e-4)
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
-    made_up.assert_same(
-        made_up.state(tmp_path / "two" / "run"), made_up.state(tmp_path / "plain" / "run")
+    small_runs.assert_same(
+        small_runs.state(tmp_path / "two" / "run"), small_runs.state(tmp_path / "plain" / "run")
     )

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from surrogap.training.parts import parts_of
+from surrogap.training.components import components_of
 from surrogap.training.processes import joined
 from surrogap.training.records import Records, read_records
 from surrogap.training.run import train
 from surrogap.training.step import EagerStep
 from tests.distributed.processes import Processes, is_failure
-from tests.training import made_up
+from tests.training import small_runs
 
 ROOT = Path(__file__).parent.parent.parent
 # One perturbation for the whole batch: with one for each process, two do not do what one does.
@@ -30,13 +30,15 @@ Ending = tuple[int, str | None]
 
 def run(folder: Path, changes: dict[str, Any], at: int | None = None) -> Ending:
     """Goes on with a run; the first process alone hears a signal, after the step `at`."""
-    config = made_up.config(folder, **(SETTINGS | changes))
-    outcome = train(config, resume=True, progress=None if at is None else made_up.Interrupting(at))
+    config = small_runs.config(folder, **(SETTINGS | changes))
+    outcome = train(
+        config, resume=True, progress=None if at is None else small_runs.Interrupting(at)
+    )
     return outcome.step, None if outcome.signal is None else outcome.signal.name
 
 
 def assert_close(one: object, other: object) -> None:
-    mine, theirs = made_up.leaves(one), made_up.leaves(other)
+    mine, theirs = small_runs.leaves(one), small_runs.leaves(other)
     assert mine.keys() == theirs.keys()
     for path, value in mine.items():
         if isinstance(value, Tensor):
@@ -45,8 +47,8 @@ def assert_close(one: object, other: object) -> None:
 
 def assert_close_runs(one: Path, other: Path) -> None:
     for name in ("model", "optimizer"):
-        assert_close(made_up.state(one)[name], made_up.state(other)[name])
-    mine, theirs = made_up.timeless_records(one), made_up.timeless_records(other)
+        assert_close(small_runs.state(one)[name], small_runs.state(other)[name])
+    mine, theirs = small_runs.timeless_records(one), small_runs.timeless_records(other)
     assert len(mine) == len(theirs)
     for a, b in zip(mine, theirs, strict=True):
         assert a.pop("kind") == b.pop("kind")
@@ -60,7 +62,7 @@ def test_two_processes_do_what_one_does(
 ) -> None:
     changes = {"parallel": parallel, "momentum": momentum}
     run(tmp_path / "one", changes)
-    made_up.config(tmp_path / "two")  # the images, before both ask for them
+    small_runs.config(tmp_path / "two")  # the images, before both ask for them
     assert two.run(run, tmp_path / "two", changes) == [(12, None)] * 2
     assert_close_runs(tmp_path / "one" / "run", tmp_path / "two" / "run")
 
@@ -73,20 +75,20 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
     changes = {"parallel": parallel, "scope": None, "model": "small_resnet18_narrow"}
     changes |= {"augmentation": "medium", "drop": 0.3, "epochs": 2}
     for name in ("whole", "halves"):
-        made_up.config(tmp_path / name)
+        small_runs.config(tmp_path / name)
     assert two.run(run, tmp_path / "whole", changes) == [(8, None)] * 2
     assert two.run(run, tmp_path / "halves", changes, 3) == [(3, "SIGTERM")] * 2
     assert two.run(run, tmp_path / "halves", changes) == [(8, None)] * 2
     one, other = (tmp_path / name / "run" for name in ("whole", "halves"))
-    made_up.assert_same(made_up.state(one), made_up.state(other))
-    assert made_up.timeless_records(one) == made_up.timeless_records(other)
+    small_runs.assert_same(small_runs.state(one), small_runs.state(other))
+    assert small_runs.timeless_records(one) == small_runs.timeless_records(other)
 
 
 @every_kind
 def test_the_number_of_processes_may_change(parallel: str, tmp_path: Path, two: Processes) -> None:
     changes = {"parallel": parallel, "optimizer": "adamw", "lr": 0.01}
     run(tmp_path / "one", changes)
-    made_up.config(tmp_path / "more")
+    small_runs.config(tmp_path / "more")
     assert run(tmp_path / "more", changes, 3) == (3, "SIGTERM")
     assert two.run(run, tmp_path / "more", changes, 9) == [(9, "SIGTERM")] * 2
     assert run(tmp_path / "more", changes) == (12, None)
@@ -96,12 +98,12 @@ def test_the_number_of_processes_may_change(parallel: str, tmp_path: Path, two: 
 def drawn(folder: Path) -> tuple[Tensor, Tensor]:
     """Some first weights, and what the process draws after."""
     with joined("cpu") as world:
-        parts = parts_of(made_up.config(folder), world)
+        parts = components_of(small_runs.config(folder), world)
         return next(parts.model.parameters()).detach().clone(), torch.rand(4)
 
 
 def test_first_weights_are_the_same_and_dropout_is_not(tmp_path: Path, two: Processes) -> None:
-    made_up.config(tmp_path)
+    small_runs.config(tmp_path)
     (weights, numbers), (same_weights, other_numbers) = two.run(drawn, tmp_path)
     assert torch.equal(weights, same_weights)
     assert not torch.equal(numbers, other_numbers)
@@ -120,18 +122,18 @@ def diverging(folder: Path, parallel: str) -> int:
 
     changes = {"model": "small_resnet18_narrow", "objective": "gsam", "rho_inverse_sqrt": True}
     with mock.patch.object(EagerStep, "_loss_and_accuracy", loss_and_accuracy):
-        return train(made_up.config(folder, parallel=parallel, steps=4, **changes)).step
+        return train(small_runs.config(folder, parallel=parallel, steps=4, **changes)).step
 
 
 @every_kind
 def test_a_loss_that_is_not_finite_in_one_process_is_skipped_in_all(
     parallel: str, tmp_path: Path, two: Processes
 ) -> None:
-    made_up.config(tmp_path)
+    small_runs.config(tmp_path)
     assert two.run(diverging, tmp_path, parallel) == [4, 4]
     records = read_records(tmp_path / "run")
     assert [r["step"] for r in records if r["kind"] == "skip"] == [3]
-    state = made_up.state(tmp_path / "run")
+    state = small_runs.state(tmp_path / "run")
     assert all(bool(w.isfinite().all()) for w in state["model"].values())  # statistics too
     batches_seen = [v for k, v in state["model"].items() if k.endswith("num_batches_tracked")]
     assert set(map(int, batches_seen)) == {3}
@@ -139,7 +141,7 @@ def test_a_loss_that_is_not_finite_in_one_process_is_skipped_in_all(
 
 
 def mistaken(folder: Path, changes: dict[str, Any]) -> None:
-    train(made_up.config(folder, **changes))
+    train(small_runs.config(folder, **changes))
 
 
 @pytest.mark.parametrize(
@@ -156,14 +158,14 @@ def mistaken(folder: Path, changes: dict[str, Any]) -> None:
 def test_a_mistake_is_told_in_each(
     changes: dict[str, Any], message: str, tmp_path: Path, two: Processes
 ) -> None:
-    train(made_up.config(tmp_path, steps=1))
+    train(small_runs.config(tmp_path, steps=1))
     for result in two.try_run(mistaken, tmp_path, {"steps": 1} | changes):
         assert is_failure(result)
         assert message in result
 
 
 def test_two_runs_in_one_folder(tmp_path: Path, two: Processes) -> None:
-    config = made_up.config(tmp_path, **SETTINGS)
+    config = small_runs.config(tmp_path, **SETTINGS)
     config.folder.mkdir()
     records = Records(config.folder)
     (config.folder / "config.json").write_text(config.to_json())
@@ -197,7 +199,7 @@ def test_the_command_under_another_launcher(tmp_path: Path) -> None:
 
 
 def train_command(folder: Path, launch: list[str], variables: dict[str, str]) -> Popen[str]:
-    config = made_up.config(folder)
+    config = small_runs.config(folder)
     command = ["-m", "surrogap.cli", "train", "--data", config.data.name, "--batch-size", "8"]
     command += ["--model", "small_mlp", "--steps", "3", "--no-tensorboard", "--device", "cpu"]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | variables

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from surrogap.data import Splits, TensorSet, loader
 from surrogap.experiments.exports import architecture_of
 from surrogap.models import create, names
-from tests.data.made_up import files
+from tests.data.synthetic import files
 
 TIMM = ["convnext_atto", "test_vit3"]
 

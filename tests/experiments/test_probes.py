@@ -14,13 +14,13 @@ from surrogap.data import TensorSet
 from surrogap.experiments import probes
 from surrogap.experiments.probes import evaluating, sharpness_probe
 from surrogap.experiments.trained import TrainedRun
+from surrogap.training.components import components_of
 from surrogap.training.config import Config
-from surrogap.training.parts import parts_of
 from surrogap.training.processes import World
 from surrogap.training.records import read_records
 from surrogap.training.run import train
-from tests.data.made_up import folder as image_folder
-from tests.training import made_up
+from tests.data.synthetic import folder as image_folder
+from tests.training import small_runs
 
 CPU = World(torch.device("cpu"))
 PROBED = {"sharpness_every": 3, "sharpness_images": 8}
@@ -40,11 +40,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_sharpness(folder: Path) -> list[dict[str, Any]]:
-    return [r for r in made_up.timeless_records(folder) if r["kind"] != "sharpness"]
+    return [r for r in small_runs.timeless_records(folder) if r["kind"] != "sharpness"]
 
 
 def sharpness_of(folder: Path) -> list[dict[str, Any]]:
-    return [r for r in made_up.timeless_records(folder) if r["kind"] == "sharpness"]
+    return [r for r in small_runs.timeless_records(folder) if r["kind"] == "sharpness"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -53,11 +53,11 @@ def test_training_is_the_same_bit_by_bit_with_a_probe_and_without(
     name: str, tmp_path: Path
 ) -> None:
     changes = {"epochs": 2, **RUNS[name]}
-    plain = train(made_up.config(tmp_path / "plain", **changes)).folder
+    plain = train(small_runs.config(tmp_path / "plain", **changes)).folder
     probed = train(
-        made_up.config(tmp_path / "probed", **changes, **PROBED), probe=sharpness_probe
+        small_runs.config(tmp_path / "probed", **changes, **PROBED), probe=sharpness_probe
     ).folder
-    made_up.assert_same(made_up.state(plain), made_up.state(probed))
+    small_runs.assert_same(small_runs.state(plain), small_runs.state(probed))
     assert without_sharpness(plain) == without_sharpness(probed)
     assert [record["step"] for record in sharpness_of(probed)] == [3, 6]
 
@@ -66,15 +66,15 @@ def test_training_is_the_same_bit_by_bit_with_a_probe_and_without(
 def test_an_interrupted_run_has_the_same_records(tmp_path: Path) -> None:
     """Stopped right after a measurement, and before one."""
     settings = {**HARD, **PROBED, "steps": 7}
-    whole = train(made_up.config(tmp_path / "a", **settings), probe=sharpness_probe).folder
-    config = made_up.config(tmp_path / "b", **settings)
+    whole = train(small_runs.config(tmp_path / "a", **settings), probe=sharpness_probe).folder
+    config = small_runs.config(tmp_path / "b", **settings)
     for step in (3, 5):
-        progress = made_up.Interrupting(step)
+        progress = small_runs.Interrupting(step)
         train(config, resume=True, progress=progress, probe=sharpness_probe)
     train(config, resume=True, probe=sharpness_probe)
-    assert made_up.timeless_records(whole) == made_up.timeless_records(config.folder)
+    assert small_runs.timeless_records(whole) == small_runs.timeless_records(config.folder)
     assert len(sharpness_of(whole)) == 2
-    made_up.assert_same(made_up.state(whole), made_up.state(config.folder))
+    small_runs.assert_same(small_runs.state(whole), small_runs.state(config.folder))
 
 
 def surface_of(run: Path) -> Surface:
@@ -93,7 +93,7 @@ def surface_of(run: Path) -> Surface:
 def test_the_numbers_are_the_librarys_by_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = made_up.config(tmp_path)
+    config = small_runs.config(tmp_path)
     words = ["train", "--data", config.data.name, "--model", "small_mlp", "--batch-size", "8"]
     words += ["--steps", "4", "--sharpness-every", "2", "--rho", "0.2", "--label-smoothing", "0.1"]
     assert main([*words, "--device", "cpu", "--out", str(config.folder)]) == 0
@@ -134,8 +134,8 @@ def tags(folder: Path) -> set[str]:
 def test_files_on_disk_are_read_once(tmp_path: Path) -> None:
     images = image_folder(tmp_path / "images", per_class=4)
     changes = {"data": str(images), "image_size": 8, "num_workers": 0, "batch_size": 4, "steps": 2}
-    config = made_up.config(tmp_path, **changes, sharpness_every=1, sharpness_images=5)
-    parts = parts_of(config, CPU)
+    config = small_runs.config(tmp_path, **changes, sharpness_every=1, sharpness_images=5)
+    parts = components_of(config, CPU)
     probe = sharpness_probe(config, parts, CPU)
     before = probe()
     for path in images.rglob("*.png"):
@@ -145,8 +145,8 @@ def test_files_on_disk_are_read_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_network_that_is_lost_has_no_curvature(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, **PROBED)
-    parts = parts_of(config, CPU)
+    config = small_runs.config(tmp_path, **PROBED)
+    parts = components_of(config, CPU)
     with torch.no_grad():
         next(parts.model.parameters()).fill_(torch.nan)
     found = sharpness_probe(config, parts, CPU)()
@@ -186,7 +186,7 @@ def test_the_radius_is_the_runs_where_it_has_one() -> None:
 
 def test_a_probe_must_be_there(tmp_path: Path) -> None:
     message = "sharpness_every must come with a probe, got 3 without. Pass probe=surrogap.experim"
-    config = made_up.config(tmp_path, **PROBED)
+    config = small_runs.config(tmp_path, **PROBED)
     with pytest.raises(ValueError, match=message):
         train(config)
     assert not read_records(config.folder)

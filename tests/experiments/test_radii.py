@@ -15,21 +15,21 @@ from surrogap.experiments.radii import (
     sweep_radii,
     train_with_plain_gradient,
 )
+from surrogap.training.components import Components
 from surrogap.training.config import Config
-from surrogap.training.parts import Parts
 from surrogap.training.run import train
-from tests.training import made_up
+from tests.training import small_runs
 
 MODEL: dict[str, Any] = {"model": "small_resnet18_narrow", "batch_size": 8}
 
 
-def parts_of(config: Config, num_steps: int = 2) -> Parts:
+def components_of(config: Config, num_steps: int = 2) -> Components:
     parts = parts_for_sweep(config, None, num_steps)
     train_with_plain_gradient(parts, lambda *_: None)
     return parts
 
 
-def climbed(config: Config, parts: Parts) -> tuple[Tensor, Tensor]:
+def climbed(config: Config, parts: Components) -> tuple[Tensor, Tensor]:
     """The ascent step on a batch, and the batch's gradient."""
     climb = ascent_step_of(config, parts)
     assert climb is not None
@@ -56,22 +56,22 @@ def are_norms(model: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize("name", ["sam", "gsam", "gap-penalty"])
 def test_along_the_gradient(name: str, tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, **MODEL, objective=name)
-    delta, g = climbed(config, parts_of(config))
+    config = small_runs.config(tmp_path, **MODEL, objective=name)
+    delta, g = climbed(config, components_of(config))
     torch.testing.assert_close(delta, g / g.norm(), rtol=1e-3, atol=1e-6)
 
 
 def test_along_the_gradient_of_norm_layers(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, **MODEL, objective="sam", perturb="norms")
-    parts = parts_of(config)
+    config = small_runs.config(tmp_path, **MODEL, objective="sam", perturb="norms")
+    parts = components_of(config)
     delta, g = climbed(config, parts)
     g *= are_norms(parts.model)
     torch.testing.assert_close(delta, g / g.norm(), rtol=1e-3, atol=1e-6)
 
 
 def test_along_the_gradient_of_a_part_of_the_batch(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, model="small_mlp", objective="sam", climb_fraction=0.25)
-    parts = parts_of(config)
+    config = small_runs.config(tmp_path, model="small_mlp", objective="sam", climb_fraction=0.25)
+    parts = components_of(config)
     images, targets = next(iter(parts.images))
     parts.images.load_state_dict(parts.images.state_dict())
     surface = Surface(parts.model.train(), [(images, targets)], is_checked=False)
@@ -83,8 +83,8 @@ def test_along_the_gradient_of_a_part_of_the_batch(tmp_path: Path) -> None:
 
 
 def test_along_the_momentum(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, **MODEL, objective="momentum-sam")
-    parts = parts_of(config)
+    config = small_runs.config(tmp_path, **MODEL, objective="momentum-sam")
+    parts = components_of(config)
     delta, _ = climbed(config, parts)
     buffers = [parts.optimizer.state[p]["momentum_buffer"] for p in parts.model.parameters()]
     v = torch.cat([buffer.flatten() for buffer in buffers])
@@ -92,10 +92,10 @@ def test_along_the_momentum(tmp_path: Path) -> None:
 
 
 def test_the_momentum_of_a_run_is_loaded(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, objective="momentum-sam", steps=5)
+    config = small_runs.config(tmp_path, objective="momentum-sam", steps=5)
     train(config)
     parts = parts_for_sweep(config, config.folder, num_steps=1)
-    saved = made_up.state(config.folder)["optimizer"]["state"]
+    saved = small_runs.state(config.folder)["optimizer"]["state"]
     for name, parameter in parts.model.named_parameters():
         momentum = parts.optimizer.state[parameter]["momentum_buffer"]
         assert torch.equal(momentum, saved[name]["momentum_buffer"])
@@ -104,15 +104,15 @@ def test_the_momentum_of_a_run_is_loaded(tmp_path: Path) -> None:
 
 
 def test_without_momentum_there_is_no_ascent_step(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, objective="momentum-sam")
+    config = small_runs.config(tmp_path, objective="momentum-sam")
     parts = parts_for_sweep(config, None, num_steps=1)
     with pytest.raises(RuntimeError, match=r"there must be an ascent step. Measure a model that"):
         sweep_radii(config, parts, [0.1], 1, lambda *_: None)
 
 
 def test_objectives_without_a_radius_are_swept_as_sam(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, objective="vanilla")
-    parts = parts_of(config)
+    config = small_runs.config(tmp_path, objective="vanilla")
+    parts = components_of(config)
     assert ascent_step_of(config, parts) is None
     assert ascent_step_of(config.override(objective="entropy-sgd"), parts) is None
 

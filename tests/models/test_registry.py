@@ -96,13 +96,13 @@ def test_unknown_name(name: str, closest: str) -> None:
         models.create(name, num_classes=3)
     assert str(raised.value) == (
         f"name must be a known model, got {name!r}. {closest} {KNOWN}, "
-        "and all that timm.list_models() lists."
+        "and the names in timm.list_models()."
     )
 
 
-CLASSES = "Pass the number of classes of the data."
-PIXELS = "Pass the side of the images in pixels."
-COLOURS = "Pass 3 for colour images, 1 for grey ones."
+CLASSES = "Pass the number of classes."
+PIXELS = "Pass a number of pixels."
+COLOURS = "Pass 3 for colour, 1 for grey."
 
 
 @pytest.mark.parametrize(
@@ -126,15 +126,15 @@ def test_bad_arguments(change: dict[str, Any], error: type[Exception], message: 
 @pytest.mark.parametrize(
     ("name", "size", "message"),
     [
-        ("vit_b32", 100, "be a multiple of 32, the side of a patch, got 100. {} 96 or 128."),
-        ("mixer_s16", 10, "be a multiple of 16, the side of a patch, got 10. {} 16."),
+        ("vit_b32", 100, "be a multiple of the patch size 32, got 100. {} 96 or 128."),
+        ("mixer_s16", 10, "be a multiple of the patch size 16, got 10. {} 16."),
         (
             "vit_tiny_patch16_224",
             100,
-            "be a multiple of 16, the side of a patch, got 100. {} 96 or 112.",
+            "be a multiple of the patch size 16, got 100. {} 96 or 112.",
         ),
-        ("small_vit", 31, "split into 7 to 16 equal patches a side, got 31. {} 30 or 32."),
-        ("small_mixer", 5, "split into 7 to 16 equal patches a side, got 5. {} 7."),
+        ("small_vit", 31, "be divisible into 7 to 16 patches per side, got 31. {} 30 or 32."),
+        ("small_mixer", 5, "be divisible into 7 to 16 patches per side, got 5. {} 7."),
     ],
 )
 def test_image_that_does_not_fit_the_patches(name: str, size: int, message: str) -> None:

@@ -11,7 +11,7 @@ from surrogap.paper.artifacts import stages
 from surrogap.paper.ledger import Ledger, Line
 from surrogap.paper.plan import todo
 from surrogap.paper.study import LAPTOP, METHODS, Scale, StudyRun
-from tests.training import made_up
+from tests.training import small_runs
 
 # Points of test accuracy above vanilla.
 GAINS = {name: 0.2 * number for number, name in enumerate(METHODS)}
@@ -91,7 +91,7 @@ def ledger(path: Path, scale: Scale, name: str = "all") -> Ledger:
 
 def tiny(folder: Path, **changes: Any) -> Scale:
     """A study on grey noise that takes a second for each run."""
-    made_up.archive(folder / "images.npz", num_images=48)
+    small_runs.archive(folder / "images.npz", num_images=48)
     with np.load(folder / "images.npz") as archive:
         arrays = dict(archive)
     arrays["train_noisy_labels"] = (arrays["train_labels"] + 1) % 4

@@ -23,7 +23,7 @@ from surrogap.training.failure import RunFailedError
 from surrogap.training.records import read_records
 from surrogap.training.run import train
 from tests.paper import synthetic_grid
-from tests.training import made_up
+from tests.training import small_runs
 
 CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A recipe of 12 steps on grey noise, whose own radius decays."""
-    config = made_up.config(tmp_path, rho=0.3, rho_min=0.1, alpha=0.7, record_every=1)
+    config = small_runs.config(tmp_path, rho=0.3, rho_min=0.1, alpha=0.7, record_every=1)
     monkeypatch.setitem(RECIPES, "tiny", Recipe("tiny", config, reproduces="", expected=""))
     return Settings(
         recipe="tiny", rhos=(0.2, 0.1), alphas=(0.4, 0.0), num_seeds=2, folder=tmp_path / "out"
@@ -69,8 +69,8 @@ def test_alpha_0_is_sam(settings: Settings, tmp_path: Path) -> None:
     assert config.objective.alpha == 0
     train(config)
     train(config.override(objective="sam", out=str(tmp_path / "sam")))
-    ours, sams = (made_up.state(folder) for folder in (config.folder, tmp_path / "sam"))
-    made_up.assert_same(ours["model"], sams["model"])
+    ours, sams = (small_runs.state(folder) for folder in (config.folder, tmp_path / "sam"))
+    small_runs.assert_same(ours["model"], sams["model"])
 
 
 def by_hand(run: TrainedRun) -> tuple[nn.Module, Callable[[], Tensor], list[Tensor]]:

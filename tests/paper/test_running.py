@@ -106,13 +106,13 @@ def test_fine_tuning_starts_from_weights_that_are_trained_once(
     assert run.source is not None
     source = finished(run.source, environment)
     steps = []
-    real = train.__globals__["_Run"]._take_step
+    real = train.__globals__["_Trainer"]._take_step
 
     def counted(self: object, *batch: object) -> None:
         steps.append(1)
         real(self, *batch)
 
-    monkeypatch.setattr(train.__globals__["_Run"], "_take_step", counted)
+    monkeypatch.setattr(train.__globals__["_Trainer"], "_take_step", counted)
     line = finished(run, environment)
     assert len(steps) == line["num_steps"]  # and none for the source
     assert line["source"] == source["key"] == run.source.key

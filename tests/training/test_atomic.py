@@ -41,7 +41,7 @@ def test_a_body_that_raises_leaves_what_was_there(is_folder: bool, tmp_path: Pat
 @pytest.mark.parametrize("command", ["show", "evaluate", "export", "sharpness", "find-rho"])
 def test_commands_leave_nothing_behind_on_a_full_disk(command: str, tmp_path: Path) -> None:
     from surrogap.training.run import train
-    from tests.training.made_up import config
+    from tests.training.small_runs import config
 
     run = train(config(tmp_path, epochs=1)).folder
     before = sorted(path for path in run.rglob("*"))

@@ -15,9 +15,9 @@ from torch import nn
 
 from surrogap.training.checkpoints import Checkpoints, read
 from surrogap.training.failure import RunFailedError
-from surrogap.training.networks import load_weights
+from surrogap.training.model import load_weights
 from surrogap.training.run import train
-from tests.training import made_up
+from tests.training import small_runs
 
 STATE = {"weights": torch.arange(5.0), "step": 3, "lists": [{"a": None, "b": (1, 2.5)}, "text"]}
 
@@ -140,9 +140,9 @@ import resource, signal, sys, torch
 from pathlib import Path
 from surrogap.training.checkpoints import Checkpoints
 from surrogap.training.failure import RunFailedError
-from surrogap.training.networks import load_weights
+from surrogap.training.model import load_weights
 from surrogap.training.run import train
-from tests.training import made_up
+from tests.training import small_runs
 folder = Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
@@ -185,7 +185,7 @@ def test_an_error_of_torchs_own_stays_what_it_is(
 @pytest.mark.filterwarnings("ignore:checkpoint must hold")
 @pytest.mark.parametrize("state", [[1, 2], {"step": 7}, {"model": {}, "optimizer": [1]}])
 def test_a_state_of_something_else(state: Any, tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, steps=1)
+    config = small_runs.config(tmp_path, steps=1)
     train(config)
     folder = config.folder / "checkpoints"
     for path in folder.iterdir():

@@ -4,19 +4,19 @@ import warnings
 from pathlib import Path
 
 import pytest
+from surrogap.experiments.runs import Run
 
 from surrogap.cli import main
-from surrogap.experiments.runs import Run
 from surrogap.training.config import Config
-from surrogap.training.progress import Lines
+from surrogap.training.progress import LineDisplay
 from surrogap.training.run import train
-from tests.data import made_up
+from tests.data import synthetic
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made_up.folder(tmp_path / "set")
+    synthetic.folder(tmp_path / "set")
     (tmp_path / "set" / "train" / "bee" / "3.png").write_bytes(b"")
     return Config().override(
         model="small_mlp",
@@ -43,7 +43,7 @@ def test_damaged_files_are_left_out(
     config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.warns(UserWarning, match=r"^Left out 1 damaged file in .*3.png"):
-        outcome = train(config.override(skip_damaged=True), progress=Lines())
+        outcome = train(config.override(skip_damaged=True), progress=LineDisplay())
     assert outcome.step == 3  # of 9 images
     assert capsys.readouterr().out.startswith("checked 20 of 20 image files\nsmall_mlp")
     # Whatever reads the images later leaves out the same files, without another warning.

@@ -11,7 +11,7 @@ from surrogap.training.config import Config
 from surrogap.training.folder import check_folder, prepare_folder, read_config
 from surrogap.training.processes import World
 from surrogap.training.run import train
-from tests.training import made_up
+from tests.training import small_runs
 
 WORLD = World(torch.device("cpu"))
 
@@ -29,7 +29,7 @@ def refused(config: Config, message: str, *, resume: bool = False) -> None:
 
 
 def test_it_holds_the_configuration_and_the_versions(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, steps=1)
+    config = small_runs.config(tmp_path, steps=1)
     train(config)
     assert read_config(config.folder) == config
     versions = json.loads((config.folder / "versions.json").read_text())
@@ -38,23 +38,23 @@ def test_it_holds_the_configuration_and_the_versions(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_there(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, steps=1)
+    config = small_runs.config(tmp_path, steps=1)
     train(config)
     refused(config, "out must be a new folder, got .*, which holds this run already. Pass --resume")
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_another_run(resume: bool, tmp_path: Path) -> None:
-    train(made_up.config(tmp_path, steps=1))
-    config = made_up.config(tmp_path, steps=1, rho=0.3)
+    train(small_runs.config(tmp_path, steps=1))
+    config = small_runs.config(tmp_path, steps=1, rho=0.3)
     message = r"out must be a folder of this configuration, got .*, whose run has rho=0.05 and not"
     refused(config, message, resume=resume)
 
 
 def test_another_objective(tmp_path: Path) -> None:
-    train(made_up.config(tmp_path, steps=1, objective="sam"))
+    train(small_runs.config(tmp_path, steps=1, objective="sam"))
     message = r"whose run has objective='sam' and not 'entropy-sgd'. Pass another --out"
-    refused(made_up.config(tmp_path, steps=1, objective="entropy-sgd"), message)
+    refused(small_runs.config(tmp_path, steps=1, objective="entropy-sgd"), message)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_another_objective(tmp_path: Path) -> None:
     [{"record_every": 7}, {"checkpoint_every": 1}, {"eval_batch_size": 3}, {"max_skipped": 2}],
 )
 def test_what_may_change(changes: dict[str, Any], tmp_path: Path) -> None:
-    train(made_up.config(tmp_path, steps=2))
-    check_folder(made_up.config(tmp_path, steps=2, **changes), resume=True)
+    train(small_runs.config(tmp_path, steps=2))
+    check_folder(small_runs.config(tmp_path, steps=2, **changes), resume=True)
 
 
 def test_somebody_elses_files(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path)
+    config = small_runs.config(tmp_path)
     config.folder.mkdir()
     (config.folder / "thesis.tex").write_text("years of work")
     refused(
@@ -76,13 +76,13 @@ def test_somebody_elses_files(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_will_do(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, steps=1)
+    config = small_runs.config(tmp_path, steps=1)
     config.folder.mkdir()
     assert train(config).step == 1
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, out=str(tmp_path / "images.npz" / "run"))
+    config = small_runs.config(tmp_path, out=str(tmp_path / "images.npz" / "run"))
     with pytest.raises(
         ValueError, match=r"out must be a folder that can be written, got .*Not a dir"
     ):
@@ -90,9 +90,11 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_a_mistake_leaves_no_folder(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, model="resnet5")
+    config = small_runs.config(tmp_path, model="resnet5")
     refused(config, "name must be a known model, got 'resnet5'")
-    refused(made_up.config(tmp_path, data=str(tmp_path / "no.npz")), "name_or_path must be one of")
+    refused(
+        small_runs.config(tmp_path, data=str(tmp_path / "no.npz")), "name_or_path must be one of"
+    )
     assert not config.folder.exists()
 
 
@@ -108,7 +110,7 @@ def test_a_folder_without_a_run(text: bytes | None, tmp_path: Path) -> None:
 
 
 def test_a_run_without_its_configuration(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, steps=1)
+    config = small_runs.config(tmp_path, steps=1)
     train(config)
     (config.folder / "config.json").unlink()
     refused(config, "readable config.json, got .*run. Restore config.json from a copy")
@@ -121,6 +123,6 @@ def test_versions_of_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.M
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    config = made_up.config(tmp_path)
+    config = small_runs.config(tmp_path)
     prepare_folder(config, WORLD)
     assert json.loads((config.folder / "versions.json").read_text())["timm"] is None

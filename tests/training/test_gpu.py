@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from surrogap.experiments.probes import sharpness_probe
+from surrogap.training.components import components_of
 from surrogap.training.failure import RunFailedError
-from surrogap.training.parts import parts_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import read_records
 from surrogap.training.run import train
-from surrogap.training.step import MEASURES, CapturedStep
-from tests.training import made_up
+from surrogap.training.step import METRICS, CUDAGraphStep
+from tests.training import small_runs
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.gpu
@@ -36,10 +36,10 @@ KINDS: list[dict[str, Any]] = [
 
 
 def assert_close_runs(one: Path, other: Path) -> None:
-    mine, theirs = (made_up.leaves(made_up.state(folder)["model"]) for folder in (one, other))
+    mine, theirs = (small_runs.leaves(small_runs.state(folder)["model"]) for folder in (one, other))
     for name, weight in mine.items():
         torch.testing.assert_close(weight, theirs[name], rtol=1e-3, atol=1e-5, msg=name)
-    for a, b in zip(*map(made_up.timeless_records, (one, other)), strict=True):
+    for a, b in zip(*map(small_runs.timeless_records, (one, other)), strict=True):
         assert a.pop("kind") == b.pop("kind")
         known = {k: v for k, v in a.items() if v is not None and "calibration" not in k}
         assert {k: b[k] for k in known} == pytest.approx(known, rel=1e-2, abs=1e-4)
@@ -49,20 +49,22 @@ def assert_close_runs(one: Path, other: Path) -> None:
 def test_a_captured_run_is_the_eager_one(changes: dict[str, Any], tmp_path: Path) -> None:
     settings = ({"device": "cuda"} if changes.get("objective") == "vanilla" else GPU) | changes
     for name, capture in (("eager", False), ("captured", True)):
-        train(made_up.config(tmp_path / name, **settings, capture=capture))
+        train(small_runs.config(tmp_path / name, **settings, capture=capture))
     assert_close_runs(tmp_path / "eager" / "run", tmp_path / "captured" / "run")
 
 
 def test_a_probe_leaves_a_captured_run_as_it_is(tmp_path: Path) -> None:
     changes = GPU | {"capture": True}
-    train(made_up.config(tmp_path / "plain", **changes))
-    probed = made_up.config(tmp_path / "probed", **changes, sharpness_every=5, sharpness_images=8)
+    train(small_runs.config(tmp_path / "plain", **changes))
+    probed = small_runs.config(
+        tmp_path / "probed", **changes, sharpness_every=5, sharpness_images=8
+    )
     train(probed, probe=sharpness_probe)
     found = [r for r in read_records(probed.folder) if r["kind"] == "sharpness"]
     assert [record["step"] for record in found] == [5, 10]
     assert all(record["eigenvalue"] > 0 for record in found)
     mine, theirs = (
-        made_up.leaves(made_up.state(tmp_path / name / "run")["model"])
+        small_runs.leaves(small_runs.state(tmp_path / name / "run")["model"])
         for name in ("plain", "probed")
     )
     torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
@@ -71,9 +73,9 @@ def test_a_probe_leaves_a_captured_run_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("capture", [False, True])
 def test_a_run_goes_on(capture: bool, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"capture": capture, "augmentation": "medium"}
-    train(made_up.config(tmp_path / "whole", **GPU, **changes))
-    halves = made_up.config(tmp_path / "halves", **GPU, **changes)
-    assert train(halves, resume=True, progress=made_up.Interrupting(5)).step == 5
+    train(small_runs.config(tmp_path / "whole", **GPU, **changes))
+    halves = small_runs.config(tmp_path / "halves", **GPU, **changes)
+    assert train(halves, resume=True, progress=small_runs.Interrupting(5)).step == 5
     assert train(halves, resume=True).step == 12
     assert_close_runs(tmp_path / "whole" / "run", tmp_path / "halves" / "run")
 
@@ -81,17 +83,17 @@ def test_a_run_goes_on(capture: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_it_may_go_on_captured_or_not_and_elsewhere(optimizer: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"optimizer": optimizer, "lr": 1e-2}
-    train(made_up.config(tmp_path / "whole", **GPU, **changes))
-    config = made_up.config(tmp_path / "parts", **GPU, **changes)
+    train(small_runs.config(tmp_path / "whole", **GPU, **changes))
+    config = small_runs.config(tmp_path / "parts", **GPU, **changes)
     for step, change in ((3, {}), (5, {"capture": True}), (7, {}), (9, {"device": "cpu"})):
-        train(config.override(**change), resume=True, progress=made_up.Interrupting(step))
+        train(config.override(**change), resume=True, progress=small_runs.Interrupting(step))
     train(config.override(capture=True), resume=True)
     assert_close_runs(tmp_path / "whole" / "run", tmp_path / "parts" / "run")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_statistics_dropout_and_low_precision(precision: str, tmp_path: Path) -> None:
-    config = made_up.config(
+    config = small_runs.config(
         tmp_path, model="small_resnet18_narrow", precision=precision, drop=0.2,
         channels_last=True, capture=precision == "bf16", **GPU,
     )  # fmt: skip
@@ -104,19 +106,19 @@ def test_a_captured_loss_that_is_not_finite_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a checkpoint is made of it, whatever the interval of the records."""
-    whole = CapturedStep.__call__
+    whole = CUDAGraphStep.__call__
     steps = 0
 
-    def call(self: CapturedStep, images: Any, targets: Any) -> Any:
+    def call(self: CUDAGraphStep, images: Any, targets: Any) -> Any:
         nonlocal steps
         steps += 1
         return whole(self, images * (math.nan if steps == 6 else 1.0), targets)
 
-    monkeypatch.setattr(CapturedStep, "__call__", call)
-    config = made_up.config(tmp_path, capture=True, checkpoint_every=2, record_every=100, **GPU)
+    monkeypatch.setattr(CUDAGraphStep, "__call__", call)
+    config = small_runs.config(tmp_path, capture=True, checkpoint_every=2, record_every=100, **GPU)
     with pytest.raises(RunFailedError, match="got one that is not since the last record, up to"):
         train(config)
-    assert made_up.state(config.folder)["step"] == 4
+    assert small_runs.state(config.folder)["step"] == 4
     assert read_records(config.folder)[-1]["kind"] == "failure"
 
 
@@ -138,13 +140,13 @@ def test_the_benchmark_of_the_loop(tmp_path: Path) -> None:
 def test_a_vit_whose_scores_are_low_has_a_finite_gradient(capture: bool, tmp_path: Path) -> None:
     """Where all scores of a row are below -93, cuDNN's attention makes NaN of its gradient."""
     changes = {"model": "small_vit_narrow", "image_size": 32, "precision": "bf16"}
-    config = made_up.config(tmp_path, **GPU, **changes, capture=capture)
-    parts = parts_of(config, World(torch.device("cuda", 0)))
+    config = small_runs.config(tmp_path, **GPU, **changes, capture=capture)
+    parts = components_of(config, World(torch.device("cuda", 0)))
     parts.model.head.weight.data.normal_()  # where it starts from, no gradient gets past it
     for block in parts.model.blocks:
         weights, biases = (p.data.unflatten(0, (3, -1)) for p in block.attn.qkv.parameters())
         weights[:2] = biases[:2] = 0.0  # of queries and keys
         biases[0], biases[1] = 1.0, -120 * block.attn.head_dim**-0.5
     measures = parts.step(*next(iter(parts.images)))
-    grad_norm = dict(zip(MEASURES, measures.tolist(), strict=True))["grad_norm"]
+    grad_norm = dict(zip(METRICS, measures.tolist(), strict=True))["grad_norm"]
     assert 0 < grad_norm < math.inf

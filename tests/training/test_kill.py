@@ -19,7 +19,7 @@ import pytest
 
 from surrogap.training.config import Config
 from surrogap.training.run import train
-from tests.training import made_up
+from tests.training import small_runs
 
 NUM_KILLS = 100
 SEED = int(os.environ.get("KILL_SEED", "0"))
@@ -68,26 +68,26 @@ class Torn:
 
 def hundred_kills(tmp_path: Path) -> None:
     settings = {"epochs": 10, "checkpoint_every": 1, "augmentation": "medium", "record_every": 1}
-    undisturbed = made_up.config(tmp_path / "undisturbed", **settings)
+    undisturbed = small_runs.config(tmp_path / "undisturbed", **settings)
     train(undisturbed)
     start = time.perf_counter()
     train(undisturbed, resume=True)  # nothing but a start
     longest = 4 * (time.perf_counter() - start)
-    expected = made_up.state(undisturbed.folder)
-    records = made_up.timeless_records(undisturbed.folder)
+    expected = small_runs.state(undisturbed.folder)
+    records = small_runs.timeless_records(undisturbed.folder)
 
     print(f"To draw the same moments: KILL_SEED={SEED}")
     moments, num_kills, num_runs, num_torn = random.Random(SEED), 0, 0, 0
     while num_kills < NUM_KILLS:
-        config = made_up.config(tmp_path / f"run_{num_runs}", **settings)
+        config = small_runs.config(tmp_path / f"run_{num_runs}", **settings)
         num_runs += 1
         torn = Torn(config.folder)
         while num_kills < NUM_KILLS and life(config, moments.uniform(0, longest)):
             num_kills += 1
             num_torn += torn.is_new()
         assert os.waitpid(fork(config), 0)[1] == 0
-        made_up.assert_same(made_up.state(config.folder), expected)
-        assert made_up.timeless_records(config.folder) == records
+        small_runs.assert_same(small_runs.state(config.folder), expected)
+        assert small_runs.timeless_records(config.folder) == records
     print(f"{num_kills} kills, {num_torn} of them while a checkpoint was written; {num_runs} runs")
     assert num_torn > 0
 

@@ -20,14 +20,14 @@ from surrogap.training.failure import RunFailedError
 from surrogap.training.processes import World
 from surrogap.training.records import Meter, Records, read_records
 from surrogap.training.run import train
-from surrogap.training.step import MEASURES
-from tests.training import made_up
+from surrogap.training.step import METRICS
+from tests.training import small_runs
 
 WORLD = World(torch.device("cpu"))
 
 
 def test_lines_of_a_run(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, objective="gsam", rho=0.2, rho_min=0.1, eval_every=2)
+    config = small_runs.config(tmp_path, objective="gsam", rho=0.2, rho_min=0.1, eval_every=2)
     train(config)
     records = read_records(config.folder)
     steps = [record for record in records if record["kind"] == "step"]
@@ -37,11 +37,11 @@ def test_lines_of_a_run(tmp_path: Path) -> None:
     assert ["test_accuracy" in record for record in epochs] == [False, True, True]
     for record in records:
         assert not {"value", "overflow", "overflows"} & set(record)
-        assert set(MEASURES[:7]) | {"lr", "rho", "images_per_second", "seconds"} <= set(record)
+        assert set(METRICS[:7]) | {"lr", "rho", "images_per_second", "seconds"} <= set(record)
         assert record["gap"] == pytest.approx(record["perturbed_loss"] - record["loss"], abs=1e-5)
         assert record["rho"] == pytest.approx(0.1 + record["lr"])  # from 0.2 at 0.1 to 0.1 at 0
         assert record["images_per_second"] > 0
-    for quantity in MEASURES[:7]:  # an epoch is two intervals
+    for quantity in METRICS[:7]:  # an epoch is two intervals
         means = [
             (a[quantity] + b[quantity]) / 2 for a, b in zip(steps[::2], steps[1::2], strict=True)
         ]
@@ -54,7 +54,7 @@ def test_evaluation_is_no_time_of_training(tmp_path: Path, monkeypatch: pytest.M
         return Scores(0.5, 0.5, 1.0, 0.1, 16)
 
     monkeypatch.setattr("surrogap.training.run.evaluate", slow)
-    config = made_up.config(tmp_path)
+    config = small_runs.config(tmp_path)
     start = time.perf_counter()
     train(config)
     whole = time.perf_counter() - start
@@ -64,7 +64,7 @@ def test_evaluation_is_no_time_of_training(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_is_not_measured_is_null(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, objective="vanilla", steps=2)
+    config = small_runs.config(tmp_path, objective="vanilla", steps=2)
     train(config)
     record = read_records(config.folder)[0]
     assert record["gap"] is record["rho"] is record["cosine"] is None
@@ -72,7 +72,7 @@ def test_what_is_not_measured_is_null(tmp_path: Path) -> None:
 
 
 def test_the_falling_radius_is_that_of_the_step(tmp_path: Path) -> None:
-    config = made_up.config(
+    config = small_runs.config(
         tmp_path, objective="sam", rho=0.3, rho_inverse_sqrt=True, record_every=1, steps=4
     )
     train(config)
@@ -83,8 +83,8 @@ def test_the_falling_radius_is_that_of_the_step(tmp_path: Path) -> None:
 def test_tensorboard_beside_it(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = made_up.config(tmp_path, tensorboard=True)
-    train(config, resume=True, progress=made_up.Interrupting(5))
+    config = small_runs.config(tmp_path, tensorboard=True)
+    train(config, resume=True, progress=small_runs.Interrupting(5))
     train(config, resume=True)
     events = EventAccumulator(str(config.folder / "tensorboard"))
     events.Reload()
@@ -174,14 +174,14 @@ def test_a_disk_that_is_full_for_tensorboard(
 
 
 def test_meters_skip_pauses_and_go_on() -> None:
-    meter, row = Meter(WORLD), torch.arange(float(len(MEASURES)))
+    meter, row = Meter(WORLD), torch.arange(float(len(METRICS)))
     assert math.isnan(meter.means()["loss"])
     meter.add(row)
     meter.leave_out(-100.0)
     other = Meter(WORLD)
     other.load_state_dict(meter.state_dict())
     other.add(row + 2)
-    assert other.means() == dict(zip(MEASURES, range(1, len(MEASURES) + 1), strict=True))
+    assert other.means() == dict(zip(METRICS, range(1, len(METRICS) + 1), strict=True))
     assert 100 < other.seconds < 110
 
 
@@ -192,7 +192,7 @@ def test_a_mean_is_over_the_steps_that_measured_it() -> None:
     perturbed = {"perturbed_loss": 7.0, "perturbed_grad_norm": 2.0, "value": 7.0, "overflow": 0.0}
     overflow = {"loss": 2.0, "grad_norm": math.inf, "value": 2.0, "overflow": 1.0}
     for step in (plain, perturbed, overflow, perturbed):
-        meter.add(torch.tensor([step.get(name, math.nan) for name in MEASURES]))
+        meter.add(torch.tensor([step.get(name, math.nan) for name in METRICS]))
     means = meter.means()
     assert (means["loss"], means["perturbed_loss"]) == (2.5, 7.0)
     assert (means["grad_norm"], means["perturbed_grad_norm"]) == (4.0, 2.0)
@@ -205,7 +205,7 @@ def test_a_lost_value_is_not_left_out(lost: float) -> None:
     """Captured runs are stopped by it."""
     meter = Meter(WORLD)
     for value in (1.0, lost, 1.0):
-        meter.add(torch.full((len(MEASURES),), value))
+        meter.add(torch.full((len(METRICS),), value))
     assert not math.isfinite(meter.means()["value"])
 
 
@@ -217,8 +217,8 @@ def test_a_lost_value_is_not_left_out(lost: float) -> None:
 def test_a_run_without_its_loss_records_the_perturbed_one(
     changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = made_up.config(tmp_path, rho=0.1, **changes)
-    train(config, progress=progress.Lines())
+    config = small_runs.config(tmp_path, rho=0.1, **changes)
+    train(config, progress=progress.LineDisplay())
     for record in read_records(config.folder):
         assert record["loss"] is record["gap"] is record["grad_norm"] is None
         assert 0 < record["perturbed_loss"] < 5
@@ -231,8 +231,8 @@ def test_a_run_without_its_loss_records_the_perturbed_one(
 def test_plain_steps_spare_the_means(tmp_path: Path) -> None:
     """In 4 steps with 2 and 4 of the objective's, the gap is that of the objective's."""
     changes: dict[str, Any] = {"objective": "sam", "rho": 0.1, "steps": 4, "momentum": 0.0}
-    every = made_up.config(tmp_path / "every", **changes, every=2, record_every=1)
-    together = made_up.config(tmp_path / "together", **changes, every=2, record_every=4)
+    every = small_runs.config(tmp_path / "every", **changes, every=2, record_every=1)
+    together = small_runs.config(tmp_path / "together", **changes, every=2, record_every=4)
     train(every)
     train(together)
     gaps = [r["gap"] for r in read_records(every.folder) if r["kind"] == "step"]
@@ -251,8 +251,8 @@ RECORDS: list[dict[str, Any]] = [
 
 
 def test_lines_tell_of_epochs(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = progress.progress_for_stdout()
-    assert isinstance(lines, progress.Lines)
+    lines = progress.display_for_stdout()
+    assert isinstance(lines, progress.LineDisplay)
     lines.start("net gsam", 0, 4)
     for record in RECORDS:
         lines.step(record["step"])
@@ -269,7 +269,7 @@ def test_lines_tell_of_long_epochs(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    lines = progress.Lines()
+    lines = progress.LineDisplay()
     lines.start("net", 10, 7210)
     now = 40.0
     lines.record({"kind": "step", "step": 20, "loss": 1.0})
@@ -287,8 +287,8 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         progress, "Console", lambda: Console(file=screen, force_terminal=True, width=120)
     )
     screen = io.StringIO()
-    bar = progress.progress_for_stdout()
-    assert isinstance(bar, progress.Bar)
+    bar = progress.display_for_stdout()
+    assert isinstance(bar, progress.BarDisplay)
     bar.start("net gsam", 0, 4)
     for record in RECORDS:
         bar.step(record["step"])
@@ -304,7 +304,7 @@ def test_a_narrow_terminal_has_room_for_bar_and_time(
 ) -> None:
     screen = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
     monkeypatch.setattr(progress, "Console", lambda: screen)
-    bar = progress.Bar()
+    bar = progress.BarDisplay()
     bar.start("small_resnet18 gsam", 0, 10_000)
     bar.record({"kind": "step", "step": 5000, "loss": 1.0, "gap": 0.1, "images_per_second": 9e6})
     bar.record({"kind": "epoch", "step": 5000, "epoch": 3, "loss": 1.0, "test_accuracy": 0.5})
@@ -328,7 +328,7 @@ def test_every_line_is_json(tmp_path: Path) -> None:
 
 def test_lines_of_long_runs_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     measures = dict.fromkeys(("loss", "gap", "accuracy", "test_loss", "images_per_second"), 0.1)
-    lines = progress.Lines()
+    lines = progress.LineDisplay()
     lines.start("small_resnet18_narrow gsam", 0, 900_000)
     lines._began -= 90_000
     epoch = {"kind": "epoch", "step": 100_000, "epoch": 100, "test_accuracy": 0.8123}

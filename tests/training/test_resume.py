@@ -8,8 +8,8 @@ import pytest
 
 from surrogap.training.folder import read_config
 from surrogap.training.run import train
-from tests.data.made_up import folder as image_folder
-from tests.training import made_up
+from tests.data.synthetic import folder as image_folder
+from tests.training import small_runs
 
 # Every objective, with those settings of it that count or draw.
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -36,9 +36,9 @@ def objective(name: str) -> dict[str, Any]:
 
 def interrupted(folder: Path, at: list[int], **changes: Any) -> Path:
     """A run that is stopped after some of its steps, and goes on each time."""
-    config = made_up.config(folder, **changes)
+    config = small_runs.config(folder, **changes)
     for step in at:
-        outcome = train(config, resume=True, progress=made_up.Interrupting(step))
+        outcome = train(config, resume=True, progress=small_runs.Interrupting(step))
         assert (outcome.step, outcome.signal) == (step, signal.SIGTERM)
     outcome = train(config, resume=True)
     assert (outcome.step, outcome.signal) == (outcome.num_steps, None)
@@ -46,15 +46,15 @@ def interrupted(folder: Path, at: list[int], **changes: Any) -> Path:
 
 
 def whole(folder: Path, **changes: Any) -> Path:
-    config = made_up.config(folder, **changes)
+    config = small_runs.config(folder, **changes)
     assert train(config).signal is None
     return config.folder
 
 
 def check(tmp_path: Path, at: list[int], **changes: Any) -> None:
     one, other = whole(tmp_path / "a", **changes), interrupted(tmp_path / "b", at, **changes)
-    made_up.assert_same(made_up.state(one), made_up.state(other))
-    assert made_up.timeless_records(one) == made_up.timeless_records(other)
+    small_runs.assert_same(small_runs.state(one), small_runs.state(other))
+    assert small_runs.timeless_records(one) == small_runs.timeless_records(other)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -94,24 +94,24 @@ def test_again_and_again_and_at_the_ends_of_epochs(tmp_path: Path) -> None:
 def test_checkpoints_between_epochs_change_nothing(tmp_path: Path) -> None:
     one = whole(tmp_path / "a")
     other = whole(tmp_path / "b", checkpoint_every=1)
-    made_up.assert_same(made_up.state(one), made_up.state(other))
-    assert made_up.timeless_records(one) == made_up.timeless_records(other)
+    small_runs.assert_same(small_runs.state(one), small_runs.state(other))
+    assert small_runs.timeless_records(one) == small_runs.timeless_records(other)
 
 
 def test_what_it_started_from_may_be_gone(tmp_path: Path) -> None:
     source = whole(tmp_path / "source", seed=1)
     changes = {"weights": str(source), "augmentation": "medium"}
     one = whole(tmp_path / "a", **changes)
-    config = made_up.config(tmp_path / "b", **changes)
-    train(config, resume=True, progress=made_up.Interrupting(5))
+    config = small_runs.config(tmp_path / "b", **changes)
+    train(config, resume=True, progress=small_runs.Interrupting(5))
     source.rename(tmp_path / "gone")
     assert train(config, resume=True).step == 12
-    made_up.assert_same(made_up.state(one), made_up.state(config.folder))
+    small_runs.assert_same(small_runs.state(one), small_runs.state(config.folder))
     assert read_config(config.folder).model.weights == str(source)
 
 
 def test_what_it_starts_from_must_be_there(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, weights=str(tmp_path / "gone"))
+    config = small_runs.config(tmp_path, weights=str(tmp_path / "gone"))
     with pytest.raises(ValueError, match="weights must be a run's folder with a checkpoint, or a"):
         train(config, resume=True)
 
@@ -119,7 +119,7 @@ def test_what_it_starts_from_must_be_there(tmp_path: Path) -> None:
 def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
     folder = whole(tmp_path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    outcome = train(made_up.config(tmp_path), resume=True)
+    outcome = train(small_runs.config(tmp_path), resume=True)
     assert outcome.step == outcome.num_steps == 12
     assert outcome.record is not None
     assert outcome.record["epoch"] == 3
@@ -129,17 +129,17 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
 def test_another_seed_is_another_run(tmp_path: Path) -> None:
     one, other = whole(tmp_path / "a"), whole(tmp_path / "b", seed=1)
     with pytest.raises(AssertionError):
-        made_up.assert_same(made_up.state(one)["model"], made_up.state(other)["model"])
+        small_runs.assert_same(small_runs.state(one)["model"], small_runs.state(other)["model"])
 
 
 def test_records_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     """Killed after step 4's record, with a checkpoint of step 3: step 4 is recorded once."""
-    config = made_up.config(tmp_path, record_every=1, checkpoint_every=3)
-    train(config, resume=True, progress=made_up.Interrupting(3))
+    config = small_runs.config(tmp_path, record_every=1, checkpoint_every=3)
+    train(config, resume=True, progress=small_runs.Interrupting(3))
     records = config.folder / "records.jsonl"
     with records.open("a") as file:
         file.write('{"kind": "step", "step": 4, "loss": 9.9}\n{"kind": "st')
     train(config, resume=True)
-    steps = [r for r in made_up.timeless_records(config.folder) if r["kind"] == "step"]
+    steps = [r for r in small_runs.timeless_records(config.folder) if r["kind"] == "step"]
     assert [record["step"] for record in steps] == list(range(1, 13))
     assert steps[3]["loss"] != 9.9

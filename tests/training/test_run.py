@@ -15,27 +15,27 @@ from torch import Tensor
 
 from surrogap.evaluation import evaluate
 from surrogap.training import checkpoints
+from surrogap.training.components import components_of
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
 from surrogap.training.images import images_of
-from surrogap.training.parts import parts_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import read_records
 from surrogap.training.run import train
-from surrogap.training.signals import requests_heard
+from surrogap.training.signals import stop_requests
 from surrogap.training.step import EagerStep
-from tests.data.made_up import folder as image_folder
-from tests.training import made_up
+from tests.data.synthetic import folder as image_folder
+from tests.training import small_runs
 
 WORLD = World(torch.device("cpu"))
 
 
 def test_the_last_record_is_the_evaluation_of_the_last_weights(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, model="small_resnet18_narrow", eval_batch_size=5)
+    config = small_runs.config(tmp_path, model="small_resnet18_narrow", eval_batch_size=5)
     outcome = train(config)
     assert (outcome.step, outcome.num_steps, outcome.signal) == (12, 12, None)
-    parts = parts_of(config, WORLD)
-    parts.model.load_state_dict(made_up.state(config.folder)["model"])
+    parts = components_of(config, WORLD)
+    parts.model.load_state_dict(small_runs.state(config.folder)["model"])
     scores = evaluate(parts.model, parts.eval_images["test"])
     assert outcome.record is not None
     assert outcome.record["test_loss"] == pytest.approx(scores.loss, rel=1e-6)
@@ -44,7 +44,7 @@ def test_the_last_record_is_the_evaluation_of_the_last_weights(tmp_path: Path) -
 
 
 def test_steps_in_place_of_epochs(tmp_path: Path) -> None:
-    outcome = train(made_up.config(tmp_path, steps=6))
+    outcome = train(small_runs.config(tmp_path, steps=6))
     assert outcome.record is not None
     assert (outcome.step, outcome.record["epoch"]) == (6, 2)
     assert "test_loss" in outcome.record
@@ -52,7 +52,7 @@ def test_steps_in_place_of_epochs(tmp_path: Path) -> None:
 
 def test_files_are_trained_on_too(tmp_path: Path) -> None:
     images = image_folder(tmp_path / "images", per_class=4)
-    config = made_up.config(
+    config = small_runs.config(
         tmp_path / "run", data=str(images), image_size=8, batch_size=4, num_workers=0, epochs=1
     )
     assert train(config).step == 2
@@ -60,16 +60,16 @@ def test_files_are_trained_on_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_ends(number: signal.Signals, tmp_path: Path) -> None:
-    config, before = made_up.config(tmp_path), signal.getsignal(number)
-    outcome = train(config, progress=made_up.Interrupting(5, number))
+    config, before = small_runs.config(tmp_path), signal.getsignal(number)
+    outcome = train(config, progress=small_runs.Interrupting(5, number))
     assert (outcome.step, outcome.num_steps, outcome.signal) == (5, 12, number)
-    assert made_up.state(config.folder)["step"] == 5
+    assert small_runs.state(config.folder)["step"] == 5
     assert signal.getsignal(number) == before
 
 
 def test_a_second_interrupt_does_not_wait() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with requests_heard() as requests:
+    with stop_requests() as requests:
         assert requests.signal == 0
         os.kill(os.getpid(), signal.SIGINT)
         assert requests.signal == signal.SIGINT
@@ -79,7 +79,7 @@ def test_a_second_interrupt_does_not_wait() -> None:
 
 def test_sigterm_may_come_twice() -> None:
     """To all processes of a job, and from torchrun, which is one of them and sends it on."""
-    with requests_heard() as requests:
+    with stop_requests() as requests:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
         assert requests.signal == signal.SIGTERM
@@ -87,7 +87,7 @@ def test_sigterm_may_come_twice() -> None:
 
 def test_other_threads_hear_no_signals(tmp_path: Path) -> None:
     steps: list[int] = []
-    thread = threading.Thread(target=lambda: steps.append(train(made_up.config(tmp_path)).step))
+    thread = threading.Thread(target=lambda: steps.append(train(small_runs.config(tmp_path)).step))
     thread.start()
     thread.join()
     assert steps == [12]
@@ -114,22 +114,22 @@ def test_a_loss_that_is_not_finite_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step 2 does nothing, so three steps end where two with their learning rates do."""
-    config = made_up.config(
+    config = small_runs.config(
         tmp_path, objective="vanilla", steps=3, decay="constant", momentum=0.0, record_every=3
     )
     losing(monkeypatch, lambda n: n == 2)
     train(config)
     assert kinds(config) == [("skip", 2), ("step", 3), ("epoch", 3)]
     monkeypatch.undo()
-    parts = parts_of(config, WORLD)
+    parts = components_of(config, WORLD)
     for step, (images, targets) in enumerate(parts.images):
         if step in (0, 2):
             parts.step(images, targets)
-    made_up.assert_same(made_up.state(config.folder)["model"], parts.model.state_dict())
+    small_runs.assert_same(small_runs.state(config.folder)["model"], parts.model.state_dict())
 
 
 def test_after_too_many_the_run_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = made_up.config(tmp_path, objective="vanilla", max_skipped=2, checkpoint_every=1)
+    config = small_runs.config(tmp_path, objective="vanilla", max_skipped=2, checkpoint_every=1)
     losing(monkeypatch, lambda n: n == 2 or n >= 4)  # once alone, which is no reason to stop
     with pytest.raises(RunFailedError, match="loss must be finite, got one that is not in 3 steps"):
         train(config)
@@ -138,41 +138,41 @@ def test_after_too_many_the_run_stops(tmp_path: Path, monkeypatch: pytest.Monkey
     last = read_records(config.folder)[-1]
     assert last["kind"] == "failure"
     assert "in 3 steps in a row, up to step 6" in last["reason"]
-    assert made_up.state(config.folder)["step"] == 5
+    assert small_runs.state(config.folder)["step"] == 5
 
 
 def test_a_run_ends_well_only_if_its_last_scores_are_finite(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path, objective="vanilla", steps=2, decay="constant", lr=1e15)
+    config = small_runs.config(tmp_path, objective="vanilla", steps=2, decay="constant", lr=1e15)
     with pytest.raises(RunFailedError, match="got one that is not when the model was evaluated"):
         train(config)
     assert read_records(config.folder)[-1]["kind"] == "failure"
 
 
 def test_skips_in_a_row_are_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = made_up.config(tmp_path, objective="vanilla", max_skipped=3)
+    config = small_runs.config(tmp_path, objective="vanilla", max_skipped=3)
     losing(monkeypatch, lambda n: True)
-    train(config, resume=True, progress=made_up.Interrupting(2))
+    train(config, resume=True, progress=small_runs.Interrupting(2))
     with pytest.raises(RunFailedError, match="in 4 steps in a row, up to step 4"):
         train(config, resume=True)
 
 
 def test_images_that_have_changed_are_told(tmp_path: Path) -> None:
-    config = made_up.config(tmp_path)
-    train(config, resume=True, progress=made_up.Interrupting(3))
+    config = small_runs.config(tmp_path)
+    train(config, resume=True, progress=small_runs.Interrupting(3))
     data = tmp_path / "images.npz"
     with np.load(data) as archive:
         arrays = dict(archive)
     np.savez(data, **arrays | {"classes": np.array([*arrays["classes"], "another"])})
-    before = made_up.state(config.folder)["step"]
+    before = small_runs.state(config.folder)["step"]
     with pytest.raises(ValueError, match=r"whose checkpoint differs .* Have the images changed\?"):
         train(config, resume=True)
-    assert made_up.state(config.folder)["step"] == before
+    assert small_runs.state(config.folder)["step"] == before
 
 
 @pytest.mark.parametrize("objective", ["vanilla", "gsam", "entropy-sgd"])
 def test_an_overflow_lowers_the_scale_and_is_counted(tmp_path: Path, objective: str) -> None:
     changes = {"loss": "sigmoid", "head_bias": -10.0, "lr": 1e-3, "batch_size": 2, "epochs": 1}
-    config = made_up.config(tmp_path, precision="fp16", objective=objective, **changes)
+    config = small_runs.config(tmp_path, precision="fp16", objective=objective, **changes)
     assert train(config).step == 16
     record = read_records(config.folder)[-1]
     assert record["overflows"] >= 1  # 2^16 times these gradients is beyond fp16
@@ -181,8 +181,8 @@ def test_an_overflow_lowers_the_scale_and_is_counted(tmp_path: Path, objective: 
 
 
 def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = made_up.config(tmp_path)
-    train(config, resume=True, progress=made_up.Interrupting(3))
+    config = small_runs.config(tmp_path)
+    train(config, resume=True, progress=small_runs.Interrupting(3))
     write = checkpoints._Sink.write
 
     def full(self: Any, data: Any) -> int:
@@ -194,7 +194,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         patch.setattr(checkpoints._Sink, "write", full)
         with pytest.raises(RunFailedError, match=r"Cannot write a checkpoint to .*: No space"):
             train(config, resume=True)
-    assert made_up.state(config.folder)["step"] == 3
+    assert small_runs.state(config.folder)["step"] == 3
     assert train(config, resume=True).step == 12
 
 
@@ -211,7 +211,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_cannot_be_is_refused_at_once(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    config = made_up.config(tmp_path, **changes)
+    config = small_runs.config(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         train(config)
     assert not config.folder.exists()
@@ -233,5 +233,5 @@ def test_downloads_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.Monkey
         return real(name, root)
 
     monkeypatch.setitem(images_of.__globals__, "load", load)
-    parts_of(made_up.config(tmp_path, download=True), WORLD)
+    components_of(small_runs.config(tmp_path, download=True), WORLD)
     assert asked == [{"download": True}]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from surrogap import GSAM, SAM, EntropySGD
+from surrogap.training.components import components_of
 from surrogap.training.config import Config
-from surrogap.training.parts import parts_of
 from surrogap.training.processes import World
-from surrogap.training.step import MEASURES, EagerStep, NonFiniteLossError
+from surrogap.training.step import METRICS, EagerStep, NonFiniteLossError
 from tests import equality, toy_models
-from tests.training import made_up
+from tests.training import small_runs
 
 WORLD = World(torch.device("cpu"))
 # A step of length 1 along the direction, so that it can be read off the weights.
@@ -34,7 +34,7 @@ def direction(model: nn.Module, **changes: Any) -> tuple[Tensor, dict[str, float
     step, before = eager(config, model), nn.utils.parameters_to_vector(model.parameters())
     measures = step(*batch())
     moved = before - nn.utils.parameters_to_vector(model.parameters())
-    return moved.detach(), dict(zip(MEASURES, measures.tolist(), strict=True))
+    return moved.detach(), dict(zip(METRICS, measures.tolist(), strict=True))
 
 
 def eager(config: Config, model: nn.Module) -> EagerStep:
@@ -188,7 +188,7 @@ def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(
         step(lost, y)
     assert equality.same_bits(before, equality.bits(model))
     assert step.objective.state_dict() == state
-    made_up.assert_same(step.optimizer.state_dict()["state"], momenta)
+    small_runs.assert_same(step.optimizer.state_dict()["state"], momenta)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -221,7 +221,7 @@ def test_every_pass_is_looked_at(number: int, monkeypatch: pytest.MonkeyPatch) -
 
 def test_compiled_is_close(tmp_path: Path) -> None:
     """With the backend that runs the traced graph as it is, since others need a C++ compiler."""
-    config = made_up.config(tmp_path, compile=True)
+    config = small_runs.config(tmp_path, compile=True)
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
         whole = nn.Module.compile
@@ -232,8 +232,8 @@ def test_compiled_is_close(tmp_path: Path) -> None:
             whole(self, backend="eager")
 
         patch.setattr(nn.Module, "compile", compile_eagerly)
-        compiled = parts_of(config, WORLD)
-    plain = parts_of(made_up.config(tmp_path), WORLD)
+        compiled = components_of(config, WORLD)
+    plain = components_of(small_runs.config(tmp_path), WORLD)
     images, targets = next(iter(plain.images))
     torch.testing.assert_close(compiled.step(images, targets), plain.step(images, targets))
     assert seen == [compiled.model]

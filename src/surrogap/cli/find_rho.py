@@ -23,7 +23,7 @@ from surrogap.training.config import Config
 from surrogap.training.flags import OptionalStr
 
 if TYPE_CHECKING:
-    from surrogap.training.parts import Parts
+    from surrogap.training.components import Components
 
 FIGURE = "find-rho.png"
 # Fields of a run that other values would contradict.
@@ -130,7 +130,7 @@ def _check(chosen: FindRho, base: Config, arguments: Sequence[str]) -> None:
             )
 
 
-def _judged_radius(chosen: FindRho, parts: "Parts", arguments: Sequence[str]) -> float | None:
+def _judged_radius(chosen: FindRho, parts: "Components", arguments: Sequence[str]) -> float | None:
     """Return the radius that was asked about, or else that of the run at its checkpoint."""
     if chosen.run is None or {"rho", "objective"} & {*given_fields(arguments)}:
         rho: float | None = getattr(chosen.config.objective, "rho", None)

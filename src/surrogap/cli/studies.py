@@ -87,12 +87,12 @@ def _reproduce_on_imagenet(name: str, data_root: str) -> int:
             print(run.command)
         return 0
     from surrogap.experiments.probes import sharpness_probe
-    from surrogap.training.progress import progress_for_stdout
+    from surrogap.training.progress import display_for_stdout
     from surrogap.training.run import train
 
     for run in runs:
         config = run.config(data_root)
-        progress = progress_for_stdout()
+        progress = display_for_stdout()
         outcome = train(config, resume=True, progress=progress, probe=sharpness_probe)
         if outcome.signal is not None:
             return 128 + outcome.signal

@@ -53,10 +53,10 @@ def main(arguments: Sequence[str]) -> int:
         print(config.to_json(), end="")
         return 0
     from surrogap.experiments.probes import sharpness_probe
-    from surrogap.training.progress import progress_for_stdout
+    from surrogap.training.progress import display_for_stdout
     from surrogap.training.run import train
 
-    progress = progress_for_stdout()
+    progress = display_for_stdout()
     outcome = train(config, resume=chosen.resume, progress=progress, probe=sharpness_probe)
     step = f"step {outcome.step} of {outcome.num_steps}"
     if outcome.signal is not None and outcome.is_first:

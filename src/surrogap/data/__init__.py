@@ -1,14 +1,14 @@
-"""Images and their labels: sets by name or path, augmentation, and loaders that can be resumed.
+"""Images and labels: sets by name or path, augmentation, and resumable loaders.
 
-`load` finds a set and returns its `Splits`; `loader` makes the `Loader` of one split, which yields
+`load` returns the `Splits` of a set. `loader` returns the `Loader` of one split, which yields
 `(images, targets)` on the device. Images are float32, NCHW, normalised by the set's mean and
-standard deviation. Targets follow one rule: with mixup they are probabilities, float32 of
-(batch, classes), in every batch; without it they are class numbers, int64 of (batch,).
+standard deviation. With mixup, targets are probabilities in every batch: float32 of shape
+(batch, classes). Without it they are class indices: int64 of shape (batch,).
 `torch.nn.functional.cross_entropy` takes both.
 
-Every random number comes from (seed, epoch, position), none from torch's global generator: a loader
-resumed in mid-epoch yields the very batches that were left, and drawing from it changes nothing
-else. This room needs the extra `train`, and `import surrogap` does not load it.
+Random numbers depend on (seed, epoch, position) only, and torch's global generator is not used. A
+loader that is resumed in mid-epoch therefore yields exactly the remaining batches. This package
+needs the extra `train`; `import surrogap` does not load it.
 """
 
 from surrogap.errors import MissingPackageError
@@ -19,7 +19,7 @@ try:
     import torchvision
 except ImportError as error:
     raise MissingPackageError(
-        f"surrogap.data must have numpy, Pillow and torchvision, got {error}. "
+        f"surrogap.data must have numpy, Pillow and torchvision installed, got {error}. "
         "Run pip install 'surrogap[train]'."
     ) from error
 
@@ -30,12 +30,14 @@ from surrogap.data.mixup import mixup
 from surrogap.data.randaugment import randaugment
 from surrogap.data.sets import SETS, archive_of, load
 from surrogap.data.splits import FileSet, Splits, TensorSet
+from surrogap.data.streams import Batch
 from surrogap.data.subsets import subset
 
 __all__ = [
     "AUGMENTATIONS",
     "SETS",
     "Augmentation",
+    "Batch",
     "FileLoader",
     "FileSet",
     "Loader",

@@ -20,7 +20,7 @@ _Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 def read_archive(path: str | Path) -> Splits:
-    """The set in an `.npz` archive.
+    """Read the set in an `.npz` archive.
 
     Args:
         path: An archive with the arrays train_images, test_images (uint8, NHWC, one channel or
@@ -28,7 +28,7 @@ def read_archive(path: str | Path) -> Splits:
             and val_labels, and train_noisy_labels (int64, such as CIFAR-10N's). Others are ignored.
 
     Raises:
-        ValueError: It is no such archive; the message says why.
+        ValueError: It is not such an archive; the message says why.
 
     >>> import tempfile
     >>> images, labels = np.zeros((2, 8, 8, 3), np.uint8), np.array([0, 1])
@@ -41,16 +41,16 @@ def read_archive(path: str | Path) -> Splits:
     TensorSet(2 images of 3x8x8)
     """
     try:
-        # Without pickle: an archive is data, and must not run code.
+        # Without pickle, so that an archive cannot run code.
         with open(path, "rb") as file:
             archive = np.load(file, allow_pickle=False)
             names = [name for name in archive.files if _is_ours(name)]
-            # Shapes and dtypes first: an array of zeros may be 1,000 times its compressed size.
+            # Shapes and dtypes first: an array of zeros can be 1,000 times its compressed size.
             _check(str(path), {name: _header(archive.zip, name) for name in names})
             arrays = {name: archive[name] for name in names}
     except InvalidValueError:
         raise
-    except Exception as error:  # what is damaged decides which kind
+    except Exception as error:  # its type depends on what is damaged
         raise InvalidValueError(
             f"path must be a NumPy archive, got {path}, which cannot be read ({error}). {_REMEDY}"
         ) from error
@@ -58,31 +58,31 @@ def read_archive(path: str | Path) -> Splits:
 
 
 def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
-    """The set in the arrays of an archive.
+    """Build a set from the arrays of an archive.
 
     Args:
-        name: Where they are from.
-        arrays: As `read_archive` describes them.
+        name: The name of the set, for messages.
+        arrays: The arrays that `read_archive` describes.
 
     Raises:
         ValueError: An array is missing or has the wrong dtype or shape.
 
     >>> images, labels = np.zeros((2, 8, 8, 1), np.uint8), np.array([0, 1])
-    >>> part = {"train_images": images, "train_labels": labels}
-    >>> part |= {"test_images": images, "test_labels": labels, "classes": np.array(["a", "b"])}
-    >>> splits_of_arrays("two", part)
+    >>> arrays = {"train_images": images, "train_labels": labels}
+    >>> arrays |= {"test_images": images, "test_labels": labels, "classes": np.array(["a", "b"])}
+    >>> splits_of_arrays("two", arrays)
     Splits('two', 2 classes, train: 2, test: 2)
     """
     names = _check(name, arrays)
     try:
-        parts: dict[str, Any] = {part: _tensors(part, arrays) for part in names}
-        return Splits(name, tuple(map(str, arrays["classes"])), **parts)
+        splits: dict[str, Any] = {split: _tensors(split, arrays) for split in names}
+        return Splits(name, tuple(map(str, arrays["classes"])), **splits)
     except ValueError as error:
         raise InvalidValueError(f"{error} (In {name}.)") from error
 
 
 def _header(archive: ZipFile, name: str) -> np.ndarray[Any, Any]:
-    """Return an array with the shape and the dtype of a stored one, and no memory of its own."""
+    """Return an array with the shape and dtype of a stored one, without reading its values."""
     with archive.open(f"{name}.npy") as file:
         version = np.lib.format.read_magic(file)
         read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
@@ -93,7 +93,7 @@ def _header(archive: ZipFile, name: str) -> np.ndarray[Any, Any]:
 def _check(name: str, arrays: _Arrays) -> list[str]:
     """Check shapes and dtypes, and return the names of the splits."""
     names = ["train", "test"] + ["val"] * any(key.startswith("val_") for key in arrays)
-    needed = [f"{part}_{kind}" for part in names for kind in ("images", "labels")] + ["classes"]
+    needed = [f"{split}_{kind}" for split in names for kind in ("images", "labels")] + ["classes"]
     missing = [key for key in needed if key not in arrays]
     if missing:
         raise InvalidValueError(
@@ -106,26 +106,26 @@ def _check(name: str, arrays: _Arrays) -> list[str]:
             f"classes must be a list of strings, got {classes.dtype} of {classes.shape} in {name}. "
             f"{_REMEDY}"
         )
-    for part in names:
-        _check_part(name, part, arrays)
+    for split in names:
+        _check_split(name, split, arrays)
     return names
 
 
 def _is_ours(name: str) -> bool:
-    part, _, kind = name.partition("_")
+    split, _, kind = name.partition("_")
     return name in ("classes", _NOISY) or (
-        part in ("train", "test", "val") and kind in ("images", "labels")
+        split in ("train", "test", "val") and kind in ("images", "labels")
     )
 
 
-def _check_part(name: str, part: str, arrays: _Arrays) -> None:
-    images = arrays[f"{part}_images"]
+def _check_split(name: str, split: str, arrays: _Arrays) -> None:
+    images = arrays[f"{split}_images"]
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise InvalidValueError(
-            f"{part}_images must be uint8 of shape (number, height, width, 1 or 3), got "
+            f"{split}_images must be uint8 of shape (number, height, width, 1 or 3), got "
             f"{images.dtype} of {images.shape}. {_REMEDY} (In {name}.)"
         )
-    for key in _labels(part, arrays):
+    for key in _labels(split, arrays):
         found = arrays[key]
         if found.dtype.kind not in "iu" or found.shape != images.shape[:1]:
             raise InvalidValueError(
@@ -134,12 +134,12 @@ def _check_part(name: str, part: str, arrays: _Arrays) -> None:
             )
 
 
-def _labels(part: str, arrays: _Arrays) -> list[str]:
-    return [f"{part}_labels"] + [_NOISY] * (part == "train" and _NOISY in arrays)
+def _labels(split: str, arrays: _Arrays) -> list[str]:
+    return [f"{split}_labels"] + [_NOISY] * (split == "train" and _NOISY in arrays)
 
 
-def _tensors(part: str, arrays: _Arrays) -> TensorSet:
-    images = arrays[f"{part}_images"]
+def _tensors(split: str, arrays: _Arrays) -> TensorSet:
+    images = arrays[f"{split}_images"]
     channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    numbers = [torch.from_numpy(arrays[key].astype(np.int64)) for key in _labels(part, arrays)]
+    numbers = [torch.from_numpy(arrays[key].astype(np.int64)) for key in _labels(split, arrays)]
     return TensorSet(torch.from_numpy(channels_first), *numbers)

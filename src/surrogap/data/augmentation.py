@@ -1,4 +1,4 @@
-"""What is done to images before the network sees them."""
+"""Augmentation: crop, flip, RandAugment and mixup."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -15,23 +15,24 @@ from surrogap.data.randaugment import MAX_MAGNITUDE, randaugment
 @final
 @dataclass(frozen=True)
 class Augmentation:
-    """What to do to the images of a batch, in this order. Every image draws its own numbers.
+    """An augmentation policy, applied in this order, with random numbers for each image.
 
     Args:
-        crop: Whether to move the image about: small images in memory by up to an eighth of their
-            size (padded with black; 4 pixels of 32), files by Inception's random resized crop (8 to
-            100 % of the area, aspect 3/4 to 4/3).
-        flip: Whether to mirror every other image, left to right.
-        magnitude: RandAugment's, from 0 (none) to 30 as torchvision counts; two operations for
-            each image. timm and TensorFlow's code count to 10 over a similar range: their 10 is
-            stronger than this one.
-        mixup: The probability with which an image is mixed with another of its batch. If above 0,
-            all targets are probabilities.
-        mixup_alpha: Mixed images are `lam * x_i + (1 - lam) * x_j` with lam from
-            Beta(alpha, alpha). 0.2 is mixup's own value for ImageNet.
+        crop: Crop at random. Small images in memory are padded with black by an eighth of their
+            size (4 pixels of 32) and cropped; files get Inception's random resized crop (8 to
+            100 % of the area, aspect ratio 3/4 to 4/3).
+        flip: Flip horizontally with probability 0.5.
+        magnitude: The magnitude of RandAugment on torchvision's scale, from 0 (none) to 30; two
+            operations for each image. The scale of timm and TensorFlow ends at 10 over a similar
+            range: their 10 is stronger than this one.
+        mixup: The probability that an image is mixed with another of its batch. If above 0, all
+            targets are probabilities.
+        mixup_alpha: The parameter of the Beta distribution: mixed images are
+            `lam * x_i + (1 - lam) * x_j` with lam from Beta(alpha, alpha). The authors of mixup use
+            0.2 for ImageNet.
 
     Raises:
-        TypeError: A number is none.
+        TypeError: An argument is not a number.
         ValueError: A number is out of range.
 
     >>> AUGMENTATIONS["medium"]
@@ -52,8 +53,9 @@ class Augmentation:
         number("mixup_alpha", self.mixup_alpha, above=0.0, remedy="For no mixup pass mixup=0.")
 
 
-# The paper's three (appendix, data augmentation), and none. Its words are "mixup with probability
-# 0.2"; it says nothing of lam. Mixup(alpha=0.2) on every image is Augmentation(..., mixup=1.0).
+# The paper's three policies (appendix, data augmentation), and none. The paper says "mixup with
+# probability 0.2" and does not say how lam is drawn. Mixup(alpha=0.2) on every image is
+# Augmentation(..., mixup=1.0).
 AUGMENTATIONS = {
     "none": Augmentation(),
     "light": Augmentation(crop=True, flip=True),
@@ -63,10 +65,10 @@ AUGMENTATIONS = {
 
 
 def augmentation_of(augmentation: str | Augmentation) -> Augmentation:
-    """An augmentation, also by its name.
+    """Return an augmentation, given as such or by its name.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: The name is unknown.
 
     >>> augmentation_of("light").flip
     True
@@ -74,21 +76,19 @@ def augmentation_of(augmentation: str | Augmentation) -> Augmentation:
     if isinstance(augmentation, Augmentation):
         return augmentation
     return AUGMENTATIONS[
-        one_of(
-            "augmentation", augmentation, AUGMENTATIONS, remedy="Or pass one made by Augmentation."
-        )
+        one_of("augmentation", augmentation, AUGMENTATIONS, remedy="Or pass an Augmentation.")
     ]
 
 
 def augmented(images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
-    """A batch of small images, cropped, flipped and under RandAugment; mixup comes later.
+    """Crop, flip and apply RandAugment to a batch of small images. Mixup comes later.
 
-    Each image has its own shift, its own side and its own two operations.
+    Each image has its own shift, flip and operations.
 
     Args:
         images: uint8, NCHW, on any device.
-        augmentation: What to do.
-        generator: On the CPU, whatever the images' device: the same numbers everywhere.
+        augmentation: The policy.
+        generator: A generator on the CPU, so that the numbers are the same on all devices.
 
     >>> images = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
     >>> augmented(images, Augmentation(flip=True), torch.Generator().manual_seed(3))[0, 0, 0]
@@ -104,7 +104,7 @@ def augmented(images: Tensor, augmentation: Augmentation, generator: torch.Gener
 def _cropped_and_flipped(
     images: Tensor, augmentation: Augmentation, generator: torch.Generator
 ) -> Tensor:
-    """Both are one choice of rows and columns for each image, hence one read of the pixels."""
+    """Crop and flip by indexing rows and columns, in one pass over the pixels."""
     number, channels, height, width = images.shape
     pad = max(height, width) // 8 if augmentation.crop else 0
     shifts = torch.randint(2 * pad + 1, (2, number, 1), generator=generator)
@@ -123,10 +123,10 @@ def _cropped_and_flipped(
 
 
 def transform_of_files(augmentation: Augmentation, size: int) -> Any:
-    """The transform of torchvision from an image as read to one of `size` pixels, both PIL's.
+    """Return torchvision's transform from a PIL image to one of `size` x `size` pixels.
 
-    Without `crop`: the shorter side to 8/7 of the size, then the middle, as one evaluates.
-    It draws from torch's global generator, which its caller seeds and puts back.
+    Without `crop` it is the one of evaluation: resize the shorter side to 8/7 of the size, then
+    crop the centre. It draws from torch's global generator, which the caller seeds and restores.
 
     >>> from PIL import Image
     >>> transform_of_files(Augmentation(), 32)(Image.new("RGB", (80, 60))).size

@@ -55,14 +55,14 @@ def intact(
     Raises:
         ValueError: Files are damaged, and `skip_damaged` is False or no image of a split is left.
     """
-    chosen = {name: part for name, part in splits.parts.items() if name in names}
-    files = {name: part for name, part in chosen.items() if isinstance(part, FileSet)}
-    reasons = damaged_files([path for part in files.values() for path in part.paths], on_checked)
+    chosen = {name: split for name, split in splits.by_name.items() if name in names}
+    files = {name: split for name, split in chosen.items() if isinstance(split, FileSet)}
+    reasons = damaged_files([path for split in files.values() for path in split.paths], on_checked)
     if not reasons:
         return splits
     kept = {
-        name: [i for i, path in enumerate(part.paths) if path not in reasons]
-        for name, part in files.items()
+        name: [i for i, path in enumerate(split.paths) if path not in reasons]
+        for name, split in files.items()
     }
     if not skip_damaged or not all(kept.values()):
         raise InvalidValueError(

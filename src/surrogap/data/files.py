@@ -1,4 +1,4 @@
-"""One image file, from disk to pixels: what the worker processes do."""
+"""Reading of image files, in worker processes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class Request(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Unreadable:
-    """A file that is no image, and why.
+    """A file that cannot be read as an image, and the reason.
 
-    It travels from the worker as a value: DataLoader wraps an error into its traceback as text,
-    and one sentence is what a user needs.
+    Workers return it as a value: DataLoader would put the traceback of an exception into its
+    message.
     """
 
     path: str
@@ -35,11 +35,11 @@ class Unreadable:
 
 @final
 class Reader(Dataset[tuple[Tensor, int] | Unreadable]):
-    """Reads and transforms images: a set whose indices are requests.
+    """A torch dataset that reads and transforms images. Its indices are requests.
 
     Args:
-        transform: From a PIL image to another. It may draw from torch's global generator, which is
-            seeded for each image and put back.
+        transform: A function from a PIL image to another. It may draw from torch's global
+            generator, which is seeded for each image and restored.
 
     >>> reader = Reader(transform=None)
     >>> reader[Request("nowhere.png", label=0, seed=0)].path
@@ -55,7 +55,7 @@ class Reader(Dataset[tuple[Tensor, int] | Unreadable]):
                 image = _in_colour(file)
         except Exception as error:  # Pillow's formats raise errors of many kinds
             return Unreadable(request.path, reason_of(error))
-        # No devices: torch.manual_seed would also seed those, which nobody puts back.
+        # CPU only: torch.manual_seed would also seed the GPUs, which fork_rng does not restore.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(request.seed)
             return functional.pil_to_tensor(self.transform(image)), request.label
@@ -102,7 +102,7 @@ def reason_of(error: Exception) -> str:
 def collated(
     images: Sequence[tuple[Tensor, int] | Unreadable],
 ) -> tuple[Tensor, Tensor] | Unreadable:
-    """A batch of images that were read, or the first that was not.
+    """Collate images into a batch, or return the first file that could not be read.
 
     >>> collated([(torch.zeros(3, 2, 2), 1), (torch.zeros(3, 2, 2), 0)])[1]
     tensor([1, 0])

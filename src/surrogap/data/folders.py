@@ -1,4 +1,4 @@
-"""Sets in folders: `train/CLASS/image.jpg`, as torchvision's ImageFolder lays them out."""
+"""Sets in folders: `train/CLASS/image.jpg`, the layout of torchvision's ImageFolder."""
 
 import os
 from collections.abc import Iterator
@@ -13,40 +13,39 @@ _REMEDY = "A set is a folder with train/CLASS/IMAGE and val/CLASS/IMAGE or test/
 
 
 def read_folder(path: str | Path, name: str | None = None) -> Splits:
-    """The set in a folder.
+    """Read the set in a folder.
 
     Args:
-        path: A folder with the subfolders `train` and `test`, or `train` and `val`; each has one
-            folder for each class. Where there is no `test`, `val` is what to test on, as ImageNet
-            has it; where there are all three, each is what it is called.
-        name: What to call it, if not by its path.
+        path: A folder with the subfolders `train` and `test`, or `train` and `val`, each with one
+            folder for each class. If there is no `test`, `val` is the test split, as in ImageNet.
+        name: The name of the set; by default its path.
 
     Raises:
-        ValueError: A subfolder is missing or holds no images, or the splits differ in classes.
+        ValueError: A subfolder is missing or has no images, or the splits differ in classes.
 
     >>> import tempfile
     >>> from PIL import Image
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
-    ...         Path(folder, place).mkdir(parents=True)
-    ...         Image.new("RGB", (8, 8)).save(Path(folder, place, "1.png"))
+    ...     for subfolder in ("train/cat", "train/dog", "val/cat", "val/dog"):
+    ...         Path(folder, subfolder).mkdir(parents=True)
+    ...         Image.new("RGB", (8, 8)).save(Path(folder, subfolder, "1.png"))
     ...     read_folder(folder, name="pets")
     Splits('pets', 2 classes, train: 2, test: 2)
     """
     root = Path(path)
-    present = [part for part in ("train", "val", "test") if (root / part).is_dir()]
+    present = [split for split in ("train", "val", "test") if (root / split).is_dir()]
     if "train" not in present or len(present) < 2:
         raise InvalidValueError(
             f"path must be a folder with train and val or test in it, got {root}, which has "
             f"{', '.join(present) or 'none of them'}. {_REMEDY}"
         )
-    found = {part: _images(root / part) for part in present}
-    for part, (_, classes) in found.items():
+    found = {split: _images(root / split) for split in present}
+    for split, (_, classes) in found.items():
         if classes != found["train"][1]:
             odd = sorted({*classes} ^ {*found["train"][1]})
             raise InvalidValueError(
-                f"path must have the same classes in train and {part}, got {root}, where one has "
-                f"{', '.join(odd[:5])}{' and more' * (len(odd) > 5)} and the other has not. "
+                f"path must have the same classes in train and {split}, got {root}, where only one "
+                f"has {', '.join(odd[:5])}{' and others' * (len(odd) > 5)}. "
                 f"{_REMEDY}"
             )
     return Splits(
@@ -65,9 +64,9 @@ def _images(folder: Path) -> tuple[FileSet, tuple[str, ...]]:
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        for place, _, names in sorted(_walk(folder / name, folder)):
+        for subfolder, _, names in sorted(_walk(folder / name, folder)):
             images = [name for name in sorted(names) if name.lower().endswith(IMG_EXTENSIONS)]
-            paths += (os.path.join(place, name) for name in images)
+            paths += (os.path.join(subfolder, name) for name in images)
             labels += [label] * len(images)
     present = set(labels)
     empty = [name for label, name in enumerate(classes) if label not in present]
@@ -80,12 +79,12 @@ def _images(folder: Path) -> tuple[FileSet, tuple[str, ...]]:
 
 
 def _walk(folder: Path, root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a class's folder, through links too, unless they lead back."""
+    """Walk the folder of a class, following links that do not lead back into the set."""
     _check_link(str(folder), root)
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for subfolder, folders, names in os.walk(folder, followlinks=True):
         for name in folders:
-            _check_link(os.path.join(place, name), root)
-        yield place, folders, names
+            _check_link(os.path.join(subfolder, name), root)
+        yield subfolder, folders, names
 
 
 def _check_link(path: str, root: Path) -> None:
@@ -94,6 +93,6 @@ def _check_link(path: str, root: Path) -> None:
     target, start = Path(os.path.realpath(path)), Path(os.path.realpath(os.path.dirname(path)))
     if start.is_relative_to(target) or target.is_relative_to(root.resolve()):
         raise InvalidValueError(
-            f"path must not have links back into its folders, got {path}, which leads to {target}. "
+            f"path must not have links back into its folders, got {path}, a link to {target}. "
             "Remove the link."
         )

@@ -1,4 +1,4 @@
-"""Loaders: batches on the device, epoch by epoch, that can be resumed in mid-epoch."""
+"""Loaders: batches on the device, resumable in mid-epoch."""
 
 import os
 from abc import ABC, abstractmethod
@@ -27,34 +27,20 @@ from surrogap.errors import InvalidTypeError, InvalidValueError
 
 
 class Loader(ABC):
-    """Batches of one split, `(images, targets)` on the device. `loader` makes the right kind.
+    """Batches `(images, targets)` of one split, on the device. `loader` builds the right subclass.
 
-    One iteration is one epoch. After `load_state_dict` the next iteration yields what was left of
-    the epoch, and exactly that. An iteration that is abandoned ends its epoch: the next one starts
-    the epoch after it.
+    One iteration is one epoch. After `load_state_dict` the next iteration yields exactly the
+    remaining batches of the epoch. An iteration that is abandoned ends its epoch, and the next one
+    starts the following epoch.
 
-    Targets are int64 class numbers, or, with mixup, float32 probabilities; `soft_targets` tells.
+    Targets are int64 class indices, or float32 probabilities with mixup; see `soft_targets`.
 
-    Args:
-        splits: The set.
-        split: Which part of it: "train", "test", or "val" where there is one.
-        batch_size: How many images this process takes in a step.
-        augmentation: "none", "light", "medium", "strong", or an `Augmentation`.
-        shuffle: Whether to shuffle. By default the part "train" is.
-        drop_last: Whether to drop a ragged last batch. By default that of "train" is. Kept, every
-            image comes exactly once, on one process.
-        seed: Of order and augmentation; the same on all processes.
-        device: Where the batches shall be.
-        rank: Which process this is, from 0.
-        world_size: How many processes there are. Each takes its share of every step.
+    Args: those of `loader`.
 
     Attributes:
-        epoch: Which epoch this is, from 0.
-        position: How many of its batches have been yielded.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: A value is out of range or unknown, or the split has too few images.
+        dataset: The images and labels of the split.
+        epoch: The number of the epoch, from 0.
+        position: The number of its batches that have been yielded.
     """
 
     def __init__(
@@ -71,9 +57,9 @@ class Loader(ABC):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.part = splits.parts[one_of("split", split, splits.parts)]
+        self.dataset = splits.by_name[one_of("split", split, splits.by_name)]
         self.order = Order(
-            num_images=len(self.part),
+            num_images=len(self.dataset),
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,
@@ -87,7 +73,7 @@ class Loader(ABC):
         self.epoch = 0
         self.position = 0
         self._is_resumed = False
-        # Pixels are 0 to 255, the set's statistics those of 0 to 1.
+        # Pixels are from 0 to 255, and the statistics of the set are for 0 to 1.
         self._mean, self._std = (
             255 * torch.tensor(values, dtype=torch.float32, device=self.device)[:, None, None]
             for values in (splits.mean, splits.std)
@@ -95,11 +81,11 @@ class Loader(ABC):
 
     @property
     def soft_targets(self) -> bool:
-        """Whether targets are probabilities instead of class numbers."""
+        """True if targets are probabilities instead of class indices."""
         return self.augmentation.mixup > 0
 
     def __len__(self) -> int:
-        """The number of batches in a whole epoch, the same on every process."""
+        """The number of batches of an epoch, the same in all processes."""
         return len(self.order)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -107,21 +93,21 @@ class Loader(ABC):
 
     def _epoch(self) -> Iterator[Batch]:
         if self.position and not self._is_resumed:
-            self._turn()
+            self._start_next_epoch()
         self._is_resumed = False
         epoch = self.epoch
         for position, (images, labels) in enumerate(self._raw(epoch), start=self.position):
-            batch = self._finished(images, labels, position)
-            # Before the batch is out: a checkpoint after its step must not repeat it.
+            batch = self._normalized(images, labels, position)
+            # Before the yield, so that a checkpoint after the step does not repeat the batch.
             self.position = position + 1
             yield batch
-        self._turn()
+        self._start_next_epoch()
 
     @abstractmethod
     def _raw(self, epoch: int) -> Iterator[Batch]:
-        """What is left of an epoch: uint8 images on the device, and labels."""
+        """Yield the rest of an epoch: uint8 images and labels on the device."""
 
-    def _finished(self, images: Tensor, labels: Tensor, position: int) -> Batch:
+    def _normalized(self, images: Tensor, labels: Tensor, position: int) -> Batch:
         normal = (images.to(torch.float32) - self._mean).div_(self._std)
         if not self.soft_targets:
             return normal, labels
@@ -137,11 +123,11 @@ class Loader(ABC):
     def _generator(self, purpose: str, position: int) -> torch.Generator:
         return generator(purpose, self.order.seed, self.epoch, position, self.order.rank)
 
-    def _turn(self) -> None:
+    def _start_next_epoch(self) -> None:
         self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Where the loader stands, and what must be the same where it goes on."""
+        """Return the position, and the settings that must be the same in a resumed loader."""
         is_over = self.position == len(self)
         return {
             "epoch": self.epoch + is_over,
@@ -150,24 +136,24 @@ class Loader(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where another loader stood.
+        """Resume from the state of another loader.
 
-        With as many processes, batches and augmentations are the same bit by bit. With another
-        number of processes, and batches that make as many images together, each step sees the
-        same images, and augments them otherwise.
+        With the same number of processes, the remaining batches are equal bit for bit. With another
+        number of processes and the same global batch size, each step has the same images with
+        another augmentation.
 
         Args:
-            state: What its `state_dict` returned.
+            state: The return value of `state_dict`.
 
         Raises:
-            ValueError: It is no such state, or that of a loader with other images, seed or batch.
+            TypeError: The state is not one of a loader.
+            ValueError: The state is of a loader with another set, seed or global batch size.
         """
         for name, value in self._fingerprint().items():
             if state.get(name) != value:
                 raise InvalidValueError(
                     f"state must have {name}={value} as this loader has, got {state.get(name)}. "
-                    "Resume with the set, the seed and the batch of all processes of the run "
-                    "that was saved."
+                    "Resume with the set, the seed and the global batch size of the saved run."
                 )
         epoch, position = state.get("epoch"), state.get("position")
         integer("epoch", epoch, at_least=0, remedy="Pass what state_dict() returned.")
@@ -184,7 +170,7 @@ class Loader(ABC):
         return {
             "seed": self.order.seed,
             "num_images": self.order.num_images,
-            "images_per_step": self.order.together,
+            "images_per_step": self.order.global_batch_size,
         }
 
     def __repr__(self) -> str:
@@ -196,15 +182,11 @@ class Loader(ABC):
 
 @final
 class TensorLoader(Loader):
-    """Batches of a set that is in memory: it goes to the device once, and is augmented there.
+    """Batches of a set in memory, which is moved to the device once and augmented there.
 
-    Whole batches at a time, each image with its own random numbers, drawn on the CPU: the
-    same on all devices.
-
-    Args:
-        splits: As for `Loader`, which has the other arguments too. Loaders share what is on the
-            device already: pass `splits.to(device)` where several read the same part.
-        size: Height and width to resize to, after augmentation; by default the images' own.
+    Augmentation works on whole batches, with random numbers for each image. They are drawn on the
+    CPU, so that they are the same on all devices. Loaders share images that are already on the
+    device: if several read the same split, pass `splits.to(device)`.
 
     >>> from surrogap.data import load
     >>> loader = TensorLoader(load("embedded"), batch_size=128, augmentation="light")
@@ -213,57 +195,48 @@ class TensorLoader(Loader):
     (torch.Size([128, 1, 28, 28]), torch.float32, torch.int64, 39)
     """
 
-    part: TensorSet
+    dataset: TensorSet
 
     def __init__(
         self, splits: Splits, split: str = "train", *, size: int | None = None, **settings: Any
     ) -> None:
         super().__init__(splits, split, **settings)
-        if not isinstance(self.part, TensorSet):
+        if not isinstance(self.dataset, TensorSet):
             raise InvalidTypeError(
-                f"splits must be in memory, got {self.part}. Use surrogap.data.loader."
+                f"splits must be in memory, got {self.dataset}. Use surrogap.data.loader."
             )
         if size is not None:
-            integer("size", size, at_least=1, remedy="Pass a number of pixels, as 32.")
+            integer("size", size, at_least=1, remedy="Pass a number of pixels, such as 32.")
         self.size = size
-        self.part = self.part.to(self.device)
+        self.dataset = self.dataset.to(self.device)
 
     def _raw(self, epoch: int) -> Iterator[Batch]:
         order = self.order.images(epoch).to(self.device)
         for position in range(self.position, len(self)):
-            chosen = order[self.order.places(position).to(self.device)]
+            chosen = order[self.order.indices(position).to(self.device)]
             images = augmented(
-                self.part.images[chosen], self.augmentation, self._generator("images", position)
+                self.dataset.images[chosen], self.augmentation, self._generator("images", position)
             )
             if self.size is not None:
                 images = functional.resize(images, [self.size, self.size])
-            yield images, self.part.labels[chosen]
+            yield images, self.dataset.labels[chosen]
 
 
 @final
 class FileLoader(Loader):
-    """Batches of a set of files, read, cropped and augmented by worker processes.
+    """Batches of image files, which worker processes read, crop and augment.
 
-    Each image is transformed by itself, with random numbers that depend on seed, epoch and its
-    place in the epoch's order, and thus not on how many workers there are. Normalisation and mixup
-    follow on the device, for whole batches.
-
-    Args:
-        splits: As for `Loader`, which has the other arguments too.
-        size: Height and width of the images.
-        num_workers: How many worker processes; 0 reads in this one. By default as many as there
-            are processors, 8 at most: pass it where several processes share a machine. They live
-            as long as the loader.
-
-    Raises:
-        ValueError: When it comes to a file that is no image; the message names it.
+    The random numbers of an image depend on the seed, the epoch and its index in the order of the
+    epoch, not on the number of workers. Normalisation and mixup run on the device, for whole
+    batches. The workers live as long as the loader. Iteration raises ValueError at a file that
+    cannot be read; `intact` finds such files beforehand.
 
     >>> cat = FileSet(["cat.jpg"], [0])
     >>> FileLoader(Splits("one", ("cat",), train=cat, test=cat), batch_size=1, num_workers=0)
     FileLoader(1 batches of 1, epoch 0, position 0)
     """
 
-    part: FileSet
+    dataset: FileSet
 
     def __init__(
         self,
@@ -275,17 +248,17 @@ class FileLoader(Loader):
         **settings: Any,
     ) -> None:
         super().__init__(splits, split, **settings)
-        if not isinstance(self.part, FileSet):
+        if not isinstance(self.dataset, FileSet):
             raise InvalidTypeError(
-                f"splits must be files, got {self.part}. Use surrogap.data.loader."
+                f"splits must be files, got {self.dataset}. Use surrogap.data.loader."
             )
-        integer("size", size, at_least=1, remedy="Pass a number of pixels, as 224.")
+        integer("size", size, at_least=1, remedy="Pass a number of pixels, such as 224.")
         if num_workers is None:
-            num_workers = min(_num_processors(), 8)
+            num_workers = min(_num_cpus(), 8)
         integer("num_workers", num_workers, at_least=0, remedy="Pass 0 to read in this process.")
-        # Without it, DataLoader draws its workers' seeds from the global generator.
+        # Without it, DataLoader draws the seeds of its workers from the global generator.
         self._worker_seeds = torch.Generator()
-        self._requests = _Requests(self.order, self.part)
+        self._requests = _Requests(self.order, self.dataset)
         self._workers: DataLoader[Any] = DataLoader(
             Reader(transform_of_files(self.augmentation, size)),
             batch_sampler=self._requests,
@@ -302,8 +275,8 @@ class FileLoader(Loader):
         for batch in self._workers:
             if isinstance(batch, Unreadable):
                 raise InvalidValueError(
-                    f"files of a set must be images, got {batch.path}, which cannot be read "
-                    f"({batch.reason}). Replace it, or take it out."
+                    f"image files must be intact, got {batch.path} ({batch.reason}). Replace or "
+                    "delete it."
                 )
             images, labels = batch
             yield (
@@ -312,34 +285,35 @@ class FileLoader(Loader):
             )
 
 
-def _num_processors() -> int:
-    """How many processors this process may use, which in a container are not all."""
-    if hasattr(os, "sched_getaffinity"):  # not everywhere
+def _num_cpus() -> int:
+    """Return the number of CPUs that this process may use; in a container these are not all."""
+    if hasattr(os, "sched_getaffinity"):  # Linux only
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class _Requests:
-    """What to read, batch by batch, from an epoch and a position on.
+    """The files to read, batch by batch, from a position in an epoch.
 
-    It runs in the main process and hands files and seeds to the workers, who thus hold no list of
-    all files: a million of them, copied by each worker, takes gigabytes.
+    It runs in the main process and sends paths and seeds to the workers. A list of a million files
+    in each worker would take gigabytes.
     """
 
-    def __init__(self, order: Order, part: FileSet) -> None:
+    def __init__(self, order: Order, dataset: FileSet) -> None:
         self.order = order
-        self.part = part
+        self.dataset = dataset
         self.epoch = 0
         self.position = 0
 
     def __iter__(self) -> Iterator[list[Request]]:
-        paths, labels, seed, epoch = self.part.paths, self.part.labels, self.order.seed, self.epoch
-        images = self.order.images(epoch)
+        paths, labels = self.dataset.paths, self.dataset.labels
+        images = self.order.images(self.epoch)
         for position in range(self.position, len(self.order)):
-            places = self.order.places(position)
+            indices = self.order.indices(position)
+            seeds = (self.order.seed, self.epoch)
             yield [
-                Request(paths[image], labels[image], derived("image", seed, epoch, place))
-                for place, image in zip(places.tolist(), images[places].tolist(), strict=True)
+                Request(paths[image], labels[image], derived("image", *seeds, index))
+                for index, image in zip(indices.tolist(), images[indices].tolist(), strict=True)
             ]
 
 
@@ -358,23 +332,24 @@ def loader(
     size: int | None = None,
     num_workers: int | None = None,
 ) -> Loader:
-    """The loader of one split: a `TensorLoader` for sets in memory, a `FileLoader` for files.
+    """Build the loader of one split: a `TensorLoader` for sets in memory, a `FileLoader` for files.
 
     Args:
         splits: The set.
-        split: Which part of it: "train", "test", or "val" where there is one.
-        batch_size: How many images this process takes in a step.
+        split: The name of the split: "train", "test", or "val" if the set has it.
+        batch_size: The number of images of this process in a step.
         augmentation: "none", "light", "medium", "strong", or an `Augmentation`.
-        shuffle: Whether to shuffle. By default the part "train" is.
-        drop_last: Whether to drop a ragged last batch. By default that of "train" is.
-        seed: Of order and augmentation; the same on all processes.
-        device: Where the batches shall be.
-        rank: Which process this is, from 0.
-        world_size: How many processes there are.
-        size: Height and width of the images; by default 224 for files, and for sets in memory
-            what they have.
-        num_workers: How many worker processes read files, by default as many as there are
-            processors, 8 at most; sets in memory need none.
+        shuffle: Shuffle in each epoch. By default only for "train".
+        drop_last: Drop an incomplete last batch. By default only for "train". If it is kept, each
+            image occurs exactly once, in one process.
+        seed: The seed of order and augmentation, the same in all processes.
+        device: The device of the batches.
+        rank: The rank of this process.
+        world_size: The number of processes. Each takes its share of every step.
+        size: The height and width that images are resized to, after augmentation. By default 224
+            for files, and the images' own for sets in memory.
+        num_workers: The number of worker processes that read files; 0 reads in this process. By
+            default the number of CPUs, at most 8: pass it if several processes share a machine.
 
     Raises:
         TypeError: An argument has the wrong type.

@@ -1,4 +1,4 @@
-"""Mixup: images and labels in between (Zhang et al. 2018)."""
+"""Mixup: convex combinations of images and of labels (Zhang et al. 2018)."""
 
 import numpy as np
 import torch
@@ -15,19 +15,20 @@ def mixup(
     probability: float = 0.2,
     alpha: float = 0.2,
 ) -> tuple[Tensor, Tensor]:
-    """Some images mixed with others of their batch, and probabilities as targets for all.
+    """Mix some images of a batch with others, and return targets that are probabilities.
 
-    `x_i <- lam * x_i + (1 - lam) * x_j` and the same for the one-hot targets. Every image decides
-    for itself, with its own lam from Beta(alpha, alpha); the partners j are a permutation of the
-    batch. An image that is not mixed stays as it is, bit by bit, with a one-hot target.
+    `x_i <- lam * x_i + (1 - lam) * x_j`, and the same for the one-hot targets. Each image draws
+    whether it is mixed, and its own lam from Beta(alpha, alpha); the partners j are a permutation
+    of the batch. An image that is not mixed is unchanged, bit for bit, with a one-hot target.
 
     Args:
-        images: Of floating point, NCHW.
+        images: Floating point, NCHW.
         labels: int64, one for each image.
-        num_classes: How many classes there are.
-        generator: On the CPU, whatever the images' device.
-        probability: Of an image to be mixed.
-        alpha: Of the Beta distribution: small values stay near one of the two images.
+        num_classes: The number of classes.
+        generator: A generator on the CPU, for images on any device.
+        probability: The probability that an image is mixed.
+        alpha: The parameter of the Beta distribution. Small values stay close to one of the two
+            images.
 
     >>> images, labels = torch.rand(4, 1, 2, 2), torch.tensor([0, 1, 2, 0])
     >>> _, targets = mixup(images, labels, 3, torch.Generator(), probability=1.0)
@@ -35,10 +36,10 @@ def mixup(
     (torch.Size([4, 3]), True)
     """
     number = len(images)
-    # By name: under another default dtype, other numbers would be drawn.
+    # With a dtype: the default dtype would change the numbers that are drawn.
     is_mixed = torch.rand(number, generator=generator, dtype=torch.float32) < probability
     partner = torch.randperm(number, generator=generator).to(images.device)
-    # torch draws from Beta by its global generator only.
+    # torch samples Beta from its global generator only.
     seed = int(torch.randint(2**62, (), generator=generator))
     drawn = torch.from_numpy(np.random.default_rng(seed).beta(alpha, alpha, number))
     lam = torch.where(is_mixed, drawn, 1.0).to(images.device, torch.float32)

@@ -1,4 +1,4 @@
-"""Which images, when, and by which process."""
+"""The order of the images in each epoch, and its distribution over processes."""
 
 from dataclasses import dataclass
 from typing import final
@@ -14,32 +14,32 @@ from surrogap.errors import InvalidValueError
 @final
 @dataclass(frozen=True)
 class Order:
-    """The order of the images in each epoch, and each process's share of it.
+    """The order of the images in each epoch, and the share of each process.
 
-    The images of one step, on all processes together, are `batch_size * world_size` neighbours in
-    the order, so one process with a batch of 8 takes the same steps as two with batches of 4.
-    The order depends on (seed, epoch) alone.
+    The images of one step, over all processes, are `batch_size * world_size` neighbours in the
+    order, so one process with batches of 8 sees the same steps as two with batches of 4. The order
+    depends on (seed, epoch) only.
 
-    A ragged last batch is dropped or kept. Kept, it is spread evenly over the processes, and every
-    image comes once and on one process. All processes have equally many batches: where fewer
-    images than processes are left, a process without one keeps back the last image of its batch
-    before.
+    An incomplete last batch is dropped or kept. If kept, it is spread evenly over the processes,
+    and each image occurs once, in one process. All processes have the same number of batches: if
+    fewer images than processes are left, a process without one moves the last image of its previous
+    batch to the last.
 
     Args:
-        num_images: How many there are.
-        batch_size: How many images one process takes in a step.
-        rank: Which process this is, from 0.
-        world_size: How many processes there are.
-        shuffle: Whether to shuffle; if not, every epoch has the set's own order.
-        drop_last: Whether to drop a ragged last batch.
-        seed: Of the shuffling; the same on all processes.
+        num_images: The number of images.
+        batch_size: The number of images of one process in a step.
+        rank: The rank of this process.
+        world_size: The number of processes.
+        shuffle: Shuffle in each epoch; otherwise each epoch has the order of the set.
+        drop_last: Drop an incomplete last batch.
+        seed: The seed of the shuffling, the same in all processes.
 
     Raises:
-        TypeError: A number is not whole.
-        ValueError: A number is out of range, or there are too few images to go round.
+        TypeError: A number is not an integer.
+        ValueError: A number is out of range, or there are too few images for the processes.
 
     >>> order = Order(num_images=10, batch_size=4, shuffle=False, drop_last=False)
-    >>> [order.places(step).tolist() for step in range(len(order))]
+    >>> [order.indices(step).tolist() for step in range(len(order))]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
 
@@ -52,18 +52,16 @@ class Order:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        integer(
-            "batch_size", self.batch_size, at_least=1, remedy="Pass a number of images, as 128."
-        )
+        integer("batch_size", self.batch_size, at_least=1, remedy="Pass a number such as 128.")
         integer("world_size", self.world_size, at_least=1, remedy="Pass the number of processes.")
-        integer("rank", self.rank, at_least=0, remedy="Pass the process's number, from 0.")
+        integer("rank", self.rank, at_least=0, remedy="Pass the rank of the process.")
         integer("seed", self.seed, at_least=0, remedy="Pass one such as 0.")
         if self.rank >= self.world_size:
             raise InvalidValueError(
                 f"rank must be below world_size, got rank={self.rank} and "
-                f"world_size={self.world_size}. Processes count from 0."
+                f"world_size={self.world_size}. Ranks start at 0."
             )
-        if self.num_images < (self.together if self.drop_last else self.world_size):
+        if self.num_images < (self.global_batch_size if self.drop_last else self.world_size):
             raise InvalidValueError(
                 f"batch_size must leave {'a full batch' if self.drop_last else 'an image'} for "
                 f"each process, got {self.num_images} images for {self.world_size} processes with "
@@ -77,40 +75,40 @@ class Order:
             )
 
     @property
-    def together(self) -> int:
-        """How many images all processes take in a step."""
+    def global_batch_size(self) -> int:
+        """The number of images of a step over all processes."""
         return self.batch_size * self.world_size
 
     def __len__(self) -> int:
         """The number of batches in an epoch, the same for each process."""
-        return self.num_images // self.together + (not self.drop_last and self._rest > 0)
+        return self.num_images // self.global_batch_size + (not self.drop_last and self._rest > 0)
 
     def images(self, epoch: int) -> Tensor:
-        """The images' numbers in the order of an epoch, on all processes together."""
+        """Return the numbers of the images in the order of an epoch, over all processes."""
         if not self.shuffle:
             return torch.arange(self.num_images)
         return torch.randperm(self.num_images, generator=generator("order", self.seed, epoch))
 
-    def places(self, position: int) -> Tensor:
-        """Where in the order the images of this process's batch at a position are."""
-        start = position * self.together
+    def indices(self, position: int) -> Tensor:
+        """Return the indices into the order of this process's batch at a position."""
+        start = position * self.global_batch_size
         mine = torch.arange(start + self.rank * self.batch_size, start + self._end())
         is_lacking = self.rank >= self.world_size - self._num_lacking
         if position == len(self) - 2 and is_lacking:
             return mine[:-1]
-        if start + self.together <= self.num_images:
+        if start + self.global_batch_size <= self.num_images:
             return mine
         if is_lacking:
-            return mine[-1:] - self.together
+            return mine[-1:] - self.global_batch_size
         return torch.arange(start, self.num_images).tensor_split(self.world_size)[self.rank]
 
     @property
     def _rest(self) -> int:
-        return self.num_images % self.together
+        return self.num_images % self.global_batch_size
 
     @property
     def _num_lacking(self) -> int:
-        """How many processes find no image in the last batch."""
+        """The number of processes for which the last batch has no image."""
         if self.drop_last or not self._rest:
             return 0
         return max(self.world_size - self._rest, 0)

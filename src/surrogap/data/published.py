@@ -1,4 +1,4 @@
-"""Sets that others publish, through torchvision's own classes."""
+"""Published sets, read by torchvision's classes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,97 +15,97 @@ from surrogap.errors import InvalidValueError, MissingPackageError, UnsupportedE
 
 
 def cifar(num_classes: int, root: Path, download: bool) -> Splits:
-    """CIFAR-10 or CIFAR-100, in memory.
+    """Load CIFAR-10 or CIFAR-100 into memory.
 
     Args:
-        num_classes: Which of the two: 10 or 100.
-        root: Where `cifar-10-batches-py` or `cifar-100-python` is, or shall be.
-        download: Whether to fetch it, if it is not there.
+        num_classes: 10 or 100.
+        root: The folder of `cifar-10-batches-py` or `cifar-100-python`.
+        download: Download it if it is missing.
 
     Raises:
-        ValueError: It is not there, or damaged.
-        RuntimeError: It cannot be fetched.
+        ValueError: It is missing or damaged.
+        RuntimeError: It cannot be downloaded.
     """
     kind = datasets.CIFAR10 if num_classes == 10 else datasets.CIFAR100
     found = {
-        part: _open(
-            partial(kind, root, train=part == "train", download=download),
+        split: _open(
+            partial(kind, root, train=split == "train", download=download),
             f"CIFAR-{num_classes}",
             root / kind.base_folder,
             kind.url,
         )
-        for part in ("train", "test")
+        for split in ("train", "test")
     }
-    parts: dict[str, Any] = {
-        part: TensorSet(
+    splits: dict[str, Any] = {
+        split: TensorSet(
             torch.from_numpy(images.data).permute(0, 3, 1, 2).contiguous(),
             torch.tensor(images.targets),
         )
-        for part, images in found.items()
+        for split, images in found.items()
     }
-    return Splits(f"cifar{num_classes}", tuple(found["train"].classes), **parts)
+    return Splits(f"cifar{num_classes}", tuple(found["train"].classes), **splits)
 
 
 def flowers102(root: Path, download: bool) -> Splits:
-    """Oxford's 102 flowers: 1,020 images for training, as many to choose by, 6,149 to test.
+    """Load Oxford's 102 flowers: 1,020 training, 1,020 validation and 6,149 test images.
 
     Args:
-        root: Where `flowers-102` is, or shall be.
-        download: Whether to fetch it, if it is not there.
+        root: The folder of `flowers-102`.
+        download: Download it if it is missing.
 
     Raises:
-        ImportError: scipy is missing, with which torchvision reads the labels.
-        ValueError: It is not there, or damaged.
-        RuntimeError: It cannot be fetched.
+        ImportError: scipy is not installed, which torchvision needs to read the labels.
+        ValueError: It is missing or damaged.
+        RuntimeError: It cannot be downloaded.
     """
-    parts: dict[str, Any] = {}
-    for part in ("train", "val", "test"):
+    splits: dict[str, Any] = {}
+    for split in ("train", "val", "test"):
         images = _open(
-            partial(datasets.Flowers102, root, split=part, download=download),
+            partial(datasets.Flowers102, root, split=split, download=download),
             "Flowers-102",
             root / "flowers-102",
             "https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
         )
-        parts[part] = FileSet([str(file) for file in images._image_files], images._labels)
-    return Splits("flowers102", tuple(images.classes), **parts)
+        splits[split] = FileSet([str(file) for file in images._image_files], images._labels)
+    return Splits("flowers102", tuple(images.classes), **splits)
 
 
 def pets37(root: Path, download: bool) -> Splits:
-    """Oxford's 37 breeds of cats and dogs: 3,680 images for training, 3,669 to test.
+    """Load Oxford's 37 breeds of cats and dogs: 3,680 training and 3,669 test images.
 
     Args:
-        root: Where `oxford-iiit-pet` is, or shall be.
-        download: Whether to fetch it, if it is not there.
+        root: The folder of `oxford-iiit-pet`.
+        download: Download it if it is missing.
 
     Raises:
-        ValueError: It is not there, or damaged.
-        RuntimeError: It cannot be fetched.
+        ValueError: It is missing or damaged.
+        RuntimeError: It cannot be downloaded.
     """
-    parts: dict[str, Any] = {}
-    for part, split in (("train", "trainval"), ("test", "test")):
+    splits: dict[str, Any] = {}
+    for split, published in (("train", "trainval"), ("test", "test")):
         images = _open(
-            partial(datasets.OxfordIIITPet, root, split=split, download=download),
+            partial(datasets.OxfordIIITPet, root, split=published, download=download),
             "Oxford-IIIT Pet",
             root / "oxford-iiit-pet",
             "https://www.robots.ox.ac.uk/~vgg/data/pets",
         )
-        parts[part] = FileSet([str(file) for file in images._images], images._labels)
-    return Splits("pets37", tuple(images.classes), **parts)
+        splits[split] = FileSet([str(file) for file in images._images], images._labels)
+    return Splits("pets37", tuple(images.classes), **splits)
 
 
 def imagenet(root: Path, download: bool) -> Splits:
-    """ImageNet-1k: 1.28 million images for training, 50,000 to test.
+    """Load ImageNet-1k: 1.28 million training images and 50,000 test images.
 
-    From `root/imagenet`: either the folders `train` and `val` with a folder for each WordNet
-    number, or the archives of ILSVRC2012, which torchvision unpacks there once.
+    `root/imagenet` holds either the folders `train` and `val`, with a folder for each WordNet ID,
+    or the archives of ILSVRC2012, which torchvision extracts there once.
 
     Args:
-        root: The folder that holds the folder `imagenet`.
-        download: Must be false: ImageNet is given out to people who register.
+        root: The folder of the folder `imagenet`.
+        download: Must be False: ImageNet requires registration.
 
     Raises:
-        ImportError: scipy is missing, with which torchvision reads the archives' names.
-        ValueError: It is not there, or a download was asked for.
+        ImportError: scipy is not installed, which torchvision needs to read the archives.
+        ValueError: It is missing, or `download` is True.
     """
     home = "https://image-net.org"
     if download:
@@ -116,29 +116,31 @@ def imagenet(root: Path, download: bool) -> Splits:
     folder = root / "imagenet"
     unpacked = (folder / "train").is_dir() and (folder / "val").is_dir()
     archives = (folder / "meta.bin").exists() or list(folder.glob("ILSVRC2012_devkit*"))
-    if unpacked and not archives:  # both ways sort by WordNet number: the labels are the same
+    if unpacked and not archives:  # both layouts sort by WordNet ID, so the labels are the same
         return read_folder(folder, "imagenet")
-    parts: dict[str, Any] = {}
-    for part, split in (("train", "train"), ("test", "val")):
-        images = _open(partial(datasets.ImageNet, folder, split=split), "ImageNet", folder, home)
-        parts[part] = FileSet([path for path, _ in images.samples], images.targets)
-    return Splits("imagenet", tuple(names[0] for names in images.classes), **parts)
+    splits: dict[str, Any] = {}
+    for split, published in (("train", "train"), ("test", "val")):
+        images = _open(
+            partial(datasets.ImageNet, folder, split=published), "ImageNet", folder, home
+        )
+        splits[split] = FileSet([path for path, _ in images.samples], images.targets)
+    return Splits("imagenet", tuple(names[0] for names in images.classes), **splits)
 
 
 def _open(make: Callable[[], Any], title: str, folder: Path, home: str) -> Any:
-    """A set of torchvision's, or our words for why there is none."""
+    """Build a set of torchvision, and raise an error with a remedy if that fails."""
     by_hand = f"put the files from {home} there"
     try:
         return make()
     except URLError as error:
         raise UnsupportedError(
-            f"download must reach {title}'s server, got {error}. Try again later, or {by_hand}: "
-            f"{folder}."
+            f"Cannot download {title}: {error}. Try again later, or {by_hand}: {folder}."
         ) from error
     except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
         raise MissingPackageError(
-            f"{title} must be read with {error.name}, got no such package. "
-            f"Run pip install {error.name}."
+            f"{package} must be installed to read {title}, got no such package. "
+            f"Run pip install {package}."
         ) from error
     except (RuntimeError, OSError) as error:
         remedy = by_hand if title == "ImageNet" else f"pass download=True, or {by_hand}"

@@ -1,9 +1,9 @@
-"""RandAugment for whole batches, with operations of its own for each image.
+"""RandAugment for whole batches, with different operations for each image.
 
-torchvision's RandAugment draws one operation for all that it is given, so a batch would share it.
-Here each image draws; then the images with the same operation go through torchvision's function
-together. Operations, their ranges and their order are torchvision's, and so are the pixels: a
-test compares them bit by bit.
+torchvision's RandAugment draws one operation per call, which a whole batch would share. Here each
+image draws its own, and torchvision's function is then called once for all images with the same
+operation. The operations, their ranges and their order are torchvision's, and the pixels are equal
+bit for bit, which a test checks.
 """
 
 import math
@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional
 
 MAX_MAGNITUDE = 30
 
-# What a magnitude means where 30 means so much: from the most to the strength.
+# From the strength at magnitude 30 to the strength at the magnitude in use.
 _Level = Callable[[float], float]
 
 
@@ -59,13 +59,13 @@ OPERATIONS = (*_SIGNED, *_UNSIGNED)
 
 
 def operate(images: Tensor, operation: str, magnitude: int, sign: int = 1) -> Tensor:
-    """One of RandAugment's operations on all images of a batch.
+    """Apply one operation of RandAugment to all images of a batch.
 
     Args:
         images: uint8, NCHW.
         operation: One of `OPERATIONS`.
         magnitude: From 0 to 30.
-        sign: 1 or -1: which way, for an operation that has two.
+        sign: 1 or -1, for operations with two directions.
 
     >>> images = torch.full((1, 3, 2, 2), 100, dtype=torch.uint8)
     >>> int(operate(images, "Brightness", 30).max())
@@ -73,7 +73,7 @@ def operate(images: Tensor, operation: str, magnitude: int, sign: int = 1) -> Te
     """
 
     def level(most: float) -> float:
-        # linspace, in float32, for torchvision's very numbers.
+        # linspace in float32 gives exactly the numbers of torchvision.
         levels = torch.linspace(0.0, most, MAX_MAGNITUDE + 1, dtype=torch.float32)
         strength = float(levels[magnitude])
         return sign * strength if operation in _SIGNED else strength
@@ -84,20 +84,20 @@ def operate(images: Tensor, operation: str, magnitude: int, sign: int = 1) -> Te
 def randaugment(
     images: Tensor, magnitude: int, generator: torch.Generator, num_operations: int = 2
 ) -> Tensor:
-    """A batch under RandAugment (Cubuk et al. 2020): each image has operations of its own.
+    """Apply RandAugment (Cubuk et al. 2020) to a batch, with different operations for each image.
 
     Args:
-        images: uint8, NCHW, of one channel or three, on any device.
-        magnitude: From 0 to 30, as torchvision counts.
-        generator: On the CPU.
-        num_operations: How many, one after the other.
+        images: uint8, NCHW, with one or three channels, on any device.
+        magnitude: From 0 to 30, on torchvision's scale.
+        generator: A generator on the CPU.
+        num_operations: The number of operations in sequence.
 
     >>> images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
     >>> randaugment(images, 10, torch.Generator().manual_seed(0)).shape
     torch.Size([4, 3, 8, 8])
     """
     for _ in range(num_operations):
-        # A code is an operation with its sign: images of one code go together.
+        # A code is an operation with its sign; images with the same code are processed together.
         operation = torch.randint(len(OPERATIONS), (len(images),), generator=generator)
         sign = torch.randint(2, (len(images),), generator=generator)
         sign *= operation < len(_SIGNED)

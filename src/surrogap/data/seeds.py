@@ -1,4 +1,4 @@
-"""Random numbers of our own: generators named by what they are for."""
+"""Seeds and generators that are derived from a purpose and a position."""
 
 import hashlib
 
@@ -6,10 +6,10 @@ import torch
 
 
 def derived(purpose: str, *path: int) -> int:
-    """A seed that depends on all of its arguments and on nothing else.
+    """Derive a seed from a purpose and numbers, such as the seed of a run and an epoch.
 
-    Neighbouring seeds and epochs give unrelated numbers. Only the lower 32 bits are used, for
-    torch's generator on the CPU looks at no more.
+    Neighbouring numbers give unrelated seeds. It has 32 bits, since torch's generator on the CPU
+    uses no more.
 
     >>> derived("order", 0, 1) == derived("order", 0, 1)
     True
@@ -21,9 +21,10 @@ def derived(purpose: str, *path: int) -> int:
 
 
 def generator(purpose: str, *path: int) -> torch.Generator:
-    """A generator on the CPU, seeded by its arguments.
+    """Return a generator on the CPU with the seed `derived(purpose, *path)`.
 
-    Numbers are drawn on the CPU for all devices: a batch is then augmented alike on each of them.
+    Random numbers are drawn on the CPU for all devices, so that a batch is augmented in the same
+    way on each.
 
     >>> one, other = (torch.rand(3, generator=generator("order", 0, 1)) for _ in range(2))
     >>> torch.equal(one, other)

@@ -13,7 +13,7 @@ from surrogap.data.published import cifar, flowers102, imagenet, pets37
 from surrogap.data.splits import Splits
 from surrogap.errors import InvalidValueError
 
-# From a name, a root and whether to download to a set.
+# The sets by name. Each function takes the root folder, and True to download.
 SETS: dict[str, Callable[[Path, bool], Splits]] = {
     "embedded": lambda root, download: embedded(),
     "cifar10": partial(cifar, 10),
@@ -25,7 +25,9 @@ SETS: dict[str, Callable[[Path, bool], Splits]] = {
 
 
 def archive_of(name_or_path: str | Path, root: str | Path = "data") -> Path | None:
-    """The `.npz` archive that holds a set, given by its path or in the folder of the named sets.
+    """Return the `.npz` archive of a set: its path, or NAME.npz in the folder of the named sets.
+
+    None if there is no such file.
 
     >>> archive_of("embedded") is None
     True
@@ -37,21 +39,21 @@ def archive_of(name_or_path: str | Path, root: str | Path = "data") -> Path | No
 
 
 def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool = False) -> Splits:
-    """A set of images, split into train and test.
+    """Load a set of images, split into train and test.
 
     Args:
-        name_or_path: A name: "embedded" (a part of Fashion-MNIST, in the package), "cifar10",
+        name_or_path: A name: "embedded" (a subset of Fashion-MNIST, in the package), "cifar10",
             "cifar100", "flowers102", "pets37" or "imagenet". Or a path: of an `.npz` archive, or of
-            a folder with `train` and `val` or `test` in ImageFolder's layout. A name comes first:
-            write "./cifar10" for a folder of that name.
-        root: The folder that holds the named sets: as their authors publish them, or as the archive
-            NAME.npz, which comes first.
-        download: Whether to fetch a named set that is not there. With several processes, let one
-            of them do it before the others ask.
+            a folder with `train` and `val` or `test` in ImageFolder's layout. Names take
+            precedence: write "./cifar10" for a folder of that name.
+        root: The folder of the named sets, as their authors publish them or as the archive
+            NAME.npz, which takes precedence.
+        download: Download a named set that is missing. With several processes, call it in one
+            of them before the others.
 
     Raises:
-        ValueError: There is no such set, it is not where it should be, or it is damaged.
-        RuntimeError: It cannot be fetched.
+        ValueError: The set is unknown, missing or damaged.
+        RuntimeError: It cannot be downloaded.
 
     >>> splits = load("embedded")
     >>> splits.train, splits.classes[:3]
@@ -59,8 +61,8 @@ def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool 
     """
     path = Path(name_or_path).expanduser()
     remedy = (
-        "The path of an .npz archive, or of a folder with train and val in it, will do too. For "
-        "other data, such as tables, use an objective in a training loop of your own: README.md."
+        "Or pass the path of an .npz archive, or of a folder with train and val in it. For other "
+        "data, such as tables, use an objective in a training loop of your own: README.md."
     )
     if name_or_path not in SETS:
         if path.is_dir():
@@ -70,8 +72,7 @@ def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool 
         if len(path.parts) > 1 or path.suffix:
             raise InvalidValueError(
                 f"name_or_path must be one of {', '.join(SETS)}, or a set of images, got "
-                f"{name_or_path}. "
-                f"{remedy}"
+                f"{name_or_path}. {remedy}"
             )
     name = one_of("name_or_path", str(name_or_path), SETS, remedy=remedy)
     archive = archive_of(name, root)

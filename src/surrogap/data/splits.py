@@ -1,4 +1,4 @@
-"""What a set is: images and labels, in memory or on disk, split into train and test."""
+"""Sets of images and labels, in memory or in files, split into train and test."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surrogap.errors import InvalidValueError
 
-# Of ImageNet's training images, as torchvision and timm normalise for their weights.
+# The statistics of ImageNet's training images, with which torchvision and timm normalise.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -18,15 +18,15 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 @final
 @dataclass(frozen=True, eq=False)
 class TensorSet:
-    """Small images, all in memory.
+    """Small images in memory.
 
     Args:
-        images: uint8, NCHW, of one channel or three.
-        labels: int64, one class number for each image.
-        noisy_labels: The same from a less careful source, such as CIFAR-10N's; None without one.
+        images: uint8, NCHW, with one or three channels.
+        labels: int64, one class index for each image.
+        noisy_labels: Labels with errors, such as CIFAR-10N's; None if there are none.
 
     Raises:
-        ValueError: A tensor has another dtype or shape, or there is no image.
+        ValueError: A tensor has the wrong dtype or shape, or there are no images.
 
     >>> TensorSet(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.arange(6))
     TensorSet(6 images of 1x8x8)
@@ -47,18 +47,18 @@ class TensorSet:
             if labels is not None and (labels.dtype != torch.int64 or labels.shape != shape[:1]):
                 raise InvalidValueError(
                     f"{name} must be int64 of shape ({shape[0]},), got {labels.dtype} of "
-                    f"{tuple(labels.shape)}. Pass one class number for each image."
+                    f"{tuple(labels.shape)}. Pass one class index for each image."
                 )
         if not self.images.numel():
-            raise InvalidValueError(f"images must hold at least one, got shape {shape}. Pass some.")
+            raise InvalidValueError(f"images must not be empty, got shape {shape}. Pass some.")
 
     def to(self, device: torch.device | str) -> "TensorSet":
-        """The same set on a device; itself where it is there already."""
+        """Return the set on a device, without a copy if it is there already."""
         noisy = None if self.noisy_labels is None else self.noisy_labels.to(device)
         return TensorSet(self.images.to(device), self.labels.to(device), noisy)
 
     def __getitem__(self, chosen: Tensor) -> "TensorSet":
-        """The images at some positions, with their labels."""
+        """Return the images at some positions, with their labels."""
         noisy = None if self.noisy_labels is None else self.noisy_labels[chosen]
         return TensorSet(self.images[chosen], self.labels[chosen], noisy)
 
@@ -72,14 +72,14 @@ class TensorSet:
 @final
 @dataclass(frozen=True, eq=False)
 class FileSet:
-    """Large images, one file each, read when they are needed.
+    """Image files, which are read when they are needed.
 
     Args:
-        paths: Where the images are.
-        labels: One class number for each of them.
+        paths: The files.
+        labels: One class index for each file.
 
     Raises:
-        ValueError: There is no image, or not one label for each.
+        ValueError: There are no files, or their number is not that of the labels.
 
     >>> FileSet(["cat/1.jpg", "dog/1.jpg"], [0, 1])
     FileSet(2 images)
@@ -91,16 +91,16 @@ class FileSet:
     def __post_init__(self) -> None:
         if not self.paths or len(self.paths) != len(self.labels):
             raise InvalidValueError(
-                f"paths must be at least one, with a label each, got {len(self.paths)} paths and "
-                f"{len(self.labels)} labels. Pass both in the same order."
+                f"paths must not be empty, and have one label each, got {len(self.paths)} paths "
+                f"and {len(self.labels)} labels. Pass both in the same order."
             )
 
     def to(self, device: torch.device | str) -> "FileSet":
-        """Itself: files stay where they are."""
+        """Return the set itself: files are not moved."""
         return self
 
     def __getitem__(self, chosen: Tensor) -> "FileSet":
-        """The images at some positions, with their labels."""
+        """Return the images at some positions, with their labels."""
         positions = chosen.tolist()
         return FileSet([self.paths[i] for i in positions], [self.labels[i] for i in positions])
 
@@ -114,21 +114,22 @@ class FileSet:
 @final
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A set of images, split into those to train on and those to test on.
+    """A set of images, split into train, test and perhaps val.
 
     Args:
-        name: What it is called, or where it is.
-        classes: The classes' names; a label is an index into them.
-        train: What to train on.
-        test: What to test on.
-        val: What to choose settings by, where the set has it.
-        mean: Of each channel, of pixels in [0, 1]. Computed from `train` where it is not given;
-            ImageNet's for files, which nobody reads twice for it.
-        std: Of each channel, likewise. A constant channel has 1, so that one can divide by it.
+        name: The name or the path of the set.
+        classes: The names of the classes; a label is an index into them.
+        train: The training images.
+        test: The test images.
+        val: The validation images, if the set has some.
+        mean: The mean of each channel, of pixels in [0, 1]. By default computed from `train` for
+            images in memory, and ImageNet's for files.
+        std: The standard deviation of each channel, with the same default. It is 1 for a constant
+            channel.
 
     Raises:
-        ValueError: A label is out of range, the splits have different kinds or shapes, or mean or
-            std does not fit the channels.
+        ValueError: A label is out of range, the splits differ in kind or shape, or mean or std does
+            not have one number for each channel.
 
     >>> train = TensorSet(torch.full((2, 1, 8, 8), 51, dtype=torch.uint8), torch.tensor([0, 1]))
     >>> splits = Splits("grey", ("left", "right"), train, test=train)
@@ -157,23 +158,23 @@ class Splits:
         self._check_statistics()
 
     @property
-    def parts(self) -> dict[str, TensorSet | FileSet]:
-        """The splits that there are, by name."""
-        parts = {"train": self.train, "test": self.test}
-        return parts if self.val is None else {**parts, "val": self.val}
+    def by_name(self) -> dict[str, TensorSet | FileSet]:
+        """The splits by name; "val" only if the set has it."""
+        splits = {"train": self.train, "test": self.test}
+        return splits if self.val is None else {**splits, "val": self.val}
 
     @property
     def channels(self) -> int:
-        """How many channels an image has: 1 or 3."""
+        """The number of channels of an image: 1 or 3."""
         return self.train.images.shape[1] if isinstance(self.train, TensorSet) else 3
 
     def to(self, device: torch.device | str) -> "Splits":
-        """The same splits on a device, for all loaders to share."""
-        moved: dict[str, Any] = {name: part.to(device) for name, part in self.parts.items()}
+        """Return the splits on a device, for loaders to share."""
+        moved: dict[str, Any] = {name: split.to(device) for name, split in self.by_name.items()}
         return replace(self, **moved)
 
     def _check_labels(self) -> None:
-        labelled = {name: part.labels for name, part in self.parts.items()}
+        labelled = {name: split.labels for name, split in self.by_name.items()}
         if isinstance(self.train, TensorSet) and self.train.noisy_labels is not None:
             labelled["train (noisy)"] = self.train.noisy_labels
         for name, labels in labelled.items():
@@ -183,20 +184,20 @@ class Splits:
                 low, high = min(labels), max(labels)
             if low < 0 or high >= len(self.classes):
                 raise InvalidValueError(
-                    f"labels of {name} must be from 0 to {len(self.classes) - 1}, for there are "
+                    f"labels of {name} must be from 0 to {len(self.classes) - 1}, since there are "
                     f"{len(self.classes)} classes, got {low} to {high}. "
                     "Number the classes from 0, and name each of them."
                 )
 
     def _check_shapes(self) -> None:
         kinds = {
-            tuple(part.images.shape[1:]) if isinstance(part, TensorSet) else "files"
-            for part in self.parts.values()
+            tuple(split.images.shape[1:]) if isinstance(split, TensorSet) else "files"
+            for split in self.by_name.values()
         }
         if len(kinds) > 1:
-            shapes = ", ".join(f"{name}: {part}" for name, part in self.parts.items())
+            shapes = ", ".join(f"{name}: {split}" for name, split in self.by_name.items())
             raise InvalidValueError(
-                f"splits must have images of one shape, got {shapes}. Resize them to one."
+                f"splits must have images of the same shape, got {shapes}. Resize them."
             )
 
     def _check_statistics(self) -> None:
@@ -204,7 +205,7 @@ class Splits:
             if len(values) != self.channels or not all(map(math.isfinite, values)):
                 raise InvalidValueError(
                     f"{name} must be {self.channels} finite numbers, one for each channel, got "
-                    f"{values}. Leave it out to have it computed."
+                    f"{values}. Leave it out to compute it."
                 )
         if min(self.std) <= 0:
             raise InvalidValueError(
@@ -212,24 +213,24 @@ class Splits:
             )
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name}: {len(part)}" for name, part in self.parts.items())
+        sizes = ", ".join(f"{name}: {len(split)}" for name, split in self.by_name.items())
         return f"Splits({self.name!r}, {len(self.classes)} classes, {sizes})"
 
 
-def mean_and_std(part: TensorSet | FileSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The mean and the standard deviation of each channel, of pixels in [0, 1].
+def mean_and_std(images: TensorSet | FileSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and the standard deviation of each channel, of pixels in [0, 1].
 
-    Exact, from counts of the 256 values; ImageNet's for files.
+    They are exact, from the counts of the 256 values. For files they are ImageNet's.
 
     >>> pixels = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
     >>> mean_and_std(TensorSet(pixels, torch.tensor([0, 1])))
     ((0.5,), (0.5,))
     """
-    if isinstance(part, FileSet):
+    if isinstance(images, FileSet):
         return IMAGENET_MEAN, IMAGENET_STD
     values = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
-    for channel in part.images.unbind(1):
+    for channel in images.images.unbind(1):
         counts = torch.bincount(channel.flatten(), minlength=256).double().cpu()
         mean = float(counts @ values / counts.sum())
         std = math.sqrt(float(counts @ (values - mean) ** 2 / counts.sum()))
@@ -239,7 +240,7 @@ def mean_and_std(part: TensorSet | FileSet) -> tuple[tuple[float, ...], tuple[fl
 
 
 def check_classes(classes: Sequence[str]) -> None:
-    """Check the names of classes, which messages show in a terminal.
+    """Check the names of classes, which are printed to a terminal.
 
     Raises:
         ValueError: A name has control characters.

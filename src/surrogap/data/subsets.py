@@ -1,4 +1,4 @@
-"""Balanced subsets: the first images of each class to train on, the next ones to validate on."""
+"""Balanced subsets: the first images of each class for training, the next for validation."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,20 +18,20 @@ def subset(
     val_per_class: int | None = None,
     noisy_labels: bool = False,
 ) -> Splits:
-    """A set with fewer training images, perhaps with validation images taken from the others.
+    """Return a set with fewer training images, and validation images taken from the others.
 
     Images are taken in the order of the set, so two archives that begin with the same images give
     the same subset. Mean and standard deviation are those of the chosen training images.
 
     Args:
-        splits: The whole set. Its test split stays.
-        train_per_class: The number of training images of each class; None for all that the
-            validation split leaves.
-        val_per_class: The number of validation images of each class, which follow those to train
-            on, or are the last ones where all others are. None keeps the set's own validation
-            split, if any.
-        noisy_labels: Whether to train on the set's noisy labels. Which images are chosen depends
-            on the true labels, and validation and test images keep those.
+        splits: The whole set. Its test split is kept.
+        train_per_class: The number of training images of each class; None for all that are not
+            held out for validation.
+        val_per_class: The number of validation images of each class. They follow the training
+            images, or are the last of their class if `train_per_class` is None. None keeps the
+            set's own validation split, if any.
+        noisy_labels: Train on the set's noisy labels. The images are chosen by their true labels,
+            which validation and test images keep.
 
     Raises:
         TypeError: A number is not an integer.
@@ -44,25 +44,25 @@ def subset(
     for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
         if value is not None:
             integer(name, value, at_least=1, remedy="Pass a number of images, such as 100.")
-    parts: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if train_per_class is not None or val_per_class is not None:
         train, val = _positions(splits, train_per_class, val_per_class or 0)
-        parts = {"train": splits.train[train], "mean": (), "std": ()}
+        changes = {"train": splits.train[train], "mean": (), "std": ()}
         if len(val):
-            parts["val"] = splits.train[val]
-    chosen = replace(splits, **parts)
+            changes["val"] = splits.train[val]
+    chosen = replace(splits, **changes)
     return replace(chosen, train=_with_noisy_labels(chosen)) if noisy_labels else chosen
 
 
 def _positions(splits: Splits, num_train: int | None, num_val: int) -> tuple[Tensor, Tensor]:
-    """The positions of the images to train on and to validate on, in the order of the set."""
+    """Return the positions of the training and the validation images, in the order of the set."""
     labels = torch.as_tensor(splits.train.labels)
     trains, vals = [], []
     for label, name in enumerate(splits.classes):
         own = (labels == label).nonzero()[:, 0]
         end = len(own) - num_val if num_train is None else num_train
         if end < 1 or end + num_val > len(own):
-            wanted = f"{num_train or 'some'} to train on and {num_val} to validate on"
+            wanted = f"{num_train or 'some'} training and {num_val} validation images"
             raise InvalidValueError(
                 f"each class must have {wanted}, got {len(own)} images of {name} in "
                 f"{splits.name}. Pass a smaller train_per_class or val_per_class."

@@ -14,11 +14,11 @@ from surrogap.data import Splits, TensorSet
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.trained import TrainedRun
 from surrogap.models.registry import is_sized
-from surrogap.training.networks import image_sides, image_size
+from surrogap.training.model import image_sides, image_size
 
 WEIGHTS = "model.safetensors"
 
-# Averages the patches after normalising them, and has no class token: see models/networks.py.
+# Averages the patches after normalising them, and has no class token: see models/architectures.py.
 _AVERAGED = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 _SMALL = "vit_small_patch32_224"
 _BASE = "vit_base_patch32_224"

@@ -12,16 +12,16 @@ from surrogap.analysis.hessian import METHODS, Hessian
 from surrogap.analysis.surface import Surface
 from surrogap.experiments.comparison import NUM_ASCENT_STEPS
 from surrogap.experiments.surfaces import loss_fn_of, random_subset, unaugmented_loader
+from surrogap.training.components import Components
 from surrogap.training.config import Config
 from surrogap.training.images import images_of
-from surrogap.training.parts import Parts
 from surrogap.training.probe import Probe
 from surrogap.training.processes import World
 
 MAX_PRODUCTS = 30
 
 
-def sharpness_probe(config: Config, parts: Parts, world: World) -> Probe:
+def sharpness_probe(config: Config, parts: Components, world: World) -> Probe:
     """Return a probe that measures the sharpness of a model in training.
 
     The probe uses a random subset of the training images, in evaluation mode. It returns

@@ -14,22 +14,22 @@ from surrogap.analysis.find_rho import USUAL_RHOS, Climb, Sweep, cost_of_find_rh
 from surrogap.analysis.surface import Progress, Surface
 from surrogap.core.catalog import OBJECTIVES
 from surrogap.core.rho import InverseSqrt, radius
-from surrogap.data.streams import Batch
+from surrogap.data import Batch
 from surrogap.experiments.surfaces import load_weights, loss_fn_of
 from surrogap.experiments.text_table import Table
 from surrogap.training.checkpoints import Checkpoints, State
+from surrogap.training.components import Components, components_of
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
 from surrogap.training.folder import CHECKPOINTS
 from surrogap.training.objective_configs import PerturbedConfig
 from surrogap.training.objectives import built, rho_of
-from surrogap.training.parts import Parts, parts_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.state import load_weights_and_moments
 from surrogap.training.step import NonFiniteLossError, climb_batch
 
 
-def parts_for_sweep(config: Config, run: Path | None, num_steps: int) -> Parts:
+def parts_for_sweep(config: Config, run: Path | None, num_steps: int) -> Components:
     """Build the model, its batches and its optimizer for training without perturbation.
 
     Args:
@@ -42,7 +42,7 @@ def parts_for_sweep(config: Config, run: Path | None, num_steps: int) -> Parts:
         ValueError: There is no checkpoint, or its weights do not fit the model.
     """
     world = World(device_of(config.execution.device))
-    parts = parts_of(_without_perturbation(config, run, num_steps), world)
+    parts = components_of(_without_perturbation(config, run, num_steps), world)
     if run is None:
         return parts
     load_weights(parts.model, run)
@@ -51,7 +51,7 @@ def parts_for_sweep(config: Config, run: Path | None, num_steps: int) -> Parts:
     return parts
 
 
-def radius_in_use(config: Config, parts: Parts, run: Path) -> float | None:
+def radius_in_use(config: Config, parts: Components, run: Path) -> float | None:
     """Return the radius of the last step before a run's newest checkpoint; None without a radius.
 
     Args:
@@ -94,7 +94,7 @@ def _without_perturbation(config: Config, run: Path | None, num_steps: int) -> C
     return config.override(**changes, warmup_steps=num_steps // 4 if warms_up else 0)
 
 
-def train_with_plain_gradient(parts: Parts, progress: Progress) -> None:
+def train_with_plain_gradient(parts: Components, progress: Progress) -> None:
     """Train with the plain gradient for all steps.
 
     Raises:
@@ -127,7 +127,7 @@ def num_gradients(config: Config, rhos: Sequence[float], num_batches: int) -> in
 
 
 def sweep_radii(
-    config: Config, parts: Parts, rhos: Sequence[float], num_batches: int, progress: Progress
+    config: Config, parts: Components, rhos: Sequence[float], num_batches: int, progress: Progress
 ) -> Sweep:
     """Sweep radii for a configuration.
 
@@ -158,7 +158,7 @@ def sweep_radii(
     )
 
 
-def ascent_step_of(config: Config, parts: Parts) -> Climb | None:
+def ascent_step_of(config: Config, parts: Components) -> Climb | None:
     """Return the ascent step of a configuration's objective; None if it has none.
 
     The objective itself runs at radius 1, and the weights of its last pass give the ascent step.

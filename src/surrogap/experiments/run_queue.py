@@ -16,7 +16,7 @@ from surrogap.experiments.probes import sharpness_probe
 from surrogap.training.config import Config
 from surrogap.training.folder import CONFIG, check_folder
 from surrogap.training.processes import device_of, is_launched
-from surrogap.training.progress import Progress, essentials, rich_bar
+from surrogap.training.progress import ProgressDisplay, essentials, rich_bar
 from surrogap.training.run import train
 
 
@@ -70,7 +70,7 @@ def train_missing(
 
 
 @final
-class QueueProgress(Progress):
+class QueueProgress(ProgressDisplay):
     """The progress of several runs: one bar for all of them on a terminal, else a line per run.
 
     Args:
@@ -112,16 +112,16 @@ class QueueProgress(Progress):
         self._print("  ".join([self._title, *essentials({"kind": "epoch", **record})]))
 
     def start(self, title: str, step: int, num_steps: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         self._num_steps = num_steps
 
     def step(self, step: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         if time.monotonic() - self._moved > 0.1:
             self._move(step / self._num_steps)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         self._now = "  ".join(essentials(record))
 
     def _move(self, fraction: float) -> None:

@@ -9,17 +9,15 @@ from torch import Tensor, nn
 
 from surrogap.analysis.batches import LossFn
 from surrogap.analysis.surface import Surface
-from surrogap.data import Loader, Splits, loader
+from surrogap.data import Batch, Loader, Splits, loader
 from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.groups import ModelConfig
 from surrogap.training.images import images_of
 from surrogap.training.losses import loss_of
-from surrogap.training.networks import network_of, read_weights
+from surrogap.training.model import model_of, read_weights
 from surrogap.training.objective_configs import ObjectiveConfig
 from surrogap.training.processes import World
-
-Batch = tuple[Tensor, Tensor]
 
 
 def random_subset(splits: Splits, num_images: int, seed: int = 0) -> Splits:
@@ -118,7 +116,7 @@ def model_with_weights(config: ModelConfig, splits: Splits, weights: Path | None
     Raises:
         ValueError: There are no weights, or they do not fit the model.
     """
-    model = network_of(replace(config, weights=None), splits)
+    model = model_of(replace(config, weights=None), splits)
     if weights is not None:
         load_weights(model, weights)
     return model

@@ -1,4 +1,4 @@
-"""Networks by name: the paper's twelve, small ones for small images, and all of timm's."""
+"""Models by name: the paper's twelve, small ones for small images, and all of timm's."""
 
 from surrogap.models.registry import create, names
 

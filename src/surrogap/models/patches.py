@@ -1,17 +1,17 @@
-"""Patches of images as rows of a matrix."""
+"""Patch embedding as a matrix product."""
 
 from torch import Tensor, nn
 
 
 class Patches(nn.Module):
-    """A convolution whose kernel is as large as its stride, as a product of matrices.
+    """A convolution whose kernel size is its stride, computed as a matrix product.
 
-    It computes the same to rounding, and its weights have the same names and shapes. In profiles,
-    cuDNN was slow at such convolutions of three channels in bfloat16.
+    The result is the same up to rounding, and the weights have the same names and shapes. In
+    profiles, cuDNN was slow at such convolutions with three channels in bfloat16.
 
     Args:
-        convolution: Whose weights it takes over: square kernels, a stride of their size, and
-            neither padding, dilation nor groups.
+        convolution: The convolution whose weights are used. Its kernel is square, its stride is the
+            kernel size, and it has no padding, dilation or groups.
     """
 
     def __init__(self, convolution: nn.Conv2d) -> None:
@@ -19,7 +19,7 @@ class Patches(nn.Module):
         self.weight, self.bias = convolution.weight, convolution.bias
 
     def forward(self, images: Tensor) -> Tensor:
-        """From `(N, C, H, W)` to `(N, D, H / side, W / side)`."""
+        """Map `(N, C, H, W)` to `(N, D, H / side, W / side)`."""
         side = self.weight.shape[-1]
         number, channels, height, width = images.shape
         grid = images.reshape(number, channels, height // side, side, width // side, side)

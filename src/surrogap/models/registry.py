@@ -1,4 +1,4 @@
-"""Names, and the networks they stand for."""
+"""The models by name."""
 
 from functools import partial
 
@@ -6,18 +6,18 @@ from torch import nn
 
 from surrogap.checks import closest, integer
 from surrogap.errors import InvalidTypeError, InvalidValueError, MissingPackageError
-from surrogap.models import networks
+from surrogap.models import architectures
 
-_VIT_S = partial(networks.vit, width=384, depth=12, num_heads=6)
-_VIT_B = partial(networks.vit, width=768, depth=12, num_heads=12)
-_MIXER_S = partial(networks.mixer, width=512, depth=8)
-_MIXER_B = partial(networks.mixer, width=768, depth=12)
+_VIT_S = partial(architectures.vit, width=384, depth=12, num_heads=6)
+_VIT_B = partial(architectures.vit, width=768, depth=12, num_heads=12)
+_MIXER_S = partial(architectures.mixer, width=512, depth=8)
+_MIXER_B = partial(architectures.mixer, width=768, depth=12)
 
-# The rows of the paper's Table 1, where names end in the side of a patch.
+# The rows of the paper's Table 1. The names end in the patch size.
 _PAPER = {
-    "resnet50": partial(networks.from_timm, "resnet50"),
-    "resnet101": partial(networks.from_timm, "resnet101"),
-    "resnet152": partial(networks.from_timm, "resnet152"),
+    "resnet50": partial(architectures.from_timm, "resnet50"),
+    "resnet101": partial(architectures.from_timm, "resnet101"),
+    "resnet152": partial(architectures.from_timm, "resnet152"),
     "vit_s32": partial(_VIT_S, patch_size=32),
     "vit_s16": partial(_VIT_S, patch_size=16),
     "vit_b32": partial(_VIT_B, patch_size=32),
@@ -29,23 +29,23 @@ _PAPER = {
     "mixer_b16": partial(_MIXER_B, patch_size=16),
 }
 
-# For images of 28 to 64 px. Narrow means a quarter of the width, and for ViT and Mixer half the
-# depth: small enough for a CPU.
+# For images of 28 to 64 px. "narrow" is a quarter of the width, and half the depth for ViT and
+# Mixer: small enough for a CPU.
 _SMALL = {
-    "small_resnet18": partial(networks.small_resnet18, width=64),
-    "small_resnet18_narrow": partial(networks.small_resnet18, width=16),
+    "small_resnet18": partial(architectures.small_resnet18, width=64),
+    "small_resnet18_narrow": partial(architectures.small_resnet18, width=16),
     "small_vit": _VIT_S,
-    "small_vit_narrow": partial(networks.vit, width=96, depth=6, num_heads=3),
+    "small_vit_narrow": partial(architectures.vit, width=96, depth=6, num_heads=3),
     "small_mixer": _MIXER_S,
-    "small_mixer_narrow": partial(networks.mixer, width=128, depth=4),
-    "small_mlp": partial(networks.mlp, width=512),
+    "small_mixer_narrow": partial(architectures.mixer, width=128, depth=4),
+    "small_mlp": partial(architectures.mlp, width=512),
 }
 
 
 def names() -> list[str]:
-    """The networks that have a name of ours: the paper's twelve, then the small ones.
+    """Return the names of our models: the paper's twelve, then the small ones.
 
-    `create` takes every name in `timm.list_models()` too.
+    `create` also takes the names in `timm.list_models()`.
 
     >>> names()[:5]
     ['resnet50', 'resnet101', 'resnet152', 'vit_s32', 'vit_s16']
@@ -56,21 +56,21 @@ def names() -> list[str]:
 def create(
     name: str, *, num_classes: int, image_size: int | None = None, in_channels: int = 3
 ) -> nn.Module:
-    """A new network with random weights, the same after the same `torch.manual_seed`.
+    """Build a model with random weights, which depend on `torch.manual_seed`.
 
     Args:
-        name: One of `names()`, or any that `timm.list_models()` lists.
-        num_classes: The number of classes, which is the length of its output.
-        image_size: The side of its images in pixels. By default 224 for the paper's networks,
-            32 for the small ones, and timm's own for the others. ResNets, and those of timm's
-            that take images of any size, do not depend on it.
-        in_channels: The channels of its images: 3 for colour, 1 for grey.
+        name: One of `names()`, or of `timm.list_models()`.
+        num_classes: The number of classes.
+        image_size: The height and width of the images in pixels. By default 224 for the paper's
+            models, 32 for the small ones, and timm's default for the others. ResNets, and models of
+            timm that take images of any size, do not depend on it.
+        in_channels: The number of channels of the images: 3 for colour, 1 for grey.
 
     Raises:
         ImportError: timm is not installed.
         TypeError: An argument has the wrong type.
-        ValueError: There is no such network, a number is not positive, or `image_size` does not
-            split into the network's patches.
+        ValueError: The name is unknown, a number is not positive, or `image_size` is not a multiple
+            of the patch size.
 
     >>> import torch
     >>> model = create("small_mlp", num_classes=10, image_size=28, in_channels=1)
@@ -79,18 +79,12 @@ def create(
     """
     if not isinstance(name, str):
         raise InvalidTypeError(
-            f"name must be a string, got {type(name).__name__}. Pass one of {_list(names())}."
+            f"name must be a string, got {type(name).__name__}. Pass one of {', '.join(names())}."
         )
-    integer(
-        "num_classes", num_classes, at_least=1, remedy="Pass the number of classes of the data."
-    )
-    integer(
-        "in_channels", in_channels, at_least=1, remedy="Pass 3 for colour images, 1 for grey ones."
-    )
+    integer("num_classes", num_classes, at_least=1, remedy="Pass the number of classes.")
+    integer("in_channels", in_channels, at_least=1, remedy="Pass 3 for colour, 1 for grey.")
     if image_size is not None:
-        integer(
-            "image_size", image_size, at_least=1, remedy="Pass the side of the images in pixels."
-        )
+        integer("image_size", image_size, at_least=1, remedy="Pass a number of pixels.")
     try:
         return _build(name, num_classes, image_size, in_channels)
     except ModuleNotFoundError as error:
@@ -101,12 +95,12 @@ def create(
 
 
 def is_sized(name: str) -> bool:
-    """Return whether the network of that name is built for square images of one size.
+    """Return True if the model of that name is built for square images of one size.
 
     >>> is_sized("small_mlp"), is_sized("small_resnet18")
     (True, False)
     """
-    return "resnet" not in name if name in names() else networks.is_sized_by_timm(name)
+    return "resnet" not in name if name in names() else architectures.is_sized_by_timm(name)
 
 
 def _build(name: str, num_classes: int, image_size: int | None, in_channels: int) -> nn.Module:
@@ -117,21 +111,17 @@ def _build(name: str, num_classes: int, image_size: int | None, in_channels: int
         return _SMALL[name](image_size=image_size or 32, **arguments)
     import timm
 
-    # Not `timm.is_model`: it takes `resnet50.a1_in1k` too, which stands for weights.
+    # Not `timm.is_model`: it also accepts `resnet50.a1_in1k`, which names weights.
     names_of_timm = timm.list_models()
     if name not in names_of_timm:
         raise InvalidValueError(_unknown(name, names_of_timm))
-    return networks.from_timm(name, image_size=image_size, **arguments)
+    return architectures.from_timm(name, image_size=image_size, **arguments)
 
 
 def _unknown(name: str, names_of_timm: list[str]) -> str:
     guess = closest(name.lower(), [*names(), *names_of_timm])
     start = f"The closest is {guess}; known are" if guess else "Known are"
     return (
-        f"name must be a known model, got {name!r}. {start} {_list(names())}, "
-        "and all that timm.list_models() lists."
+        f"name must be a known model, got {name!r}. {start} {', '.join(names())}, "
+        "and the names in timm.list_models()."
     )
-
-
-def _list(words: list[str]) -> str:
-    return ", ".join(words)

@@ -16,7 +16,7 @@ import torch
 from surrogap.paper.ledger import Line
 from surrogap.paper.running import Environment, provenance
 from surrogap.paper.study import METHODS, Cell, StudyRun, study_run, trials
-from surrogap.training.parts import parts_of
+from surrogap.training.components import components_of
 from surrogap.training.processes import World, device_of
 
 _NUM_WARM_UPS = 5
@@ -64,7 +64,7 @@ def _always(environment: Environment, setup: str, method: str) -> StudyRun:
 def _step(run: StudyRun, environment: Environment, device: torch.device) -> Callable[[], object]:
     """A step on one batch, captured and warm."""
     config = run.config(**environment.changes)
-    parts = parts_of(config, World(device))
+    parts = components_of(config, World(device))
     images, targets = next(iter(parts.images))
     parts.model.train()
     step = partial(parts.step, images, targets)

@@ -129,12 +129,12 @@ class LearningRate:
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         progress = (step - self.warmup) / max(self.num_steps - 1 - self.warmup, 1)
-        part = {
+        fraction = {
             "constant": 1.0,
             "linear": 1.0 - progress,
             "cosine": (1.0 + math.cos(math.pi * progress)) / 2.0,
         }[self.schedule.decay]
-        return self.schedule.lr_min + (self.lr - self.schedule.lr_min) * part
+        return self.schedule.lr_min + (self.lr - self.schedule.lr_min) * fraction
 
     def set_(self, optimizer: Optimizer, step: int) -> None:
         """Gives an optimizer the learning rate of a step."""

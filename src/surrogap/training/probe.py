@@ -7,17 +7,19 @@ whoever starts a run brings the probe. `surrogap.experiments.probes` has it.
 from collections.abc import Callable
 
 from surrogap.errors import InvalidValueError
+from surrogap.training.components import Components
 from surrogap.training.config import Config
-from surrogap.training.parts import Parts
 from surrogap.training.processes import World
 
 # Called between two steps, in all processes at once. It returns what was measured, by name, and
 # leaves everything else as it was: the run goes on bit by bit as it would have without.
 Probe = Callable[[], dict[str, float]]
-MakeProbe = Callable[[Config, Parts, World], Probe]
+MakeProbe = Callable[[Config, Components, World], Probe]
 
 
-def probe_of(make: MakeProbe | None, config: Config, parts: Parts, world: World) -> Probe | None:
+def probe_of(
+    make: MakeProbe | None, config: Config, components: Components, world: World
+) -> Probe | None:
     """The probe of a run; None if its configuration asks for none.
 
     Raises:
@@ -31,4 +33,4 @@ def probe_of(make: MakeProbe | None, config: Config, parts: Parts, world: World)
             f"sharpness_every must come with a probe, got {every} without. "
             "Pass probe=surrogap.experiments.probes.sharpness_probe to train."
         )
-    return make(config, parts, world)
+    return make(config, components, world)

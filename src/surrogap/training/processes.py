@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surrogap.errors import InvalidValueError
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 # The variables that torch's env:// reads. torchrun sets them; for srun and mpirun, the user does.
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -48,7 +48,7 @@ class World:
         """Whether torch.distributed connects processes, be it only this one."""
         return self.host_group is not None
 
-    def from_first(self, function: Callable[[], Result]) -> Result:
+    def from_first(self, function: Callable[[], T]) -> T:
         """What `function` gives in the first process, in all of them.
 
         Raises:
@@ -66,7 +66,7 @@ class World:
         result, failure = answer
         if failure is not None:
             raise failure
-        return cast(Result, result)
+        return cast(T, result)
 
     def largest(self, number: int) -> int:
         """The largest of the processes' numbers; all must ask."""

@@ -18,7 +18,7 @@ _BAR_INTERVAL = 0.1
 _LINE_INTERVAL = 30.0
 
 
-class Progress(ABC):
+class ProgressDisplay(ABC):
     """Told of every step and record of a run, on its first process alone."""
 
     def check(self, num_checked: int, num_files: int) -> None:
@@ -40,31 +40,31 @@ class Progress(ABC):
 
 
 @final
-class Silence(Progress):
+class NoDisplay(ProgressDisplay):
     """Says nothing."""
 
     def step(self, step: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
 
 
 @final
-class Lines(Progress):
+class LineDisplay(ProgressDisplay):
     """A line for each epoch, and now and then one between."""
 
     _spoke = 0.0
 
     def check(self, num_checked: int, num_files: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         now = time.monotonic()
         if now - self._spoke >= _LINE_INTERVAL or num_checked == num_files:
             self._spoke = now
             print(f"checked {num_checked:,} of {num_files:,} image files", flush=True)
 
     def start(self, title: str, step: int, num_steps: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         self._num_steps = num_steps
         self._first = step
         self._began = self._spoke = time.monotonic()
@@ -72,10 +72,10 @@ class Lines(Progress):
         print(f"{title}: {num_steps} steps{going_on}", flush=True)
 
     def step(self, step: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         now = time.monotonic()
         is_early = record["kind"] == "step" and now - self._spoke < _LINE_INTERVAL
         if is_early or record["kind"] == "failure":
@@ -106,7 +106,7 @@ def rich_bar(*columns: ProgressColumn) -> RichProgress:
 
 
 @final
-class Bar(Progress):
+class BarDisplay(ProgressDisplay):
     """A bar with the time left, and a line above it for each epoch."""
 
     def __init__(self) -> None:
@@ -115,28 +115,28 @@ class Bar(Progress):
         self._check: TaskID | None = None
 
     def check(self, num_checked: int, num_files: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         if self._check is None:
             self._bar.start()
             self._check = self._bar.add_task("checking image files", total=num_files, now="")
         self._bar.update(self._check, completed=num_checked)
 
     def start(self, title: str, step: int, num_steps: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         self._bar.start()
         if self._check is not None:
             self._bar.remove_task(self._check)
         self._task = self._bar.add_task(title, total=num_steps, completed=step, now="")
 
     def step(self, step: int) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         now = time.monotonic()
         if now - self._moved > _BAR_INTERVAL:
             self._moved = now
             self._bar.update(self._task, completed=step)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         if record["kind"] == "failure":
             return
         text = "  ".join(essentials(record))
@@ -147,13 +147,13 @@ class Bar(Progress):
             self._bar.console.print(text, highlight=False)
 
     def stop(self) -> None:
-        """See `Progress`."""
+        """See `ProgressDisplay`."""
         self._bar.stop()
 
 
-def progress_for_stdout() -> Progress:
+def display_for_stdout() -> ProgressDisplay:
     """A bar if the output is a terminal, and lines if not."""
-    return Bar() if sys.stdout.isatty() else Lines()
+    return BarDisplay() if sys.stdout.isatty() else LineDisplay()
 
 
 def essentials(record: Mapping[str, Any]) -> list[str]:

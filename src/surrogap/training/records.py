@@ -36,7 +36,7 @@ from surrogap.errors import InvalidValueError, MissingPackageError
 from surrogap.training.failure import RunFailedError, disk_remedy
 from surrogap.training.folder import RECORDS, TENSORBOARD
 from surrogap.training.processes import World
-from surrogap.training.step import MEASURES
+from surrogap.training.step import METRICS
 
 Record = dict[str, Any]
 
@@ -202,20 +202,20 @@ class Meter:
 
     >>> meter = Meter(World(torch.device("cpu")))
     >>> for loss in (1.0, torch.nan, 3.0):
-    ...     meter.add(torch.tensor([loss] * len(MEASURES)))
+    ...     meter.add(torch.tensor([loss] * len(METRICS)))
     >>> meter.means()["loss"], meter.means()["value"]
     (2.0, nan)
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._is_value = torch.tensor([name == "value" for name in MEASURES], device=world.device)
+        self._is_value = torch.tensor([name == "value" for name in METRICS], device=world.device)
         self.reset()
 
     def reset(self) -> None:
         """Start from no steps."""
         # For each measurement, its sum and the number of steps that made it.
-        self._sums = torch.zeros(2, len(MEASURES), device=self._world.device)
+        self._sums = torch.zeros(2, len(METRICS), device=self._world.device)
         self.count = 0
         self._start = time.perf_counter()
 
@@ -228,7 +228,7 @@ class Meter:
     def means(self) -> dict[str, float]:
         """The means over steps and processes. Reading them waits for the device."""
         sums, counts = self._world.mean(self._sums).unbind()
-        return dict(zip(MEASURES, (sums / counts).tolist(), strict=True))
+        return dict(zip(METRICS, (sums / counts).tolist(), strict=True))
 
     @property
     def seconds(self) -> float:

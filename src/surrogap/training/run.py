@@ -16,16 +16,16 @@ from surrogap.core.rho import radius
 from surrogap.errors import InvalidValueError, UserError
 from surrogap.evaluation import evaluate
 from surrogap.training.checkpoints import Checkpoints, State
+from surrogap.training.components import components_of
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
 from surrogap.training.folder import CHECKPOINTS, check_folder, prepare_folder
 from surrogap.training.objective_configs import PerturbedConfig
-from surrogap.training.parts import parts_of
 from surrogap.training.probe import MakeProbe, probe_of
 from surrogap.training.processes import World, joined
-from surrogap.training.progress import Progress, Silence
+from surrogap.training.progress import NoDisplay, ProgressDisplay
 from surrogap.training.records import Meter, Record, Records, read_records
-from surrogap.training.signals import Requests, requests_heard
+from surrogap.training.signals import StopRequest, stop_requests
 from surrogap.training.state import (
     load_random_states,
     load_weights_and_moments,
@@ -67,7 +67,7 @@ def train(
     config: Config,
     *,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressDisplay | None = None,
     probe: MakeProbe | None = None,
 ) -> Outcome:
     """Trains a network as a configuration says, and keeps everything about it in its folder.
@@ -88,19 +88,19 @@ def train(
     """
     with joined(config.execution.device) as world:
         world.from_first(lambda: check_folder(config, resume=resume))
-        shown = progress if progress is not None and world.is_first else Silence()
+        shown = progress if progress is not None and world.is_first else NoDisplay()
         try:
-            with closing(_Run(config, world, shown, probe)) as run, requests_heard() as requests:
+            with closing(_Trainer(config, world, shown, probe)) as run, stop_requests() as requests:
                 return run.train(requests)
         finally:
             shown.stop()
 
 
-class _Run:
+class _Trainer:
     """A run, between its configuration and its outcome."""
 
     def __init__(
-        self, config: Config, world: World, progress: Progress, probe: MakeProbe | None
+        self, config: Config, world: World, progress: ProgressDisplay, probe: MakeProbe | None
     ) -> None:
         self.config = config
         self.world = world
@@ -109,8 +109,8 @@ class _Run:
         # What a run started from may be gone, and does not matter once there is a checkpoint.
         goes_on = world.from_first(lambda: bool(self.checkpoints.paths()))
         started = config.override(weights=None) if goes_on else config
-        self.parts = parts_of(started, world, progress.check)
-        self.probe = probe_of(probe, config, self.parts, world)
+        self.components = components_of(started, world, progress.check)
+        self.probe = probe_of(probe, config, self.components, world)
         world.from_first(lambda: prepare_folder(config, world))
         self.step = 0
         self.rho: float | None = None
@@ -129,20 +129,20 @@ class _Run:
             tensorboard=self.config.output.tensorboard,
         )
 
-    def train(self, requests: Requests) -> Outcome:
+    def train(self, requests: StopRequest) -> Outcome:
         """The loop. One batch: a step, perhaps a record, an evaluation, a checkpoint."""
-        parts, output = self.parts, self.config.output
+        components, output = self.components, self.config.output
         title = f"{self.config.model.name} {self.config.objective.name}"
-        self.progress.start(title, self.step, parts.num_steps)
+        self.progress.start(title, self.step, components.num_steps)
         stopped_by = 0
-        parts.model.train()
-        while self.step < parts.num_steps and not stopped_by:
-            for images, targets in parts.images:
-                parts.rate.set_(parts.optimizer, self.step)
+        components.model.train()
+        while self.step < components.num_steps and not stopped_by:
+            for images, targets in components.images:
+                components.rate.set_(components.optimizer, self.step)
                 self._take_step(images, targets)
                 self.progress.step(self.step)
-                is_last = self.step == parts.num_steps
-                ends_epoch = parts.images.position == len(parts.images) or is_last
+                is_last = self.step == components.num_steps
+                ends_epoch = components.images.position == len(components.images) or is_last
                 if self.step % output.record_every == 0:
                     self._record("step", self.interval)
                 if output.sharpness_every and self.step % output.sharpness_every == 0:
@@ -159,23 +159,23 @@ class _Run:
         return self._outcome(stopped_by)
 
     def _outcome(self, stopped_by: int) -> Outcome:
-        is_stopped = stopped_by and self.step < self.parts.num_steps
+        is_stopped = stopped_by and self.step < self.components.num_steps
         return Outcome(
             folder=self.config.folder,
             step=self.step,
-            num_steps=self.parts.num_steps,
+            num_steps=self.components.num_steps,
             signal=signal.Signals(stopped_by) if is_stopped else None,
             record=self.world.from_first(lambda: _last_epoch(self.config.folder)),
-            model=self.parts.model,
+            model=self.components.model,
             is_first=self.world.is_first,
         )
 
     def _take_step(self, images: torch.Tensor, targets: torch.Tensor) -> None:
         self.step += 1
         if isinstance(self.config.objective, PerturbedConfig):
-            self.rho = radius(self.parts.objective.rho)
+            self.rho = radius(self.components.objective.rho)
         try:
-            measures = self.parts.step(images, targets)
+            measures = self.components.step(images, targets)
         except NonFiniteLossError:
             self._skip()
             return
@@ -209,7 +209,7 @@ class _Run:
                 "step": self.step,
                 **more,
                 **means,
-                "lr": self.parts.optimizer.param_groups[0]["lr"],
+                "lr": self.components.optimizer.param_groups[0]["lr"],
                 "rho": self.rho,
                 "images_per_second": num_images / meter.seconds,
                 "seconds": self.whole.seconds,
@@ -224,7 +224,7 @@ class _Run:
             self._fail("since the last record")
 
     def _end_epoch(self, is_last: bool) -> None:
-        number = -(-self.step // len(self.parts.images))
+        number = -(-self.step // len(self.components.images))
         scores = {}
         if is_last or number % self.config.output.eval_every == 0:
             with self._pause():
@@ -241,13 +241,13 @@ class _Run:
         self._write({"kind": "sharpness", "step": self.step, **measures})
 
     def _scores(self) -> dict[str, float]:
-        share_buffers(self.parts.model, self.world)
+        share_buffers(self.components.model, self.world)
         dtype = DTYPES[self.config.execution.precision]
         names = ("loss", "accuracy", "top5", "calibration_error")
         found: dict[str, float] = {}
-        for split, images in self.parts.eval_images.items():
+        for split, images in self.components.eval_images.items():
             scores = evaluate(
-                self.parts.model,
+                self.components.model,
                 images,
                 autocast=None if dtype == torch.float32 else dtype,
                 device=self.world.device,
@@ -270,10 +270,10 @@ class _Run:
             state: State = {
                 "step": self.step,
                 "num_skipped": self.num_skipped,
-                **weights_and_moments(self.parts.model, self.parts.optimizer),
+                **weights_and_moments(self.components.model, self.components.optimizer),
                 "scaler": self._scaler_state(),
-                "objective": self.parts.objective.state_dict(),
-                "images": self.parts.images.state_dict(),
+                "objective": self.components.objective.state_dict(),
+                "images": self.components.images.state_dict(),
                 "random": random_states(self.world),
                 "meters": [m.state_dict() for m in (self.interval, self.epoch, self.whole)],
             }
@@ -287,7 +287,7 @@ class _Run:
             self.saved_at = time.monotonic()
 
     def _scaler_state(self) -> dict[str, Any]:
-        step = self.parts.step
+        step = self.components.step
         return step.scaler.state_dict() if isinstance(step, EagerStep) else {}
 
     def _resume(self) -> int:
@@ -320,12 +320,14 @@ class _Run:
             ) from error
 
     def _load(self, large: State, rest: State) -> int:
-        load_weights_and_moments(self.parts.model, self.parts.optimizer, large, self.world)
-        step = self.parts.step
+        load_weights_and_moments(
+            self.components.model, self.components.optimizer, large, self.world
+        )
+        step = self.components.step
         if isinstance(step, EagerStep) and rest["scaler"]:
             step.scaler.load_state_dict(rest["scaler"])
-        self.parts.objective.load_state_dict(rest["objective"])
-        self.parts.images.load_state_dict(rest["images"])
+        self.components.objective.load_state_dict(rest["objective"])
+        self.components.images.load_state_dict(rest["images"])
         load_random_states(rest["random"], self.world)
         for meter, values in zip(
             (self.interval, self.epoch, self.whole), rest["meters"], strict=True

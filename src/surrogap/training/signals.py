@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @final
-class Requests:
+class StopRequest:
     """Whether the process has been asked to end.
 
     Attributes:
@@ -35,12 +35,12 @@ class Requests:
 
 
 @contextmanager
-def requests_heard() -> Iterator[Requests]:
+def stop_requests() -> Iterator[StopRequest]:
     """Hears the signals, and handles them as before when it ends.
 
     Python lets the main thread alone do so; in another, nothing is heard.
     """
-    requests = Requests()
+    requests = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield requests
         return

@@ -16,7 +16,7 @@ from surrogap.core.buffers import Buffers
 from surrogap.core.entropy import EntropySGD
 from surrogap.core.objective import Objective
 from surrogap.core.report import Report
-from surrogap.data.streams import Batch
+from surrogap.data import Batch
 from surrogap.training.config import Config
 from surrogap.training.losses import Loss, accuracy
 from surrogap.training.processes import World
@@ -31,7 +31,7 @@ Closure = Callable[[], tuple[Tensor, Tensor]]
 
 # The columns of a step's tensor. `value` is `Report.value`, which is finite in every step that is
 # not lost; others are NaN where a step does not measure them. `overflow` is 1 or 0.
-MEASURES = (
+METRICS = (
     *("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm", "cosine"),
     *("accuracy", "value", "overflow"),
 )
@@ -68,7 +68,7 @@ class Step(ABC):
         self.world = world
         self._loss = loss
         self._dtype = DTYPES[config.execution.precision]
-        self._num_parts = config.execution.micro_batches
+        self._num_micro_batches = config.execution.micro_batches
         self._shares_perturbation = config.execution.perturbation == "shared"
         self._clip_norm = config.optimizer.clip_norm
         self._is_channels_last = config.execution.channels_last
@@ -76,7 +76,7 @@ class Step(ABC):
 
     @abstractmethod
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Takes a step, and returns what it measured: `MEASURES`, on the device.
+        """Takes a step, and returns what it measured: `METRICS`, on the device.
 
         Raises:
             NonFiniteLossError: The loss of a pass is not finite, in any of the processes. Weights,
@@ -120,12 +120,12 @@ class EagerStep(Step):
                 self.objective.load_state_dict(state)
                 self.optimizer.zero_grad()
                 raise NonFiniteLossError
-        return measured(report, has_overflown=self._update())
+        return step_metrics(report, has_overflown=self._update())
 
     def _backward(self, images: Tensor, targets: Tensor) -> Report:
         scaler = self.scaler if self.scaler.is_enabled() else None
-        parts = zip(images.chunk(self._num_parts), targets.chunk(self._num_parts), strict=True)
-        closures = [self._closure(*part) for part in parts]
+        chunks = (tensor.chunk(self._num_micro_batches) for tensor in (images, targets))
+        closures = [self._closure(*batch) for batch in zip(*chunks, strict=True)]
         if self._shares_perturbation or len(closures) == 1:
             climb = self._climb(images, targets)
             return self.objective.backward(closures, climb=climb, scaler=scaler)
@@ -172,7 +172,7 @@ class EagerStep(Step):
         their directions are divided instead.
         """
         is_walk = isinstance(self.objective, EntropySGD) and not self._shares_perturbation
-        return 1 if is_walk else self._num_parts
+        return 1 if is_walk else self._num_micro_batches
 
     def _closure(self, images: Tensor, targets: Tensor) -> Closure:
         def closure() -> tuple[Tensor, Tensor]:
@@ -184,7 +184,7 @@ class EagerStep(Step):
 
 
 @final
-class CapturedStep(Step):
+class CUDAGraphStep(Step):
     """A step that is captured as a CUDA graph at the first batch, and replayed from then on.
 
     It cannot read the loss before the weights have moved, so a loss that is not finite is found
@@ -205,11 +205,11 @@ class CapturedStep(Step):
                 self._loss_and_accuracy,
                 (images, targets),
                 clip_norm=self._clip_norm,
-                micro_batches=self._num_parts,
+                micro_batches=self._num_micro_batches,
                 shares_perturbation=self._shares_perturbation,
                 climb_fraction=self._climb_fraction,
             )
-        return measured(self._replay(images, targets))
+        return step_metrics(self._replay(images, targets))
 
 
 def climb_batch(batch: Batch, fraction: float) -> Batch:
@@ -223,9 +223,9 @@ def climb_batch(batch: Batch, fraction: float) -> Batch:
     return images[:num_images], targets[:num_images]
 
 
-def measured(report: Report, *, has_overflown: bool = False) -> Tensor:
-    """Return the measurements of a step as one tensor on the device, in the order of `MEASURES`."""
-    values = [getattr(report, name) for name in MEASURES[:6]]
+def step_metrics(report: Report, *, has_overflown: bool = False) -> Tensor:
+    """Return the measurements of a step as one tensor on the device, in the order of `METRICS`."""
+    values = [getattr(report, name) for name in METRICS[:6]]
     right = torch.stack(_leaves(report.aux)).mean()
     overflow = torch.full_like(right, float(has_overflown))
     return torch.stack([*values, right, report.value, overflow])
@@ -234,4 +234,4 @@ def measured(report: Report, *, has_overflown: bool = False) -> Tensor:
 def _leaves(aux: object) -> list[Tensor]:
     if isinstance(aux, Tensor):
         return [aux]
-    return [leaf for part in aux for leaf in _leaves(part)] if isinstance(aux, list) else []
+    return [leaf for item in aux for leaf in _leaves(item)] if isinstance(aux, list) else []

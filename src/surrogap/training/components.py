@@ -14,17 +14,17 @@ from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
 from surrogap.training.images import images_of
 from surrogap.training.losses import loss_of
-from surrogap.training.networks import network_of, wrapped
+from surrogap.training.model import model_of, wrapped
 from surrogap.training.objectives import objective_of
 from surrogap.training.optimizers import LearningRate, optimizer_of
 from surrogap.training.processes import World
-from surrogap.training.step import CapturedStep, EagerStep, Step
+from surrogap.training.step import CUDAGraphStep, EagerStep, Step
 
 
 @final
 @dataclass(frozen=True)
-class Parts:
-    """What a run consists of.
+class Components:
+    """The objects of a run.
 
     Attributes:
         images: The batches to train on.
@@ -47,8 +47,10 @@ class Parts:
     num_steps: int
 
 
-def parts_of(config: Config, world: World, on_checked: OnChecked | None = None) -> Parts:
-    """Build a run's parts. The same seed gives the same weights on any number of processes.
+def components_of(config: Config, world: World, on_checked: OnChecked | None = None) -> Components:
+    """Build the components of a run.
+
+    The same seed gives the same weights on any number of processes.
 
     Args:
         config: The run's.
@@ -59,25 +61,25 @@ def parts_of(config: Config, world: World, on_checked: OnChecked | None = None) 
         ImportError: A package is not installed.
         ValueError: The images are not there, or what is asked for does not fit together.
 
-    >>> parts = parts_of(Config().override(model="small_mlp"), World(torch.device("cpu")))
-    >>> parts.num_steps
+    >>> components = components_of(Config().override(model="small_mlp"), World(torch.device("cpu")))
+    >>> components.num_steps
     780
     """
     _check(config, world)
     torch.manual_seed(config.execution.seed)
     splits = splits_of(config, world, on_checked).to(world.device)
-    model = wrapped(network_of(config.model, splits), config, world)
+    model = wrapped(model_of(config.model, splits), config, world)
     optimizer = optimizer_of(config.optimizer, model, fused=config.execution.capture)
     images = _loader(config, world, splits, "train")
     eval_images = {name: _loader(config, world, splits, name) for name in _eval_splits(config)}
     objective = objective_of(config, model, optimizer, len(images))
     num_steps = config.schedule.steps or config.schedule.epochs * len(images)
     rate = LearningRate(config.schedule, config.optimizer.lr, num_steps, len(images))
-    kind = CapturedStep if config.execution.capture else EagerStep
+    kind = CUDAGraphStep if config.execution.capture else EagerStep
     step = kind(config, model, objective, optimizer, loss_of(config.objective), world)
     # From here on, each process draws its own numbers: of dropout, say.
     torch.manual_seed(config.execution.seed + world.rank)
-    return Parts(images, eval_images, model, optimizer, objective, rate, step, num_steps)
+    return Components(images, eval_images, model, optimizer, objective, rate, step, num_steps)
 
 
 def splits_of(config: Config, world: World, on_checked: OnChecked | None = None) -> Splits:
@@ -108,12 +110,12 @@ def _eval_splits(config: Config) -> tuple[str, ...]:
     return ("val", "test") if chosen == "both" else (chosen,)
 
 
-def _loader(config: Config, world: World, splits: Splits, part: str) -> Loader:
+def _loader(config: Config, world: World, splits: Splits, split: str) -> Loader:
     batch_size = config.data.batch_size // world.size
-    is_train = part == "train"
+    is_train = split == "train"
     return loader(
         splits,
-        part,
+        split,
         batch_size=batch_size if is_train else config.data.eval_batch_size or 4 * batch_size,
         augmentation=config.data.augmentation if is_train else "none",
         seed=config.execution.seed,

@@ -1,6 +1,6 @@
-"""The networks that have a name here, built from timm's classes.
+"""The architectures of the named models, built from timm's classes.
 
-timm is imported where a network is built, since it takes a second to load.
+timm is imported inside the functions, since it takes a second to load.
 """
 
 from collections.abc import Callable
@@ -10,23 +10,23 @@ from torch import nn
 from surrogap.errors import InvalidValueError
 from surrogap.models.patches import Patches
 
-# A grid of about 8 x 8 patches is what ViT-S/4 has at 32 px. Fewer than 7 see little, and
-# attention over more than 16 x 16 costs more than images of this size are worth.
+# The allowed numbers of patches per side. ViT-S/4 has 8 at 32 px. Fewer than 7 are too coarse, and
+# attention over more than 16 x 16 patches is too expensive for images of this size.
 _GRID = range(7, 17)
 
 
 def from_timm(
     name: str, *, num_classes: int, image_size: int | None, in_channels: int
 ) -> nn.Module:
-    """The network that timm has by that name, for images of timm's own size if not given.
+    """Build timm's model of that name; its images have timm's default size if none is given.
 
     Raises:
-        ValueError: The image does not split into the network's patches.
+        ValueError: The image size is not a multiple of the patch size.
     """
     import timm
 
     arguments = {"num_classes": num_classes, "in_chans": in_channels}
-    # timm refuses an image size where the network takes any.
+    # timm refuses an image size for models that take any.
     if image_size is None or not is_sized_by_timm(name):
         model: nn.Module = timm.create_model(name, **arguments)
         return model
@@ -38,7 +38,7 @@ def from_timm(
 
 
 def is_sized_by_timm(name: str) -> bool:
-    """Return whether timm builds the network of that name for images of one size."""
+    """Return True if timm builds the model of that name for one image size."""
     import timm
 
     # Models that users register with timm may have no configuration.
@@ -55,18 +55,19 @@ def vit(
     num_heads: int,
     patch_size: int | None = None,
 ) -> nn.Module:
-    """A Vision Transformer as the paper's authors train it, on the mean of its patches.
+    """Build the Vision Transformer of the paper's authors, with global average pooling.
 
-    The head sees the mean over the normalised patches, and starts at zero. There is no class
-    token, and no representation layer before the head. The source is their configuration,
-    `big_vision/configs/proj/gsam/vit_i1k_gsam_no_aug.py` in `google-research/big_vision`.
+    The head is applied to the mean of the normalised patches, and is initialised to zero. There is
+    no class token and no representation layer before the head. The source is the authors'
+    configuration, `big_vision/configs/proj/gsam/vit_i1k_gsam_no_aug.py` in
+    `google-research/big_vision`.
 
-    The weights start as timm has it for JAX. Two things differ from there: queries, keys and
-    values are drawn as one matrix, so sqrt(2) smaller, and positions with a deviation of 0.02
-    instead of `1 / sqrt(width)`.
+    The initialisation is timm's for JAX. It differs from the authors' in two ways: queries, keys
+    and values are drawn as one matrix, so sqrt(2) smaller, and position embeddings have a standard
+    deviation of 0.02 instead of `1 / sqrt(width)`.
 
     Raises:
-        ValueError: The image does not split into patches.
+        ValueError: The image size is not a multiple of the patch size.
     """
     from timm.models.vision_transformer import VisionTransformer
 
@@ -80,7 +81,7 @@ def vit(
         num_heads=num_heads,
         global_pool="avg",
         class_token=False,
-        fc_norm=False,  # timm would average first and normalise then
+        fc_norm=False,  # otherwise timm averages before it normalises
         weight_init="jax",
     )
     return _with_patches(model, "patch_embed.proj")
@@ -95,10 +96,10 @@ def mixer(
     depth: int,
     patch_size: int | None = None,
 ) -> nn.Module:
-    """An MLP-Mixer: token MLPs half as wide as `width`, channel MLPs four times.
+    """Build an MLP-Mixer; token MLPs have width `width / 2`, channel MLPs `4 * width`.
 
     Raises:
-        ValueError: The image does not split into patches.
+        ValueError: The image size is not a multiple of the patch size.
     """
     from timm.models.mlp_mixer import MlpMixer
 
@@ -114,16 +115,14 @@ def mixer(
 
 
 def small_resnet18(*, num_classes: int, image_size: int, in_channels: int, width: int) -> nn.Module:
-    """A ResNet-18 whose stem is one 3x3 convolution, which keeps the image's size.
-
-    It takes images of any size: `image_size` is not looked at.
+    """Build a ResNet-18 whose stem is a 3x3 convolution with stride 1, without pooling.
 
     Args:
         num_classes: The number of classes.
-        image_size: The side of the images in pixels.
-        in_channels: The number of the images' channels.
-        width: The channels of the stem and of the first stage, an even number. Each further
-            stage has twice as many.
+        image_size: Ignored: it takes images of any size.
+        in_channels: The number of channels of the images.
+        width: The number of channels of the stem and of the first stage, which must be even. Each
+            further stage has twice as many.
     """
     from timm.models.resnet import BasicBlock, ResNet
 
@@ -133,19 +132,19 @@ def small_resnet18(*, num_classes: int, image_size: int, in_channels: int, width
         channels=(width, 2 * width, 4 * width, 8 * width),
         num_classes=num_classes,
         in_chans=in_channels,
-        # timm fixes the width of other stems at 64. Of this one nothing but its width remains.
+        # The stem is replaced below: this type is only for its width, which is 64 in the others.
         stem_type="deep",
         stem_width=width // 2,
     )
     stem = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
-    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as timm's
+    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as in timm
     model.conv1 = stem
     model.maxpool = nn.Identity()
     return model
 
 
 def mlp(*, num_classes: int, image_size: int, in_channels: int, width: int) -> nn.Module:
-    """Two hidden layers with ReLU, on the pixels as one vector."""
+    """Build an MLP with two hidden layers and ReLU, on the flattened pixels."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(in_channels * image_size**2, width),
@@ -157,7 +156,7 @@ def mlp(*, num_classes: int, image_size: int, in_channels: int, width: int) -> n
 
 
 def _with_patches(model: nn.Module, name: str) -> nn.Module:
-    """The model, with the convolution of that name as a product of matrices."""
+    """Replace the patch convolution of that name by a matrix product, and return the model."""
     convolution = model.get_submodule(name)
     assert isinstance(convolution, nn.Conv2d)
     model.set_submodule(name, Patches(convolution))
@@ -165,27 +164,27 @@ def _with_patches(model: nn.Module, name: str) -> nn.Module:
 
 
 def _check_patches(image_size: int, patch_size: int) -> None:
-    """Checks that patches cover the image: timm would leave its edge out without a word.
+    """Check that the patches cover the image: timm would silently crop it.
 
     Raises:
         ValueError: They do not.
     """
     if image_size % patch_size:
         raise InvalidValueError(
-            f"image_size must be a multiple of {patch_size}, the side of a patch, got "
+            f"image_size must be a multiple of the patch size {patch_size}, got "
             f"{image_size}. {_resize(image_size, lambda size: size % patch_size == 0)}"
         )
 
 
 def _patch_size(image_size: int, patch_size: int | None) -> int:
-    """The side of a patch: as given, or else the largest that makes a grid within `_GRID`."""
+    """Return the patch size: the given one, or the largest with a grid within `_GRID`."""
     if patch_size is not None:
         _check_patches(image_size, patch_size)
         return patch_size
     grid = _smallest_grid(image_size)
     if grid is None:
         raise InvalidValueError(
-            f"image_size must split into {_GRID[0]} to {_GRID[-1]} equal patches a side, got "
+            f"image_size must be divisible into {_GRID[0]} to {_GRID[-1]} patches per side, got "
             f"{image_size}. {_resize(image_size, lambda size: _smallest_grid(size) is not None)}"
         )
     return image_size // grid
@@ -196,7 +195,7 @@ def _smallest_grid(image_size: int) -> int | None:
 
 
 def _resize(image_size: int, fits: Callable[[int], bool]) -> str:
-    """Return the remedy for an image size that does not fit: the nearest sizes that do."""
+    """Return the remedy for an invalid image size: the nearest valid ones."""
     below = next((size for size in range(image_size, 0, -1) if fits(size)), None)
     above = image_size
     while not fits(above):

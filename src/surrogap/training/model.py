@@ -17,7 +17,7 @@ from surrogap.training.groups import ModelConfig
 from surrogap.training.processes import World
 
 
-def network_of(config: ModelConfig, splits: Splits) -> nn.Module:
+def model_of(config: ModelConfig, splits: Splits) -> nn.Module:
     """The network for a set of images, on the CPU, with random weights or those it starts from.
 
     Raises:
@@ -26,7 +26,7 @@ def network_of(config: ModelConfig, splits: Splits) -> nn.Module:
             bias in its head, or the weights to start from are another network's.
 
     >>> from surrogap.data import load
-    >>> network_of(ModelConfig(name="small_mlp"), load("embedded"))[1]
+    >>> model_of(ModelConfig(name="small_mlp"), load("embedded"))[1]
     Linear(in_features=784, out_features=512, bias=True)
     """
     model = create(

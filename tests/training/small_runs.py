@@ -12,9 +12,9 @@ from torch import Tensor
 
 from surrogap.training.checkpoints import Checkpoints
 from surrogap.training.config import Config
-from surrogap.training.progress import Progress
+from surrogap.training.progress import ProgressDisplay
 from surrogap.training.records import Record, read_records
-from tests.data.made_up import pixels
+from tests.data.synthetic import pixels
 
 TIMES = ("images_per_second", "seconds")
 
@@ -96,7 +96,7 @@ def assert_same(one: object, other: object) -> None:
             assert value == theirs[path], path
 
 
-class Interrupting(Progress):
+class Interrupting(ProgressDisplay):
     """Asks the process to end, by a signal, when a step has been taken."""
 
     def __init__(self, at: int, number: signal.Signals = signal.SIGTERM) -> None:
