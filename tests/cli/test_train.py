@@ -18,6 +18,7 @@ import torch
 
 from surrogap import cli
 from surrogap.cli.commands import COMMANDS
+from surrogap.cli.compare import Compare
 from surrogap.experiments.columns import with_lr_of_gradient
 from surrogap.experiments.recipes import RECIPES
 from surrogap.models import names
@@ -221,12 +222,30 @@ def test_a_table_is_sent_to_the_python_api(
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_help_does_not_show_none_as_a_value(
-    command: str, capsys: pytest.CaptureFixture[str]
+def test_help_fits_80_columns_and_shows_no_python_values(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
-    assert "None" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "None" not in text
+    assert "(default: )" not in text
+
+
+def test_help_of_a_flag_is_one_paragraph(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Line breaks of the source do not appear."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "--help"])
+    text = " ".join((Compare.__doc__ or "").split("\n\n")[1].split())
+    lines = capsys.readouterr().out.splitlines()
+    assert text in lines
+    (line,) = (line for line in lines if "Number of runs per column." in line)
+    assert "The first has the seed --seed, the next --seed + 1, and so on." in line
 
 
 def test_models_lists_ours_and_searches_those_of_timm(capsys: pytest.CaptureFixture[str]) -> None:
