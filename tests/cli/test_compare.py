@@ -48,7 +48,7 @@ def last_epoch(folder: Path) -> dict[str, Any]:
     return [record for record in read_records(folder) if record["kind"] == "epoch"][-1]
 
 
-def test_numbers_are_those_of_the_records(compared: Path) -> None:
+def test_numbers_match_the_records(compared: Path) -> None:
     found = json.loads((compared / "comparison.json").read_text())
     assert found["versions"]["torch"] == torch.__version__
     assert [(run["method"], run["seed"]) for run in found["runs"]] == [
@@ -66,7 +66,7 @@ def test_numbers_are_those_of_the_records(compared: Path) -> None:
     assert (compared / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_figure_names_its_band_and_the_number_of_seeds(
+def test_the_figure_explains_its_band_and_the_number_of_seeds(
     compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     titles = []
@@ -81,7 +81,7 @@ def test_the_figure_names_its_band_and_the_number_of_seeds(
     assert titles == ["small_mlp on Fashion-MNIST (2 seeds: mean, and band from lowest to highest)"]
 
 
-def test_every_objective_has_its_own_radius(compared: Path) -> None:
+def test_each_objective_uses_its_own_radius(compared: Path) -> None:
     radius = {
         method: TrainedRun.read(compared / f"{method}-0").config.objective for method in METHODS
     }
@@ -100,10 +100,10 @@ def test_every_objective_has_its_own_radius(compared: Path) -> None:
         ("--no-compile", "compile", False),
     ],
 )
-def test_what_is_set_holds_for_all(
+def test_given_settings_hold_for_all_columns(
     words: str, name: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is what the recipe has, and its sibling for SAM has something else."""
+    """Also a value equal to the recipe's, if the recipe for SAM has another."""
     planned: list[PlannedRun] = []
 
     def keep(runs: list[PlannedRun], *_: object, **__: object) -> signal.Signals:
@@ -118,7 +118,7 @@ def test_what_is_set_holds_for_all(
     assert [r.config.flat()[name] for r in planned if r.method in methods] == [value] * len(methods)
 
 
-def test_the_gap_is_that_of_all_training_images_at_the_last_weights(compared: Path) -> None:
+def test_the_gap_is_over_all_training_images_at_the_last_weights(compared: Path) -> None:
     found = json.loads((compared / "comparison.json").read_text())
     run = TrainedRun.read(compared / "sam-1")
     splits = run.splits()
@@ -133,10 +133,10 @@ def test_the_gap_is_that_of_all_training_images_at_the_last_weights(compared: Pa
         for p, g in zip(model.parameters(), gradients, strict=True):
             p += found["rho"] * g / norm
         gap = float(cross_entropy(model(images), labels) - loss)
-    (told,) = (r for r in found["runs"] if (r["method"], r["seed"]) == ("sam", 1))
-    assert told["gap"] == pytest.approx(gap, rel=1e-3)
-    assert told["sharpness"] == pytest.approx(2 * told["gap"] / found["rho"] ** 2)
-    assert told["worst_gap"] >= told["gap"]
+    (compared_run,) = (r for r in found["runs"] if (r["method"], r["seed"]) == ("sam", 1))
+    assert compared_run["gap"] == pytest.approx(gap, rel=1e-3)
+    assert compared_run["sharpness"] == pytest.approx(2 * compared_run["gap"] / found["rho"] ** 2)
+    assert compared_run["worst_gap"] >= compared_run["gap"]
 
 
 def test_table_and_differences(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +179,7 @@ def test_finished_runs_are_not_trained_again(
     assert main(arguments(compared.parent)) == 0
 
 
-def test_changed_settings_are_refused_before_anything_is_trained(
+def test_changed_settings_are_refused_before_training(
     compared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in compared.rglob("*")}
@@ -189,7 +189,7 @@ def test_changed_settings_are_refused_before_anything_is_trained(
     assert {path: path.stat().st_mtime_ns for path in compared.rglob("*")} == before
 
 
-def test_interrupted_it_goes_on_and_ends_alike(
+def test_an_interrupted_comparison_continues_to_the_same_result(
     compared: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -220,13 +220,13 @@ def test_one_seed_and_no_vanilla(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "±" not in out
     seconds = last_epoch(tmp_path / "out" / "gsam-0")["seconds"]
     assert f"  {seconds:.1f} s\n" in out
-    # Another radius is measured anew, without training.
+    # Another radius is measured again, without training.
     assert main([*words[:-1], "0.1"]) == 0
     assert "rho = 0.1" in capsys.readouterr().out
 
 
-def test_columns_with_settings_of_their_own(tmp_path: Path) -> None:
-    """Methods of one pass and of two, at all steps and at some, on all weights and on few."""
+def test_columns_with_their_own_settings(tmp_path: Path) -> None:
+    """Methods with one and two passes, in all and in some steps, on all and on some weights."""
     columns = ("vanilla", "momentum-sam", "sam@every=3", "sam@climb-fraction=0.5", "gsam-norms")
     words = arguments(tmp_path, "--model", "small_resnet18_narrow", "--alpha", 0.3, seeds=1)
     at = words.index("--objectives")
@@ -278,7 +278,7 @@ def test_refusals(
 
 
 @pytest.mark.parametrize("name", ["comparison.json", "comparison.png"])
-def test_somebody_elses_file_is_found_before_anything_is_trained(
+def test_a_foreign_file_is_refused_before_training(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -290,14 +290,16 @@ def test_somebody_elses_file_is_found_before_anything_is_trained(
     assert [path.name for path in out.iterdir()] == [name]
 
 
-def test_a_runs_folder_is_none_for_many(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_of_one_run_is_refused(
+    compared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = arguments(compared.parent)
     words[words.index("--out") + 1] = str(compared / "sam-0")
     assert main(words) == 2
     assert "out must be a folder for several runs, got" in capsys.readouterr().err
 
 
-def test_several_processes_are_for_single_runs(
+def test_several_processes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):

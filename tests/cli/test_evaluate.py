@@ -1,4 +1,4 @@
-"""`surrogap evaluate`: on images in memory, and on ImageNet's sets as they are published."""
+"""`surrogap evaluate`: images in memory, and ImageNet's test sets in their published layout."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ from surrogap.training.records import read_records
 from surrogap.training.run import train
 from tests.training.small_runs import config
 
-# Two of ImageNet-R's classes around one that it has not.
+# Two classes of ImageNet-R, and between them one that ImageNet-R does not have.
 SYNSETS = ("n01443537", "n01440764", "n01484850")
 CLASSES = tuple(sorted(SYNSETS))
 
@@ -59,13 +59,13 @@ def test_scores_that_are_not_finite_are_null(
     assert result_of(folder)["sets"]["test"]["loss"] is None
 
 
-def test_corruptions_are_those_of_the_room_and_their_mean(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_corruptions_and_their_mean(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--batch-size", "7"]) == 0
     found = result_of(run)["corruptions"]
     by_severity = found["by_severity"]
-    assert list(by_severity) == [name for name in CORRUPTIONS if name != "saturate"]  # it is grey
+    assert list(by_severity) == [
+        name for name in CORRUPTIONS if name != "saturate"
+    ]  # no effect on grey images
     assert "mean of 11 corruptions" in capsys.readouterr().out
 
     trained = TrainedRun.read(run)
@@ -75,8 +75,8 @@ def test_corruptions_are_those_of_the_room_and_their_mean(
     normal = (images / 255 - splits.mean[0]) / splits.std[0]
     scores = evaluate(trained.model(splits), [(normal, splits.test.labels)])
     for name in ("accuracy", "loss", "calibration_error"):
-        told = by_severity["contrast"]["5"][name]
-        assert told == pytest.approx(getattr(scores, name), rel=1e-5)
+        score = by_severity["contrast"]["5"][name]
+        assert score == pytest.approx(getattr(scores, name), rel=1e-5)
     for measure in ("accuracy", "top5", "loss", "calibration_error"):
         values = [s[measure] for severities in by_severity.values() for s in severities.values()]
         assert len(values) == 55
@@ -85,7 +85,7 @@ def test_corruptions_are_those_of_the_room_and_their_mean(
         assert found["by_corruption"]["fog"][measure] == pytest.approx(fog)
 
 
-def test_where_there_is_no_terminal_lines_tell_where_it_is(
+def test_without_a_terminal_lines_show_the_progress(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(terminal, "LINE_INTERVAL", 0.0)
@@ -95,9 +95,7 @@ def test_where_there_is_no_terminal_lines_tell_where_it_is(
     assert len(lines) == 56
 
 
-def test_people_who_all_vote_for_the_label_give_the_labels_scores(
-    run: Path, tmp_path: Path
-) -> None:
+def test_unanimous_votes_give_the_scores_of_the_labels(run: Path, tmp_path: Path) -> None:
     labels = np.asarray(TrainedRun.read(run).splits().test.labels)
     votes = 7 * np.eye(4, dtype=np.uint8)[labels]
     np.save(tmp_path / "votes.npy", votes)
@@ -110,7 +108,7 @@ def test_people_who_all_vote_for_the_label_give_the_labels_scores(
         assert sets["votes"] == pytest.approx(sets["test"])
 
 
-def test_votes_in_the_runs_own_archive_are_found(tmp_path: Path) -> None:
+def test_votes_in_the_archive_of_the_data_set_are_found(tmp_path: Path) -> None:
     settings = config(tmp_path, epochs=1)
     data = tmp_path / "images.npz"
     with np.load(data) as archive:
@@ -120,7 +118,7 @@ def test_votes_in_the_runs_own_archive_are_found(tmp_path: Path) -> None:
     run = train(settings).folder
     assert main(["evaluate", str(run), "--no-corruptions"]) == 0
     found = result_of(run)["sets"]["votes"]
-    assert found["accuracy"] == 1.0  # all classes have the most votes
+    assert found["accuracy"] == 1.0  # all classes are tied
     assert found["num_samples"] == 16
 
 
@@ -133,7 +131,7 @@ def test_votes_in_the_runs_own_archive_are_found(tmp_path: Path) -> None:
         (np.full((16, 4), "7"), "(its dtype is <U1)"),
     ],
 )
-def test_other_votes_are_refused(
+def test_invalid_votes_are_refused(
     votes: Any, message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if votes is not None:
@@ -144,8 +142,8 @@ def test_other_votes_are_refused(
     assert [path for path in run.iterdir() if path.name == "evaluation.json"] == before
 
 
-def test_parts_of_people_are_votes(run: Path, tmp_path: Path) -> None:
-    """As whole numbers they would all be 0, and the images left out."""
+def test_votes_can_be_fractions(run: Path, tmp_path: Path) -> None:
+    """Rounded down they would all be 0, and no image would have votes."""
     np.save(tmp_path / "votes.npy", np.full((16, 4), 0.25))
     words = ["evaluate", str(run), "--no-corruptions", "--votes", str(tmp_path / "votes.npy")]
     assert main(words) == 0
@@ -155,7 +153,7 @@ def test_parts_of_people_are_votes(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kept", "reason"), [(0.5, "is not a zip file"), (1.0, "its arrays are labels, images")]
 )
-def test_other_archives_of_votes_are_refused(
+def test_invalid_archives_of_votes_are_refused(
     kept: float, reason: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "votes.npz"
@@ -166,7 +164,7 @@ def test_other_archives_of_votes_are_refused(
 
 
 def write_images(folder: Path, names: tuple[str, ...], *, seed: int, number: int = 2) -> None:
-    """Noise, a folder for each class; the same seed gives the same images."""
+    """Write noise images to a folder per class. The same seed gives the same images."""
     rng = np.random.default_rng(seed)
     for place, name in enumerate(names):
         (folder / name).mkdir(parents=True)
@@ -177,7 +175,7 @@ def write_images(folder: Path, names: tuple[str, ...], *, seed: int, number: int
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on three of ImageNet's classes, beside their shifted sets."""
+    """A run on three classes of ImageNet, and shifted test sets for it."""
     root = tmp_path_factory.mktemp("imagenet")
     write_images(root / "images" / "train", CLASSES, seed=0, number=4)
     write_images(root / "images" / "val", CLASSES, seed=1)
@@ -186,7 +184,7 @@ def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in IMAGENET_C:
         for severity in range(1, 6):
             write_images(root / "c" / name / str(severity), CLASSES, seed=1)
-    real = [[0], [], [1], [1, 2], [2], [0, 1, 2]]  # in the order of the files' names
+    real = [[0], [], [1], [1, 2], [2], [0, 1, 2]]  # in the order of the file names
     (root / "real.json").write_text(json.dumps(real))
     settings = {"data": str(root / "images"), "image_size": 8, "num_workers": 0, "batch_size": 4}
     run = train(config(root, epochs=1, **settings)).folder
@@ -202,20 +200,20 @@ def evaluated(root: Path, *sets: str) -> dict[str, Any]:
     return result_of(root / "run")
 
 
-def test_imagenets_shifted_sets(imagenet: Path) -> None:
+def test_shifted_test_sets_of_imagenet(imagenet: Path) -> None:
     found = evaluated(imagenet, "real", "v2", "r", "c")
     sets = found["sets"]
     assert list(sets) == ["test", "ImageNet-ReaL", "ImageNet-V2", "ImageNet-R"]
     assert sets["ImageNet-V2"] == sets["test"]  # the same images
     assert sets["test"]["num_samples"] == 6
-    assert sets["ImageNet-ReaL"]["num_samples"] == 5  # one has no label
+    assert sets["ImageNet-ReaL"]["num_samples"] == 5  # one image is unlabelled
     assert sets["ImageNet-R"]["num_samples"] == 4
     assert list(found["corruptions"]["by_severity"]) == list(IMAGENET_C)
     mean = found["corruptions"]["mean"]
     assert mean == pytest.approx({name: sets["test"][name] for name in mean})
 
 
-def test_shifted_sets_need_a_run_on_files(
+def test_shifted_test_sets_need_a_run_on_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = config(tmp_path, epochs=1)
@@ -229,7 +227,7 @@ def test_shifted_sets_need_a_run_on_files(
     assert "whose images are in memory. Leave them out." in capsys.readouterr().err
 
 
-def test_real_counts_every_right_label(imagenet: Path) -> None:
+def test_real_accepts_each_of_its_labels(imagenet: Path) -> None:
     sets = evaluated(imagenet, "real")["sets"]
     run = TrainedRun.read(imagenet / "run")
     splits = run.splits()
@@ -244,23 +242,23 @@ def test_real_counts_every_right_label(imagenet: Path) -> None:
     assert sets["ImageNet-ReaL"]["accuracy"] == pytest.approx(np.mean(right))
 
 
-def test_imagenet_r_is_scored_among_its_own_classes(imagenet: Path) -> None:
+def test_imagenet_r_is_scored_on_its_own_classes(imagenet: Path) -> None:
     found = evaluated(imagenet, "r")["sets"]["ImageNet-R"]
     run = TrainedRun.read(imagenet / "run")
     splits = run.splits()
     assert splits.classes == CLASSES
-    kept = [1, 2]  # n01440764, the first, is none of its classes
+    kept = [1, 2]  # without n01440764, the first
     paths = [path for k in kept for path in sorted((imagenet / "r" / CLASSES[k]).iterdir())]
-    part = FileSet([str(path) for path in paths], [1, 1, 2, 2])
+    subset = FileSet([str(path) for path in paths], [1, 1, 2, 2])
     loading = batch_maker(4, torch.device("cpu"), size=8, num_workers=0)
-    ((images, labels),) = list(loading(replace(splits, test=part)))
+    ((images, labels),) = list(loading(replace(splits, test=subset)))
     with torch.no_grad():
         logits = run.model(splits)(images)[:, kept]
     loss = torch.nn.functional.cross_entropy(logits, labels - 1)
     assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_sets_are_found_where_they_usually_are(run: Path, tmp_path: Path) -> None:
+def test_test_sets_are_found_in_the_data_root(run: Path, tmp_path: Path) -> None:
     for name in ("cifar10h-counts.npy", "real.json", "imagenet-r", "imagenet-c"):
         (tmp_path / name).mkdir()
 
@@ -275,7 +273,7 @@ def test_sets_are_found_where_they_usually_are(run: Path, tmp_path: Path) -> Non
     assert found("cifar100") == EvalSetPaths(votes=tmp_path / "cifar100.npz", c=Path("mine"))
 
 
-def test_imagenets_sets_are_refused_for_other_runs(
+def test_test_sets_of_imagenet_are_refused_for_other_runs(
     run: Path, imagenet: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(run), "--v2", str(imagenet / "v2")]) == 2
@@ -304,7 +302,7 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert not (tmp_path / "evaluation.json").exists()
 
 
-def test_images_of_other_classes_are_refused(
+def test_a_data_set_with_other_classes_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(config(tmp_path, epochs=1)).folder
@@ -318,7 +316,7 @@ def test_images_of_other_classes_are_refused(
     assert "size mismatch for 5.bias" in error
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
+def test_a_folder_that_is_not_writable_is_refused_before_the_evaluation(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -331,7 +329,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
 def test_scores_are_printed_even_if_they_cannot_be_written(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / ".evaluation.unfinished.json").mkdir()  # where the file goes first
+    (tmp_path / ".evaluation.unfinished.json").mkdir()  # the temporary file
     words = ["evaluate", str(run), "--no-corruptions", "--out", str(tmp_path)]
     assert main(words) == 2
     output = capsys.readouterr()
@@ -339,6 +337,6 @@ def test_scores_are_printed_even_if_they_cannot_be_written(
     assert f"out must be a writable folder, got {tmp_path} (Is a dir" in output.err
 
 
-def test_scores_go_where_they_are_asked_to(run: Path, tmp_path: Path) -> None:
+def test_scores_are_written_to_out(run: Path, tmp_path: Path) -> None:
     assert main(["evaluate", str(run), "--no-corruptions", "--out", str(tmp_path / "new")]) == 0
     assert result_of(tmp_path / "new")["sets"]["test"]["num_samples"] > 0

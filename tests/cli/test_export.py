@@ -24,7 +24,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(settings).folder
 
 
-def test_timm_loads_it_and_says_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timm_loads_the_weights_and_returns_the_same_logits(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", str(run)]) == 0
     out = capsys.readouterr().out
     folder = run / "export"
@@ -40,31 +42,31 @@ def test_timm_loads_it_and_says_the_same(run: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("image_size", "sides"), [(16, [16, 16]), (None, [12, 8])])
-def test_timm_knows_the_size_that_a_network_was_trained_with(
+def test_timm_uses_the_image_size_of_the_training(
     image_size: int | None, sides: list[int], tmp_path: Path
 ) -> None:
     archive(tmp_path / "images.npz", size=12, width=8, channels=3)
     run = train(config(tmp_path, model="resnet10t", image_size=image_size, steps=1)).folder
     assert main(["export", str(run)]) == 0
     model = timm.create_model(f"local-dir:{run / 'export'}", pretrained=True)
-    told = timm.data.resolve_model_data_config(model)
-    assert list(told["input_size"]) == [3, *sides]
-    assert told["crop_pct"] == 1.0
+    found = timm.data.resolve_model_data_config(model)
+    assert list(found["input_size"]) == [3, *sides]
+    assert found["crop_pct"] == 1.0
 
 
-def test_checkpoint_path_works_too(run: Path, tmp_path: Path) -> None:
+def test_checkpoint_path_of_timm(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "weights"
     assert main(["export", str(run), "--out", str(out)]) == 0
-    told = json.loads((out / "config.json").read_text())
+    found = json.loads((out / "config.json").read_text())
     path = out / "model.safetensors"
-    model = timm.create_model(told["architecture"], checkpoint_path=path, **told["model_args"])
+    model = timm.create_model(found["architecture"], checkpoint_path=path, **found["model_args"])
     for name, tensor in load_file(path).items():
         assert torch.equal(model.state_dict()[name], tensor)
-    assert told["surrogap"]["run"] == TrainedRun.read(run).config.to_dict()
+    assert found["surrogap"]["run"] == TrainedRun.read(run).config.to_dict()
 
 
-def test_weights_that_layers_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in timm's CoaT; what is not contiguous is refused by safetensors too."""
+def test_weights_shared_by_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in timm's CoaT. safetensors also refuses tensors that are not contiguous."""
     from surrogap.training import model
 
     def tied(*_: object, **__: object) -> torch.nn.Module:
@@ -83,7 +85,7 @@ def test_weights_that_layers_share(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
-def test_what_timm_has_not_comes_with_code(
+def test_a_model_that_timm_does_not_have_comes_with_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(config(tmp_path, steps=1)).folder

@@ -1,4 +1,4 @@
-"""`surrogap find-rho`: the library's sweep, on what training sees."""
+"""`surrogap find-rho`: the sweep of the library, on training batches."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def run_find_rho(*words: str | Path) -> int:
 
 
 def flags(folder: Path, **changes: Any) -> list[str]:
-    """What to type for a small configuration."""
+    """Return the flags of a small configuration."""
     settings = config(folder, **changes).flat()
     names = ("model", "data", "augmentation", "batch_size", "out", *changes)
     return [
@@ -46,7 +46,9 @@ def result_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_sweep_of_a_run_is_the_librarys(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sweep_of_a_run_matches_the_library(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_find_rho(run, *RHOS, "--batches", "2") == 0
     trained = TrainedRun.read(run)
     splits = trained.splits()
@@ -82,10 +84,10 @@ def test_the_radius_at_the_checkpoint_is_judged(
     assert "0.3 is " in result_of(trained)["words"]
 
 
-def test_without_a_run_it_trains_plainly_before(
+def test_without_a_run_the_model_is_trained_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On batches of all images, training and then measuring the run is the same."""
+    """With full batches, the result is that of training a run and then measuring it."""
     words = flags(tmp_path, batch_size=32, objective="sam", rho=0.2, warmup_steps=4)
     assert run_find_rho(*words, *RHOS, "--batches", "1", "--train-steps", "12") == 0
     assert (
@@ -99,25 +101,25 @@ def test_without_a_run_it_trains_plainly_before(
         assert one == pytest.approx(two, rel=1e-3)
     assert (mine["train_steps"], theirs["train_steps"]) == (12, None)
     assert "0.2 is" in mine["words"]
-    assert " is " not in theirs["words"]  # plain training has no radius to judge
+    assert " is " not in theirs["words"]  # vanilla has no radius
 
 
-def test_micro_batches_with_a_perturbation_each_are_measured_as_such(
+def test_micro_batches_with_their_own_perturbation_are_measured_separately(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = flags(tmp_path, micro_batches=2, perturbation="each", objective="asam")
     assert run_find_rho(*words, *RHOS, "--train-steps", "1") == 0
     assert "gradient evaluations of 4 images each" in capsys.readouterr().out
-    assert "0.5 is " in result_of(tmp_path / "run")["words"]  # ASAM's radius, in its own ball
+    assert "0.5 is " in result_of(tmp_path / "run")["words"]  # the default radius of ASAM
 
 
 def test_flags_choose_the_ascent_step(run: Path, tmp_path: Path) -> None:
-    """Along the norms' gradient, and along the momentum of the run's optimizer."""
+    """The gradient of normalisation layers, and the momentum of the run's optimizer."""
     words = (*RHOS, "--batches", "2", "--out", tmp_path)
     cosines = []
     for more in ((), ("--perturb", "norms"), ("--objective", "momentum-sam")):
         status = run_find_rho(run, *words, *more)
-        assert status == (2 if "norms" in more else 0)  # an MLP has none
+        assert status == (2 if "norms" in more else 0)  # an MLP has no normalisation layers
         if not status:
             found = result_of(tmp_path)
             cosines.append([radius["cosine"] for radius in found["radii"]])
@@ -134,7 +136,7 @@ def test_a_recipe_gives_the_defaults(
     found = result_of(tmp_path / "runs" / "find-rho-fashion-mnist-sam")
     assert found["configuration"]["model"]["name"] == "small_mlp"
     assert len(found["radii"]) == 3
-    # After one step it still guesses, more or less. Only the cosine makes a radius too large.
+    # After one step the predictions are almost uniform, so only the cosine limits the radius.
     assert found["radii"][0]["perturbed_loss"] > math.log(10)
     assert 0.1 < found["high"] < 0.4
 

@@ -1,4 +1,4 @@
-"""`surrogap landscape`: losses at weights that the tests move by hand."""
+"""`surrogap landscape`: the losses match those at weights that the tests compute."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_the_line_between_two_runs(
     assert (tmp_path / "landscape-to-1.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_random_direction_is_the_librarys(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_random_direction_matches_the_library(runs: tuple[Path, Path], tmp_path: Path) -> None:
     assert drawn(runs[0], "--points", "3", "--out", tmp_path) == 0
     found = result_of(tmp_path, "random")
     surface = surface_of(runs[0])
@@ -75,7 +75,7 @@ def test_a_random_direction_is_the_librarys(runs: tuple[Path, Path], tmp_path: P
 def test_the_gradient_and_an_eigenvector(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The slope along one; along the other, the places that the library's eigenvector leads to."""
+    """The slope along the gradient, and the losses along the library's eigenvector."""
     words = ["--directions", "gradient", "eigenvector", "--points", "3", "--radius", "0.02"]
     assert drawn(runs[0], *words, "--out", tmp_path) == 0
     found = result_of(tmp_path, "gradient-eigenvector")
@@ -88,14 +88,14 @@ def test_the_gradient_and_an_eigenvector(
     for sign, row in ((-1, rows[0]), (1, rows[2])):
         with surface.moved(sign * step * top.vectors[0]):
             assert row[1] == pytest.approx(float(surface.loss()), rel=1e-5)
-    # Nine losses, a gradient, and at most fifty products.
+    # 9 losses, 1 gradient, and at most 50 products.
     assert "At most 104 gradient evaluations" in capsys.readouterr().out
     for name in ("contour", "surface"):
         path = tmp_path / f"landscape-gradient-eigenvector-{name}.png"
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_same_kind_twice_gives_two_directions(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_same_name_twice_gives_two_directions(runs: tuple[Path, Path], tmp_path: Path) -> None:
     words = ["--points", "3", "--out", str(tmp_path), "--directions"]
     assert drawn(runs[0], *words, "random", "random") == 0
     found = result_of(tmp_path, "random-random")
@@ -145,7 +145,7 @@ def test_mistakes(
     assert not out.exists()
 
 
-def test_another_network_is_refused(
+def test_a_run_of_another_model_is_refused(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = TrainedRun.read(runs[0]).config.data.name
@@ -154,8 +154,8 @@ def test_another_network_is_refused(
     assert "other must have the same parameters and buffers, got" in capsys.readouterr().err
 
 
-def test_batchnorms_statistics_stay_in_place(tmp_path: Path) -> None:
-    """In evaluation mode, as the command says: the network's own loss is in the middle."""
+def test_batchnorm_uses_its_running_statistics(tmp_path: Path) -> None:
+    """In evaluation mode, the loss at the centre is that of the model."""
     settings = {"model": "small_resnet18_narrow", "steps": 2}
     run = train(config(tmp_path, label_smoothing=0.1, **settings)).folder
     assert drawn(run, "--points", "3") == 0

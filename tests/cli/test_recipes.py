@@ -13,7 +13,7 @@ from surrogap.experiments.recipes import RECIPES
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_lists_every_recipe_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_recipe_is_listed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     heading, *lines, last = capsys.readouterr().out.splitlines()
     assert heading.split() == ["recipe", "model", "data", "objective"]
@@ -23,7 +23,7 @@ def test_lists_every_recipe_in_a_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert line.split()[1:] == ["vit_b32", "imagenet", "gsam"]
 
 
-def test_names_are_whole_in_a_narrow_terminal(
+def test_names_are_not_truncated_in_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -31,11 +31,11 @@ def test_names_are_whole_in_a_narrow_terminal(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(RECIPES) + 5  # borders, the heading and the hint: no row wraps
+    assert len(lines) == len(RECIPES) + 5  # borders, header and hint: no row wraps
     assert set(RECIPES) <= {word for line in lines for word in line.split()}
 
 
-def test_shows_one_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_is_shown_with_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "resnet50-sam"]) == 0
     text = capsys.readouterr().out
     recipe = RECIPES["resnet50-sam"]
@@ -53,20 +53,20 @@ def test_markdown_is_the_page_in_the_docs(capsys: pytest.CaptureFixture[str]) ->
 def test_an_unknown_recipe_has_a_closest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "vit-b23-gsam"]) == 2
     error = capsys.readouterr().err
-    # All ninety would hide the one that was meant.
+    # A list of all ninety recipes would hide it.
     assert error.startswith(f"surrogap: recipe must be one of {len(RECIPES)} names, got")
     assert error.endswith(
         "got 'vit-b23-gsam'. The closest is 'vit-b32-gsam'. surrogap recipes lists them.\n"
     )
 
 
-def test_a_reader_may_stop_reading() -> None:
+def test_the_reader_of_the_output_may_stop() -> None:
     command = f"{sys.executable} -m surrogap.cli recipes"
     reading = ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"]
     result = subprocess.run(reading, capture_output=True, text=True, check=False)
     assert result.stderr == ""
     assert result.stdout.startswith("recipe ")
-    assert result.returncode in (0, 128 + signal.SIGPIPE)  # 0 where it had written all before
+    assert result.returncode in (0, 128 + signal.SIGPIPE)  # 0 if all was written before
 
 
 def test_as_a_program() -> None:

@@ -1,4 +1,4 @@
-"""`surrogap reproduce`: figures and numbers of the paper's toys and theory."""
+"""`surrogap reproduce`: the paper's toy examples and theory."""
 
 import json
 import os
@@ -177,16 +177,16 @@ def test_finished_runs_are_not_trained_again(
     assert rho_alpha(trained) == 0
     out = capsys.readouterr().out
     assert out.startswith("4 runs are finished already.\nsmall_mlp on ")
-    told = " ".join(out.split())
+    text = " ".join(out.split())
     for words in result_of(trained, "fig-rho-alpha")["words"]:
-        assert words in told
+        assert words in text
     row = next(line for line in out.splitlines() if line.startswith("0.2  0.4 "))
     run = result_of(trained, "fig-rho-alpha")["runs"][-1]
     assert row.split()[2] == f"{100 * run['test_accuracy']:.2f}"
     assert row.split()[-1] == f"{run['eigenvalue']:.2f}"
 
 
-def test_interrupted_it_goes_on_and_ends_alike(
+def test_an_interrupted_figure_continues_to_the_same_result(
     trained: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -206,7 +206,7 @@ def test_interrupted_it_goes_on_and_ends_alike(
     assert here["runs"] == there["runs"]
 
 
-def test_other_runs_are_refused_before_anything_is_trained(
+def test_other_runs_are_refused_before_training(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
@@ -218,7 +218,7 @@ def test_other_runs_are_refused_before_anything_is_trained(
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
-def test_ctrl_c_ends_it_in_a_sentence(
+def test_ctrl_c_prints_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:

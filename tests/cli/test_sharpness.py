@@ -1,6 +1,7 @@
-"""`surrogap sharpness`: the library's numbers, for a run and for any network."""
+"""`surrogap sharpness`: the numbers of the library, for a run and for any model."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from surrogap.training.run import train
 from tests.data.synthetic import folder as image_folder
 from tests.training.small_runs import config
 
-# Little enough to be quick, and the same for the command and the library.
+# A quick measurement, the same for the command and the library.
 FEW = "--eigenvalues 2 --max-products 6 --trace-products 6 --ascent-steps 2 --rhos 0.1 0.05"
 PLAN = Plan(
     num_eigenvalues=2, max_products=6, num_trace_products=6, num_ascent_steps=2, rhos=(0.1, 0.05)
@@ -33,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(config(tmp_path_factory.mktemp("run"), label_smoothing=0.1)).folder
 
 
-def measured(*words: str | Path) -> int:
+def run_sharpness(*words: str | Path) -> int:
     return main(["sharpness", *map(str, words), "--device", "cpu"])
 
 
@@ -43,7 +44,7 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 
 def surface_of(run: Path) -> Surface:
-    """The loss over all training images, built by hand."""
+    """Return the loss over all training images, without the code under test."""
     trained = TrainedRun.read(run)
     splits = trained.splits()
     assert isinstance(splits.train, TensorSet)
@@ -55,11 +56,11 @@ def surface_of(run: Path) -> Surface:
     return Surface(trained.model(splits), [(images, splits.train.labels)], loss)
 
 
-def test_the_numbers_are_the_librarys(
+def test_the_numbers_match_the_library(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = f"{FEW} --density-steps 4 --density-vectors 1 --batch-size 20".split()
-    assert measured(run, *words, "--out", tmp_path) == 0
+    assert run_sharpness(run, *words, "--out", tmp_path) == 0
     surface = surface_of(run)
     expected = sharpness(surface, PLAN)
     found, out = result_of(tmp_path), capsys.readouterr().out
@@ -89,17 +90,17 @@ def test_the_numbers_are_the_librarys(
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_any_network_with_weights_and_a_few_images(tmp_path: Path) -> None:
-    """A run's weights and images by themselves are the run, the drawn images too."""
+def test_a_model_by_name_with_weights_and_a_few_images(tmp_path: Path) -> None:
+    """The weights and the data of a run give the numbers of the run, on the same subset."""
     run = train(config(tmp_path / "plain")).folder
     trained = TrainedRun.read(run)
     weights = tmp_path / "weights.safetensors"
     save_file(trained.model(trained.splits()).state_dict(), weights)
     few = [*FEWEST.split(), "--images", "8", "--rhos", "0.1"]
     named = ["--model", "small_mlp", "--data", trained.config.data.name, "--weights", weights]
-    assert measured(*named, *few, "--out", tmp_path / "named") == 0
-    assert measured(run, *few, "--out", tmp_path / "run") == 0
-    assert measured(run, *few, "--out", tmp_path / "other", "--seed", "1") == 0
+    assert run_sharpness(*named, *few, "--out", tmp_path / "named") == 0
+    assert run_sharpness(run, *few, "--out", tmp_path / "run") == 0
+    assert run_sharpness(run, *few, "--out", tmp_path / "other", "--seed", "1") == 0
     one, two, other = (result_of(tmp_path / name) for name in ("named", "run", "other"))
     assert one["num_images"] == two["num_images"] == 8
     assert other["loss"] != two["loss"]  # other images
@@ -110,43 +111,43 @@ def test_any_network_with_weights_and_a_few_images(tmp_path: Path) -> None:
     assert not (tmp_path / "named" / "spectrum.png").exists()
 
 
-def test_a_network_of_timms_on_a_folder_of_images(
+def test_a_model_of_timm_on_a_folder_of_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = image_folder(tmp_path / "images", per_class=4)
     monkeypatch.chdir(tmp_path)
     words = ["--model", "test_resnet", "--data", images, "--image-size", "32", "--num-workers", "0"]
-    assert measured(*words, *FEWEST.split(), "--rhos", "0.1") == 0
+    assert run_sharpness(*words, *FEWEST.split(), "--rhos", "0.1") == 0
     found = result_of(tmp_path / "runs" / "sharpness-images-test_resnet")
     assert found["subject"] == "test_resnet, random weights"
     assert found["num_images"] == found["num_images"] // 4 * 4 > 0
     assert "test_resnet, random weights" in capsys.readouterr().out
 
 
-def test_its_own_results_are_replaced_and_nothing_else(
+def test_only_its_own_results_are_replaced(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = [run, *FEWEST.split(), "--rhos", "0.1", "--out", tmp_path]
-    assert measured(*few) == 0
-    assert measured(*few[:-4], "--rhos", "0.2", "--out", tmp_path) == 0
+    assert run_sharpness(*few) == 0
+    assert run_sharpness(*few[:-4], "--rhos", "0.2", "--out", tmp_path) == 0
     assert [gap["rho"] for gap in result_of(tmp_path)["gaps"]] == [0.2]
     for name in ("sharpness.json", "sharpness.png"):
         other = tmp_path / name.replace(".", "-")
         other.mkdir()
         (other / name).write_text("{}")
-        assert measured(*few[:-1], other) == 2
+        assert run_sharpness(*few[:-1], other) == 2
         assert f"out must be a folder without {name}, got {other}, whose" in capsys.readouterr().err
         assert [path.name for path in other.iterdir()] == [name]
         assert (other / name).read_text() == "{}"
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then(
+def test_without_a_terminal_lines_show_the_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(terminal, "LINE_INTERVAL", 0.0)
-    with terminal.progress_bar("sharpness") as tell:
-        tell(1, 4)
-        tell(4, 4)
+    with terminal.progress_bar("sharpness") as progress:
+        progress(1, 4)
+        progress(4, 4)
     assert capsys.readouterr().err == "sharpness: 25%\nsharpness: 100%\n"
 
 
@@ -191,7 +192,7 @@ def test_mistakes(
 ) -> None:
     (tmp_path / "file").touch()
     before = sorted(path.name for path in run.iterdir())
-    assert measured(*words.format(run=run, tmp=tmp_path).split()) == 2
+    assert run_sharpness(*words.format(run=run, tmp=tmp_path).split()) == 2
     output = capsys.readouterr()
     assert message in output.err
     assert output.err.count("\n") == 1
@@ -200,13 +201,15 @@ def test_mistakes(
 
 
 @pytest.mark.parametrize("command", ["sharpness", "landscape", "find-rho", "reproduce"])
-def test_help_does_not_wait_for_torch(command: str) -> None:
+def test_help_does_not_import_torch(command: str) -> None:
     code = (
         "import contextlib, sys; from surrogap.cli import main\n"
         f"with contextlib.suppress(SystemExit): main([{command!r}, '--help'])\n"
         "print(*sys.modules)"
     )
-    output = subprocess.check_output([sys.executable, "-c", code], text=True)
+    env = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    output = subprocess.check_output([sys.executable, "-c", code], env=env, encoding="utf-8")
     assert f"usage: surrogap {command}" in output
+    assert "╭─ options" in output  # tyro's borders, if the output is UTF-8
     loaded = {name.split(".")[0] for name in output.splitlines()[-1].split()}
     assert not loaded & {"torch", "numpy", "timm", "torchvision", "matplotlib"}

@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(settings).folder
 
 
-def test_summary_is_that_of_the_last_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_matches_the_last_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(run)]) == 0
     out = capsys.readouterr().out
     last = [record for record in read_records(run) if record["kind"] == "epoch"][-1]
@@ -40,7 +40,7 @@ def test_summary_is_that_of_the_last_record(run: Path, capsys: pytest.CaptureFix
     assert f"Curves: {run / 'curves.png'}" in out
 
 
-def test_what_a_probe_measured_is_drawn_over_the_same_epochs(
+def test_sharpness_is_drawn_over_the_same_epochs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(tmp_path, sharpness_every=6)
@@ -68,7 +68,7 @@ def test_scores_that_are_not_finite(
     assert "test loss          not finite" in capsys.readouterr().out
 
 
-def test_without_unicode_it_uses_words(
+def test_without_unicode_curves_are_described(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -81,7 +81,7 @@ def test_without_unicode_it_uses_words(
     assert png.exists()
 
 
-def test_before_the_end_of_an_epoch_it_draws_steps(
+def test_before_the_end_of_an_epoch_steps_are_drawn(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("config.json", "versions.json"):
@@ -96,7 +96,7 @@ def test_before_the_end_of_an_epoch_it_draws_steps(
     assert "test accuracy" not in out
 
 
-def test_what_a_run_failed_of_is_told(
+def test_the_reason_of_a_failure_is_shown(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("config.json", "versions.json"):
@@ -112,7 +112,7 @@ def test_what_a_run_failed_of_is_told(
     assert "the reason" in out
 
 
-def test_a_narrow_terminal_has_one_chart_in_a_row(
+def test_a_narrow_terminal_has_one_chart_per_row(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -146,7 +146,7 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ({"steps": 10}, None, "10"),
     ],
 )
-def test_an_unfinished_run_says_so(
+def test_an_unfinished_run_is_shown_as_unfinished(
     changes: dict[str, int],
     stop: int | None,
     steps: str,

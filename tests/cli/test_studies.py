@@ -1,4 +1,4 @@
-"""`surrogap reproduce` of tables and figures that are trained for, on a tiny study."""
+"""`surrogap reproduce` for tables and figures of the study, on a tiny one."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def reproduce(*words: object) -> int:
     return main(["reproduce", *map(str, words)])
 
 
-def test_a_table_is_trained_for_and_drawn(
+def test_a_table_is_trained_and_drawn(
     scale: Scale, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reproduce("table-epochs", "--out", tmp_path / "out") == 0
@@ -55,14 +55,14 @@ def test_a_table_is_trained_for_and_drawn(
     accuracy = next(line for line in ledger if line["seed"] == 0)["scores"]["test"]["accuracy"]
     assert found["cells"][0]["scores"]["test"]["mean"] == pytest.approx(100 * accuracy)
     assert found["scale"] == "laptop"
-    # What is in the ledger is not trained again.
+    # Runs in the ledger are not trained again.
     assert reproduce("table-epochs", "--out", tmp_path / "out") == 0
     assert len(Ledger(ledger.path)) == 6
 
 
 @pytest.fixture
 def instant(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs that take no time; the titles of those that were asked for."""
+    """Replace training, and return the list of titles of the requested runs."""
     asked = []
 
     def finished(run: Any, environment: Any) -> Line:
@@ -74,7 +74,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ARTIFACTS)
-def test_every_name_is_trained_for_and_drawn(
+def test_every_name_is_trained_and_drawn(
     name: str, scale: Scale, instant: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name == "fig-cost":
@@ -87,7 +87,7 @@ def test_every_name_is_trained_for_and_drawn(
     assert f"Numbers: {folder / name}.json." in capsys.readouterr().out
 
 
-def test_a_dry_run_lists_what_is_left(
+def test_a_dry_run_lists_the_missing_runs(
     scale: Scale, instant: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     left = todo(scale, stages("table-1"), Ledger(Path(scale.ledger)))
@@ -104,7 +104,7 @@ def test_a_dry_run_lists_what_is_left(
     assert not Path(scale.ledger).exists()
 
 
-def test_time_that_is_up_leaves_runs(
+def test_the_time_limit_leaves_runs_out(
     scale: Scale, instant: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reproduce("table-epochs", "--time-limit", 0) == 0
@@ -112,7 +112,7 @@ def test_time_that_is_up_leaves_runs(
     assert "6 runs are left, about 1 minutes." in capsys.readouterr().out
 
 
-def test_what_there_is_can_be_drawn_without_training(
+def test_finished_runs_can_be_drawn_without_training(
     scale: Scale, instant: list[str], tmp_path: Path
 ) -> None:
     assert reproduce("all", "--no-train", "--page", tmp_path / "page.md") == 0
@@ -141,7 +141,7 @@ def test_steps_are_timed_by_name(
     assert lines[1].split()[-1] == "1.00"
 
 
-def test_a_signal_ends_it_and_keeps_what_is_finished(
+def test_after_a_signal_finished_runs_are_kept(
     scale: Scale, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained: list[str] = []
@@ -158,7 +158,7 @@ def test_a_signal_ends_it_and_keeps_what_is_finished(
     assert [line["key"] for line in Ledger(Path(scale.ledger))] == trained
 
 
-def test_torn_lines_are_said(
+def test_incomplete_lines_of_the_ledger_are_reported(
     scale: Scale, instant: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(scale.ledger).write_text('{"kind": "ru')
@@ -199,7 +199,7 @@ def test_the_paper_scale_trains_under_torchrun(
 
 
 @pytest.mark.parametrize("run", imagenet.paper_runs("all"), ids=lambda run: run.out)
-def test_the_commands_of_the_paper_scale_are_what_it_trains(
+def test_the_commands_of_the_paper_scale_match_its_runs(
     run: imagenet.PaperRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = run.command.partition("train ")[2].split()

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: flags, help, mistakes in one sentence, exit statuses."""
+"""The command line: flags, help, errors in one sentence, exit statuses."""
 
 import fcntl
 import json
@@ -18,6 +18,7 @@ import torch
 
 from surrogap import cli
 from surrogap.cli.commands import COMMANDS
+from surrogap.cli.compare import Compare
 from surrogap.experiments.columns import with_lr_of_gradient
 from surrogap.experiments.recipes import RECIPES
 from surrogap.models import names
@@ -27,12 +28,12 @@ from surrogap.training.records import read_records
 from surrogap.training.signals import stop_requests
 from tests.training import small_runs
 
-# As of a version with one group for all objectives.
+# From a version with one group for all objectives.
 OLD = b'{"objective": {"name": "sam", "rho": null, "alpha": null, "lam": 0.1, "gamma": 0.03}}'
 
 
 def flags(config: Config) -> list[str]:
-    """What to type for a small run."""
+    """Return the arguments of a small run."""
     names = ("model", "data", "augmentation", "batch_size", "epochs", "device", "out")
     words = [(f"--{name.replace('_', '-')}", str(config.flat()[name])) for name in names]
     return ["train", "--no-tensorboard", *(word for pair in words for word in pair)]
@@ -51,7 +52,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return output.err
 
 
-def test_print_config_shows_the_defaults_and_what_overrides_them(
+def test_print_config_shows_defaults_and_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert shown(capsys) == Config()
@@ -68,7 +69,7 @@ def test_a_recipe_gives_the_defaults(capsys: pytest.CaptureFixture[str]) -> None
     assert shown(capsys, f"--recipe={name}", "--seed", "7") == recipe().override(seed=7)
 
 
-def test_another_objective_keeps_what_both_share(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_objective_keeps_shared_settings(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = RECIPES["fashion-mnist-gsam"]()
     words = ("--recipe", "fashion-mnist-gsam", "--objective")
     assert shown(capsys, *words, "sam", "--every", "5") == recipe.override(objective="sam", every=5)
@@ -76,7 +77,9 @@ def test_another_objective_keeps_what_both_share(capsys: pytest.CaptureFixture[s
     assert shown(capsys, "--objective=sam", "--perturb", "norms").flat()["perturb"] == "norms"
 
 
-def test_a_recipes_learning_rate_is_that_of_a_gradient(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_learning_rate_of_a_recipe_is_meant_for_gradients(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     recipe = RECIPES["fashion-mnist-gsam"]().override(objective="entropy-sgd")
     words = ("--recipe", "fashion-mnist-gsam", "--objective", "entropy-sgd", "--gamma", "0.5")
     found = shown(capsys, *words)
@@ -90,7 +93,7 @@ def test_a_recipes_learning_rate_is_that_of_a_gradient(capsys: pytest.CaptureFix
 def test_every_field_has_a_flag_with_a_help_line(
     objective: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The fields of the chosen objective, and no other's."""
+    """Only the fields of the chosen objective."""
     with pytest.raises(SystemExit) as stopped:
         cli.main(["train", "--help", *([] if objective is None else ["--objective", objective])])
     assert stopped.value.code == 0
@@ -115,8 +118,8 @@ def test_every_command_has_a_module() -> None:
     assert all((folder / f"{name.replace('-', '_')}.py").exists() for name in COMMANDS)
 
 
-def test_help_does_not_wait_for_torch() -> None:
-    """Nor for anything else that is heavy; an installed command takes a tenth of a second."""
+def test_help_does_not_import_torch() -> None:
+    """Nor other large packages, so that help takes a tenth of a second."""
     for arguments in ("['--help']", "['train', '--print-config']"):
         code = f"import sys; from surrogap.cli import main; main({arguments}); print(*sys.modules)"
         output = subprocess.check_output([sys.executable, "-c", code], text=True)
@@ -195,7 +198,7 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ("train --resume --out {tmp}/list", r"configuration must be groups of fields, .*got \[\]"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(
+def test_errors_are_one_sentence(
     arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -212,7 +215,7 @@ def test_mistakes_are_told_in_one_sentence(
     assert not (tmp_path / "a").exists()
 
 
-def test_a_table_is_sent_to_the_python_api(
+def test_a_csv_file_is_refused_with_a_hint_at_the_python_api(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "table.csv").write_text("1,2\n")
@@ -221,15 +224,33 @@ def test_a_table_is_sent_to_the_python_api(
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_help_does_not_show_none_as_a_value(
-    command: str, capsys: pytest.CaptureFixture[str]
+def test_help_fits_80_columns_and_shows_no_python_values(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
-    assert "None" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "None" not in text
+    assert "(default: )" not in text
 
 
-def test_models_lists_ours_and_searches_those_of_timm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_flag_is_one_paragraph(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Line breaks of the source do not appear."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "--help"])
+    text = " ".join((Compare.__doc__ or "").split("\n\n")[1].split())
+    lines = capsys.readouterr().out.splitlines()
+    assert text in lines
+    (line,) = (line for line in lines if "Number of runs per column." in line)
+    assert "The first has the seed --seed, the next --seed + 1, and so on." in line
+
+
+def test_models_are_listed_and_searched(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["models"]) == 0
     assert capsys.readouterr().out.splitlines()[:-1] == names()
     assert cli.main(["models", "resnet50"]) == 0
@@ -239,7 +260,7 @@ def test_models_lists_ours_and_searches_those_of_timm(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("colour", [False, True])
-def test_a_terminal_and_its_colours_change_no_sentence(
+def test_colours_do_not_change_messages(
     colour: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -282,7 +303,7 @@ def test_an_error_of_torch_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
         return 0
 
     monkeypatch.setattr("surrogap.cli.train.main", multiply)
-    # Its words are those of our own errors: "must have the same dtype, but got".
+    # Its message resembles our own: "must have the same dtype, but got".
     with pytest.raises(RuntimeError, match=r"must.*got"):
         cli.main(["train"])
 
@@ -302,7 +323,7 @@ def test_settings_that_an_objective_refuses(capsys: pytest.CaptureFixture[str]) 
     assert 'perturb="norms" must find a trainable parameter of a normalisation layer' in text
 
 
-def test_an_interrupt_while_it_starts_is_no_traceback() -> None:
+def test_an_interrupt_at_startup_prints_no_traceback() -> None:
     """Before `main` catches interrupts, nothing is imported that Python itself does not need."""
     code = "import sys; from surrogap.cli import main; print(*sys.modules)"
     # Without site, whose path files import much in some environments.
@@ -342,7 +363,7 @@ def long_run(config: Config, **settings: Any) -> subprocess.Popen[str]:
     return process
 
 
-def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path)
     process = long_run(config, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
@@ -358,7 +379,7 @@ def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_a_terminal_that_is_closed_saves(tmp_path: Path) -> None:
+def test_closing_the_terminal_saves_a_checkpoint(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path)
     ours, theirs = pty.openpty()
     process = long_run(

@@ -16,7 +16,7 @@ def plan(recipe: str, *methods: str, **changes: object) -> list[PlannedRun]:
     return list(column_runs(recipe, changes, methods, (3,), Path("out")))
 
 
-def test_an_objective_has_the_settings_of_its_own_recipe() -> None:
+def test_an_objective_uses_its_own_recipe() -> None:
     vanilla, sam, gsam = plan("cifar10-vit-gsam", "vanilla", "sam", "gsam")
     for run in (vanilla, sam, gsam):
         out = str(Path("out") / f"{run.method}-3")
@@ -24,7 +24,7 @@ def test_an_objective_has_the_settings_of_its_own_recipe() -> None:
         assert run.config == own.override(seed=3, out=out)
 
 
-def test_an_objective_without_a_recipe_has_its_default_radius_and_all_else() -> None:
+def test_an_objective_without_a_recipe_uses_its_default_radius() -> None:
     (asam,) = plan("cifar10-vit-gsam", "asam")
     own = RECIPES["cifar10-vit-gsam"]()
     assert asam.config == own.override(objective="asam", seed=3, out="out/asam-3")
@@ -32,19 +32,19 @@ def test_an_objective_without_a_recipe_has_its_default_radius_and_all_else() -> 
     assert penalty.config.objective == CONFIGS["gap-penalty"](loss="sigmoid")
 
 
-def test_changes_are_for_all() -> None:
+def test_changes_hold_for_all_columns() -> None:
     for run in plan("cifar10-vit-gsam", "vanilla", "sam", "asam", lr=0.5, epochs=7):
         assert (run.config.optimizer.lr, run.config.schedule.epochs) == (0.5, 7)
 
 
-def test_twice_is_twice_the_epochs_and_the_steps() -> None:
+def test_twice_doubles_epochs_and_steps() -> None:
     once, twice = plan("cifar10-vit-gsam", "vanilla", "vanilla-2x", epochs=7)
     assert twice.config == once.config.override(epochs=14, out="out/vanilla-2x-3")
     once, twice = plan("cifar10-vit-gsam", "sam", "sam-2x", steps=9)
     assert (twice.config.schedule.steps, twice.cost) == (18, 2 * once.cost)
 
 
-def test_costs_are_passes() -> None:
+def test_costs_count_passes() -> None:
     costs = [run.cost for run in plan("fashion-mnist-gsam", "vanilla", "sam", "vanilla-2x")]
     assert costs[1] == costs[2] == 2 * costs[0]
     (walk,) = plan("fashion-mnist-gsam", "entropy-sgd", inner_steps=7, epochs=10)
@@ -87,7 +87,7 @@ def test_columns(text: str, objective: str, is_twice: bool, settings: dict[str, 
     assert Column.parse(text) == Column(text, objective, is_twice, settings)
 
 
-def test_a_column_has_settings_of_its_own() -> None:
+def test_a_column_has_its_own_settings() -> None:
     sam, rare, norms = plan("cifar10-vit-gsam", "sam", "sam@every=5,rho=0.2", "sam-norms", rho=0.3)
     assert rare.config == sam.config.override(every=5, rho=0.2, out="out/sam@every=5,rho=0.2-3")
     assert norms.config == sam.config.override(perturb="norms", out="out/sam-norms-3")
@@ -120,7 +120,7 @@ def test_columns_that_are_refused(methods: list[str], message: str) -> None:
         plan("fashion-mnist-gsam", *methods)
 
 
-def test_a_change_is_for_the_columns_that_use_it() -> None:
+def test_a_change_holds_for_the_columns_that_use_it() -> None:
     vanilla, sam, gsam = plan("cifar10-vit-gsam", "vanilla", "sam", "gsam", alpha=0.3)
     assert gsam.config.flat()["alpha"] == 0.3
     assert "alpha" not in vanilla.config.flat() | sam.config.flat()
@@ -128,7 +128,7 @@ def test_a_change_is_for_the_columns_that_use_it() -> None:
         plan("cifar10-vit-gsam", "vanilla", "sam", alpha=0.3)
 
 
-def test_entropy_sgd_has_the_learning_rate_of_a_gradient_over_gamma() -> None:
+def test_the_learning_rate_of_entropy_sgd_is_divided_by_gamma() -> None:
     recipe: dict[str, Any] = {"weight_decay": 1e-3, "clip_norm": 2.0, "lr_min": 0.01}
     default, other, given = plan(
         "fashion-mnist-gsam", "entropy-sgd", "entropy-sgd@gamma=0.5", "entropy-sgd@lr=7", **recipe
@@ -136,7 +136,7 @@ def test_entropy_sgd_has_the_learning_rate_of_a_gradient_over_gamma() -> None:
     for run, gamma in ((default, 0.03), (other, 0.5)):
         optimizer, schedule = run.config.optimizer, run.config.schedule
         assert (optimizer.lr, schedule.lr_min) == pytest.approx((0.1 / gamma, 0.01 / gamma))
-        # The decay and the clipping of a step are as before: lr times these is.
+        # lr * weight_decay and lr * clip_norm are unchanged.
         assert optimizer.weight_decay * optimizer.lr == pytest.approx(1e-3 * 0.1)
         assert optimizer.clip_norm == pytest.approx(2.0 * gamma)
     assert given.config.optimizer.lr == 7

@@ -1,4 +1,4 @@
-"""Networks that plain timm builds, with our weights, say what ours say, to rounding."""
+"""Models that timm builds from exported weights match ours up to rounding."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def splits_of(channels: int, size: int, width: int | None = None) -> Splits:
 
 
 def rebuilt(name: str, model: nn.Module, splits: Splits, size: int, folder: Path) -> nn.Module:
-    """The network from the files of an export, without any code of ours."""
+    """Return the model from the files of an export, without surrogap."""
     architecture = architecture_of(name, model, splits, size)
     (folder / "config.json").write_text(json.dumps(architecture.config(splits, (size, size))))
     save_file(model.state_dict(), folder / "model.safetensors")
@@ -42,7 +42,7 @@ def rebuilt(name: str, model: nn.Module, splits: Splits, size: int, folder: Path
 
 
 def shaken(model: nn.Module) -> nn.Module:
-    """With all of its weights and statistics random: heads that start at zero say nothing."""
+    """Return a model with random weights and statistics, also in heads that start at zero."""
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
             tensor.copy_(torch.rand_like(tensor) * 0.1 + 0.01)
@@ -56,7 +56,7 @@ def outputs(model: nn.Module, images: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", [*(n for n in names() if "small" in n), "vit_s16", *TIMM])
-def test_timm_says_the_same(name: str, channels: int, tmp_path: Path) -> None:
+def test_timm_returns_the_same_logits(name: str, channels: int, tmp_path: Path) -> None:
     size = 32 if name.startswith(("vit", "test", "conv")) else 28
     splits = splits_of(channels, size)
     model = shaken(create(name, num_classes=3, image_size=size, in_channels=channels))
@@ -76,14 +76,14 @@ def test_timm_says_the_same(name: str, channels: int, tmp_path: Path) -> None:
         (None, 14, (14, 14)),
     ],
 )
-def test_timm_prepares_images_alike(
+def test_timm_transforms_images_in_the_same_way(
     splits: Splits | None, size: int | None, sides: tuple[int, int], tmp_path: Path
 ) -> None:
-    """For networks that are built for no size too, by the transform that timm makes of it."""
+    """Also for models without a fixed image size, with the transform that timm builds."""
     splits = splits or files(tmp_path)
     model = create("resnet10t", num_classes=len(splits.classes))
-    told = architecture_of("resnet10t", model, splits, sides[-1]).config(splits, sides)
-    transform = create_transform(**resolve_data_config(pretrained_cfg=told["pretrained_cfg"]))
+    config = architecture_of("resnet10t", model, splits, sides[-1]).config(splits, sides)
+    transform = create_transform(**resolve_data_config(pretrained_cfg=config["pretrained_cfg"]))
     part = splits.test
     images = (
         [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in part.images]
@@ -93,12 +93,12 @@ def test_timm_prepares_images_alike(
     ours, _ = next(iter(loader(splits, "test", batch_size=len(part), size=size, num_workers=0)))
     theirs = torch.stack([transform(image) for image in images])
     assert ours.shape == theirs.shape
-    level = 1 / 255 / min(splits.std)  # Pillow and torch may round to another one
+    level = 1 / 255 / min(splits.std)  # Pillow and torch may round differently
     assert (ours - theirs).abs().max() <= 1.01 * level
 
 
 @pytest.mark.parametrize("name", [n for n in names() if "small" not in n])
-def test_timm_has_the_papers_networks(name: str) -> None:
+def test_timm_has_the_models_of_the_paper(name: str) -> None:
     splits = splits_of(3, 32)
     with torch.device("meta"):
         model = create(name, num_classes=3, image_size=224)

@@ -1,4 +1,4 @@
-"""A run with a probe is the run without it, and the probe's numbers are the library's."""
+"""A probe does not change training, and its numbers match the library."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.training import small_runs
 
 CPU = World(torch.device("cpu"))
 PROBED = {"sharpness_every": 3, "sharpness_images": 8}
-# All that is drawn or counted: mixup, RandAugment, dropout, BatchNorm, a walk, a falling radius.
+# All random numbers and state: mixup, RandAugment, dropout, BatchNorm, noise, a decaying radius.
 HARD: dict[str, Any] = {"augmentation": "medium", "drop": 0.3, "model": "small_resnet18_narrow"}
 RUNS: dict[str, dict[str, Any]] = {
     "gsam": {"objective": "gsam", "rho": 0.1, "rho_min": 0.02, **HARD},
@@ -49,9 +49,7 @@ def sharpness_of(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", RUNS)
-def test_training_is_the_same_bit_by_bit_with_a_probe_and_without(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_probe_does_not_change_training(name: str, tmp_path: Path) -> None:
     changes = {"epochs": 2, **RUNS[name]}
     plain = train(small_runs.config(tmp_path / "plain", **changes)).folder
     probed = train(
@@ -64,7 +62,7 @@ def test_training_is_the_same_bit_by_bit_with_a_probe_and_without(
 
 @pytest.mark.usefixtures("quick")
 def test_an_interrupted_run_has_the_same_records(tmp_path: Path) -> None:
-    """Stopped right after a measurement, and before one."""
+    """Interrupted right after a measurement, and before one."""
     settings = {**HARD, **PROBED, "steps": 7}
     whole = train(small_runs.config(tmp_path / "a", **settings), probe=sharpness_probe).folder
     config = small_runs.config(tmp_path / "b", **settings)
@@ -78,7 +76,7 @@ def test_an_interrupted_run_has_the_same_records(tmp_path: Path) -> None:
 
 
 def surface_of(run: Path) -> Surface:
-    """The loss over all training images at the last weights, built by hand."""
+    """Return the loss over all training images at the last weights."""
     trained = TrainedRun.read(run)
     splits = trained.splits()
     assert isinstance(splits.train, TensorSet)
@@ -90,7 +88,7 @@ def surface_of(run: Path) -> Surface:
     return Surface(trained.model(splits), [(images, splits.train.labels)], loss)
 
 
-def test_the_numbers_are_the_librarys_by_the_command_line(
+def test_the_numbers_of_the_command_line_match_the_library(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small_runs.config(tmp_path)
@@ -114,7 +112,7 @@ def test_the_numbers_are_the_librarys_by_the_command_line(
     assert last["step"] == 4
     assert f"eigenvalue {last['eigenvalue']:.4g}" in capsys.readouterr().out
     assert tags(config.folder) >= {"sharpness/eigenvalue", "sharpness/gap", "epoch/loss"}
-    # A run goes on as it was: the flag need not be told again, and may be changed.
+    # A resumed run keeps the flag, which may be changed.
     words = ["train", "--resume", "--out", str(config.folder), "--print-config"]
     assert main(words) == 0
     assert '"sharpness_every": 2' in capsys.readouterr().out
@@ -122,7 +120,7 @@ def test_the_numbers_are_the_librarys_by_the_command_line(
 
 
 def tags(folder: Path) -> set[str]:
-    """The names of the curves that TensorBoard shows."""
+    """Return the names of the curves in TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"))
@@ -144,7 +142,7 @@ def test_files_on_disk_are_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_network_that_is_lost_has_no_curvature(tmp_path: Path) -> None:
+def test_without_a_finite_loss_there_is_no_curvature(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, **PROBED)
     parts = components_of(config, CPU)
     with torch.no_grad():
@@ -154,7 +152,7 @@ def test_a_network_that_is_lost_has_no_curvature(tmp_path: Path) -> None:
     assert found == {"rho": 0.05}
 
 
-def test_modes_and_compiled_calls_come_back() -> None:
+def test_modes_and_compiled_calls_are_restored() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
     model.compile(backend="eager")
     model.train()
@@ -173,7 +171,7 @@ def test_modes_and_compiled_calls_come_back() -> None:
     assert model._compiled_call_impl is compiled
 
 
-def test_the_radius_is_the_runs_where_it_has_one() -> None:
+def test_the_default_radius_of_the_gap() -> None:
     def radius(**changes: Any) -> float:
         return Config().override(**changes).objective.gap_rho
 
@@ -184,7 +182,7 @@ def test_the_radius_is_the_runs_where_it_has_one() -> None:
     assert radius(objective="asam", rho=0.5) == 0.05
 
 
-def test_a_probe_must_be_there(tmp_path: Path) -> None:
+def test_sharpness_every_needs_a_probe(tmp_path: Path) -> None:
     message = "sharpness_every must come with a probe, got 3 without. Pass probe=surrogap.experim"
     config = small_runs.config(tmp_path, **PROBED)
     with pytest.raises(ValueError, match=message):

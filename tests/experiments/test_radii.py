@@ -1,4 +1,4 @@
-"""Sweeps along the ascent step of each objective, against their definitions."""
+"""The ascent step of each objective matches its definition."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def components_of(config: Config, num_steps: int = 2) -> Components:
 
 
 def climbed(config: Config, parts: Components) -> tuple[Tensor, Tensor]:
-    """The ascent step on a batch, and the batch's gradient."""
+    """Return the ascent step on a batch, and the gradient of the batch."""
     climb = ascent_step_of(config, parts)
     assert climb is not None
     surface = Surface(parts.model.train(), [next(iter(parts.images))], is_checked=False)
@@ -42,7 +42,7 @@ def climbed(config: Config, parts: Components) -> tuple[Tensor, Tensor]:
 
 
 def are_norms(model: nn.Module) -> Tensor:
-    """1 for the weights of normalisation layers, 0 for others; by hand for this network."""
+    """Return 1 for the weights of normalisation layers and 0 for others."""
     norms = {
         id(parameter)
         for module in model.modules()
@@ -69,7 +69,7 @@ def test_along_the_gradient_of_norm_layers(tmp_path: Path) -> None:
     torch.testing.assert_close(delta, g / g.norm(), rtol=1e-3, atol=1e-6)
 
 
-def test_along_the_gradient_of_a_part_of_the_batch(tmp_path: Path) -> None:
+def test_along_the_gradient_of_a_fraction_of_the_batch(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, model="small_mlp", objective="sam", climb_fraction=0.25)
     parts = components_of(config)
     images, targets = next(iter(parts.images))

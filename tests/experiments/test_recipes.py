@@ -1,4 +1,4 @@
-"""The recipes against the paper's tables, copied from its LaTeX source as they stand there."""
+"""The recipes match the paper's tables, which are copied from its LaTeX source."""
 
 import json
 import re
@@ -40,7 +40,7 @@ flowers102  & 88.5    & \textbf{91.8} & 91.2          & 86.4    & \textbf{91.5} 
 pets37     & 91.9    & 93.1          & \textbf{94.4} & 90.4    & 92.9          & \textbf{93.5} \\
 """
 
-# ImageNet, ReaL, V2, R and C under vanilla, SAM and GSAM.
+# ImageNet, ReaL, V2, R and C with vanilla, SAM and GSAM.
 TABLE_1 = """
 resnet50 76.0 82.4 63.6 22.2 44.6 76.9 83.3 64.4 23.8 46.5 77.2 83.9 64.6 23.6 47.6
 resnet101 77.8 83.9 65.3 24.4 48.5 78.6 84.8 66.7 25.9 51.3 78.9 85.2 67.3 26.3 51.8
@@ -67,13 +67,13 @@ def recipe_of(model: str) -> str:
 
 
 @pytest.mark.parametrize("line", HYPER_PARAMETERS.strip().splitlines(), ids=lambda x: cells(x)[0])
-def test_gsam_is_the_papers_table_of_hyper_parameters(line: str) -> None:
+def test_gsam_matches_the_table_of_hyper_parameters(line: str) -> None:
     model, *numbers, optimizer, epochs, warmup, decay = cells(line)
     config = RECIPES[f"{recipe_of(model)}-gsam"]()
     objective, schedule = config.objective, config.schedule
     found = (objective.rho, objective.rho_min, objective.alpha, config.optimizer.lr)
     assert (*found, schedule.lr_min) == tuple(map(float, numbers[:5]))
-    # torch's SGD multiplies the decay by the learning rate, so 0.3 cannot be meant: see the notes.
+    # torch's SGD multiplies the decay by the learning rate, so 0.3 is too large: see the notes.
     is_resnet = optimizer == "SGD"
     assert config.optimizer.weight_decay == (1e-3 if is_resnet else float(numbers[5]))
     assert ("weight decay of 0.3" in RECIPES[f"{recipe_of(model)}-gsam"].notes) == is_resnet
@@ -84,15 +84,15 @@ def test_gsam_is_the_papers_table_of_hyper_parameters(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", TABLE_1.strip().splitlines(), ids=lambda x: x.split()[0])
-def test_expected_accuracies_are_those_of_table_1(line: str) -> None:
+def test_expected_accuracies_match_table_1(line: str) -> None:
     model, *accuracies = line.split()
     for number, objective in enumerate(OBJECTIVES):
-        told = re.findall(r"\d+\.\d", RECIPES[f"{model}-{objective}"].expected)
-        assert told == accuracies[5 * number : 5 * number + 5]
+        expected = re.findall(r"\d+\.\d", RECIPES[f"{model}-{objective}"].expected)
+        assert expected == accuracies[5 * number : 5 * number + 5]
 
 
 @pytest.mark.parametrize("line", TRANSFER.strip().splitlines(), ids=lambda x: cells(x)[0])
-def test_transfer_is_the_papers(line: str) -> None:
+def test_transfer_matches_the_paper(line: str) -> None:
     data, *accuracies = cells(line)
     sources = [f"{m}-{objective}" for m in ("vit-b16", "vit-s16") for objective in OBJECTIVES]
     for source, accuracy in zip(sources, accuracies, strict=True):
@@ -106,7 +106,7 @@ def test_transfer_is_the_papers(line: str) -> None:
         assert steps == ((10_000, 500) if data.startswith("cifar") else (500, 100))
 
 
-def test_the_three_objectives_differ_in_nothing_else() -> None:
+def test_recipes_of_one_model_differ_only_in_the_objective() -> None:
     for name, recipe in RECIPES.items():
         if name.endswith("-vanilla") and "-from-" not in name:
             base = name.removesuffix("vanilla")
@@ -119,7 +119,7 @@ def test_the_three_objectives_differ_in_nothing_else() -> None:
                 }
 
 
-def test_models_and_sets_exist_and_no_two_recipes_share_a_folder() -> None:
+def test_models_and_data_sets_exist_and_folders_are_unique() -> None:
     configs = [recipe() for recipe in RECIPES.values()]
     assert {config.model.name for config in configs} <= set(names())
     assert {config.data.name for config in configs} <= set(SETS)
@@ -127,7 +127,7 @@ def test_models_and_sets_exist_and_no_two_recipes_share_a_folder() -> None:
     assert len(set(folders)) == len(folders) == 90
 
 
-def test_a_recipe_for_many_devices_says_so_in_its_command() -> None:
+def test_a_recipe_for_several_devices_uses_torchrun() -> None:
     assert RECIPES["vit-b32-gsam"].command == (
         "torchrun --nproc-per-node 8 -m surrogap.cli train --recipe vit-b32-gsam"
     )
@@ -137,7 +137,7 @@ def test_the_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "recipes.md").read_text() == page()
 
 
-def test_what_a_gpu_may_expect_is_what_was_recorded() -> None:
+def test_expected_results_on_a_gpu_match_the_record() -> None:
     record: dict[str, Any] = {}
     for name in ("recipes_h200", "recipes_h200_mixer"):
         record |= json.loads((ROOT / "results" / f"{name}.json").read_text())["recipes"]
@@ -145,19 +145,19 @@ def test_what_a_gpu_may_expect_is_what_was_recorded() -> None:
     for name, row in record.items():
         if "estimated_seconds" in row:
             minutes = row["estimated_seconds"] / 60
-            told = f"{minutes:.1f} minutes on an H200, estimated from three epochs"
+            expected = f"{minutes:.1f} minutes on an H200, estimated from three epochs"
         else:
-            told = (
+            expected = (
                 f"Test accuracy {100 * row['test_accuracy']:.2f} %, test loss "
                 f"{row['test_loss']:.4f}, calibration error "
                 f"{100 * row['test_calibration_error']:.2f} %; one seed, "
                 f"{row['seconds'] / 60:.1f} minutes on an H200"
             )
-        assert told in RECIPES[name].expected
+        assert expected in RECIPES[name].expected
         assert row["epochs"] == RECIPES[name].config.schedule.epochs
 
 
-def test_what_a_laptop_may_expect_is_what_was_recorded() -> None:
+def test_expected_results_on_a_laptop_match_the_record() -> None:
     record = json.loads((ROOT / "results" / "compare_fashion_mnist.json").read_text())
     for objective in OBJECTIVES:
         recipe = RECIPES[f"fashion-mnist-{objective}"]
@@ -168,11 +168,11 @@ def test_what_a_laptop_may_expect_is_what_was_recorded() -> None:
             f"{summary['test_loss']['mean']:.4f}, calibration error "
             f"{100 * summary['test_calibration_error']['mean']:.2f} %"
         ) in recipe.expected
-        # The record is older than the groups of single objectives, and has the fields of all.
+        # The record is from a version with one group for all objectives.
         others = dict(record["configurations"][objective])
         recorded = others.pop("objective")
-        told, own = Config.from_dict(others).to_dict(), recipe.config.to_dict()
+        expected, own = Config.from_dict(others).to_dict(), recipe.config.to_dict()
         for group in ("model", "data", "optimizer", "schedule"):
-            assert told[group] == own[group]
+            assert expected[group] == own[group]
         for name in ("name", "loss", "label_smoothing", "rho", "rho_min", "alpha"):
             assert recorded[name] == own["objective"].get(name)

@@ -12,27 +12,27 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_lines_and_others_plain_columns() -> None:
+def test_borders_in_a_terminal_and_plain_columns_elsewhere() -> None:
     table = Table(("a", "b"), [("1", "[2]")], "Title")
     plain, terminal = io.StringIO(), Terminal()
     table.print(plain)
     table.print(terminal)
     assert plain.getvalue() == "Title\na  b\n1  [2]\n"
     assert "┃" in terminal.getvalue()
-    assert "[2]" in terminal.getvalue()  # rich would take it for its own
+    assert "[2]" in terminal.getvalue()  # rich would interpret it as markup
 
 
 def dots(text: str) -> list[tuple[int, int]]:
-    """Where a chart has dots, in rows and columns of its smallest grid."""
+    """Return the dots of a chart, by row and column."""
     lines = [line[12:] for line in text.splitlines()[1:-1]]
     bits = {0x01: (0, 0), 0x02: (1, 0), 0x04: (2, 0), 0x40: (3, 0)}
     bits |= {0x08: (0, 1), 0x10: (1, 1), 0x20: (2, 1), 0x80: (3, 1)}
     return [
         (4 * row + i, 2 * column + j)
         for row, line in enumerate(lines)
-        for column, letter in enumerate(line)
+        for column, character in enumerate(line)
         for bit, (i, j) in bits.items()
-        if (ord(letter) - 0x2800) & bit
+        if (ord(character) - 0x2800) & bit
     ]
 
 
@@ -42,10 +42,10 @@ def test_the_dots_lie_on_the_curve() -> None:
     for row, column in found:
         x, y = 20 * column / 79, 100 * (39 - row) / 39
         assert min(abs((u - 10) ** 2 - y) for u in (x - 0.5, x, x + 0.5)) < 10
-    assert {column for _, column in found} == set(range(80))  # without holes
+    assert {column for _, column in found} == set(range(80))  # without gaps
 
 
-def test_charts_of_a_point_of_nothing_and_of_what_is_not_finite() -> None:
+def test_charts_of_one_point_of_none_and_of_infinite_values() -> None:
     assert len(dots(chart("one", [(3.0, 2.0)], width=5, height=2))) == 1
     assert chart("none", []).endswith("no finite values")
     points = [(0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 2.0)]

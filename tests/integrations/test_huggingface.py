@@ -516,9 +516,9 @@ def test_a_function_that_does_not_return_an_objective_is_refused(tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "DistributedType.DEEPSPEED"}, "args must not ask for DEEPSPEED"),
-        ({"kind": "DistributedType.MEGATRON_LM"}, "args must not ask for MEGATRON_LM"),
-        ({"kind": "DistributedType.FSDP"}, "args must ask for FSDP2, got FSDP1"),
+        ({"kind": "DistributedType.DEEPSPEED"}, "args must not use DEEPSPEED"),
+        ({"kind": "DistributedType.MEGATRON_LM"}, "args must not use MEGATRON_LM"),
+        ({"kind": "DistributedType.FSDP"}, "args must use FSDP2, got FSDP1"),
         ({"n_gpu": 2}, "args must use one GPU per process, got 2 under DataParallel"),
         ({"optim": "lomo"}, "optim must step after backward, got lomo"),
     ],

@@ -268,7 +268,7 @@ def test_manual_optimization_and_several_optimizers_are_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (DeepSpeedStrategy, "strategy must not be DeepSpeed's"),
+        (DeepSpeedStrategy, "strategy must not be DeepSpeedStrategy"),
         (FSDPStrategy, "strategy must not be FSDPStrategy"),
     ],
 )

@@ -15,7 +15,7 @@ from tyro.conf import Suppress, arg
 
 from surrogap.checks import integer, number
 from surrogap.cli.defaults import given_fields, recipe_config
-from surrogap.cli.options import options
+from surrogap.cli.options import Settings, options
 from surrogap.cli.terminal import print_stopped
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.columns import column_runs
@@ -54,7 +54,7 @@ class Compare:
     sgd optimizer, that of entropy-sgd is divided by gamma.
     """
 
-    recipe: str = DEFAULT_RECIPE
+    recipe: Annotated[str, arg(metavar="NAME")] = DEFAULT_RECIPE
     """Recipe with the defaults of all settings below. A column uses the radius of the recipe for
     its objective if there is one, such as cifar10-resnet18-sam for cifar10-resnet18-gsam, or else
     the default radius of the objective."""
@@ -71,7 +71,7 @@ class Compare:
     """Radius at which the gap is measured after training, for all columns. Default: the radius of
     the recipe."""
 
-    config: Config = field(default_factory=Config)
+    config: Settings = field(default_factory=Config)
 
 
 def main(arguments: Sequence[str]) -> int:

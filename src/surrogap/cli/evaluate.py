@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional
-
 from surrogap.checks import integer
-from surrogap.cli.options import options
+from surrogap.cli.options import RunFolder, options
 from surrogap.cli.terminal import progress_bar
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.training.flags import OptionalInt, OptionalPath, OptionalStr
@@ -27,7 +25,7 @@ class Evaluate:
     used if they are found. The scores are written to evaluation.json.
     """
 
-    run: Positional[Path]
+    run: RunFolder
     """Folder of the run."""
 
     out: OptionalPath = None

@@ -6,11 +6,8 @@ python -c "import timm; timm.create_model('local-dir:runs/a/export', pretrained=
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tyro.conf import Positional
-
-from surrogap.cli.options import options
+from surrogap.cli.options import RunFolder, options
 from surrogap.training.flags import OptionalPath
 
 
@@ -22,7 +19,7 @@ class Export:
     timm.create_model("local-dir:FOLDER", pretrained=True).
     """
 
-    run: Positional[Path]
+    run: RunFolder
     """Folder of the run."""
 
     out: OptionalPath = None

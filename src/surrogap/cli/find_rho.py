@@ -10,17 +10,17 @@ surrogap find-rho --data data/images.npz --model vit_s32 --batch-size 64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
 
 from surrogap.checks import integer, number
 from surrogap.cli.defaults import base_config, given_fields, run_argument
-from surrogap.cli.model_options import RunArgument
-from surrogap.cli.options import options
+from surrogap.cli.options import OptionalRunFolder, RecipeName, Settings, options
 from surrogap.cli.terminal import print_cost, progress_bar
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.training.config import Config
-from surrogap.training.flags import OptionalStr
 
 if TYPE_CHECKING:
     from surrogap.training.components import Components
@@ -41,14 +41,14 @@ class FindRho:
     training. Writes the numbers to find-rho.json, and the curves to find-rho.png.
     """
 
-    run: RunArgument = None
+    run: OptionalRunFolder = None
     """Folder of the run, before all options. Without a run, a recipe or a configuration is
     measured."""
 
-    recipe: OptionalStr = None
+    recipe: RecipeName = None
     """Recipe with the defaults of all settings below; surrogap recipes lists them."""
 
-    rhos: tuple[float, ...] = ()
+    rhos: Annotated[tuple[float, ...], arg(help_behavior_hint="")] = ()
     """Radii to measure. Default: from 0.001 to 10, three per factor of ten."""
 
     batches: int = 4
@@ -58,7 +58,7 @@ class FindRho:
     train_steps: int = 200
     """Without a run: number of training steps before the measurement."""
 
-    config: Config = field(default_factory=Config)
+    config: Settings = field(default_factory=Config)
 
 
 def main(arguments: Sequence[str]) -> int:

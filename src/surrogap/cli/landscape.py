@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from surrogap.checks import integer, number
-from surrogap.cli.model_options import ModelOptions, RunArgument
-from surrogap.cli.options import options
+from surrogap.cli.model_options import ModelOptions
+from surrogap.cli.options import OptionalRunFolder, options
 from surrogap.cli.terminal import print_cost, progress_bar
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.result_files import ResultFiles, Writer
@@ -35,13 +35,15 @@ class Landscape:
     give a contour plot and a surface. The losses are written to a JSON file.
     """
 
-    run: RunArgument = None
+    run: OptionalRunFolder = None
     """Folder of the run. Without a run, pass --model and --data."""
 
-    other: Annotated[Positional[Path | None], optional("RUN2")] = None
+    other: Annotated[Positional[Path | None], optional("[RUN2]")] = None
     """Folder of a second run of the same model, to draw the line from RUN (0) to RUN2 (1)."""
 
-    directions: tuple[Direction, ...] = ()
+    directions: Annotated[
+        tuple[Direction, ...], arg(metavar="NAME [NAME]", help_behavior_hint="")
+    ] = ()
     """One or two of random (filter-normalised), gradient and eigenvector (of the largest
     eigenvalue; the second time, of the second largest). Default: random."""
 
@@ -56,7 +58,7 @@ class Landscape:
     out: OptionalPath = None
     """Folder for the results. Default: the folder of the run."""
 
-    model_options: ModelOptions = field(default_factory=ModelOptions)
+    model_options: Annotated[ModelOptions, arg(name="model")] = field(default_factory=ModelOptions)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,19 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Any, final
 
-from tyro.conf import Positional, Suppress
+from tyro.conf import Suppress
 
 from surrogap.checks import check_seed, integer
 from surrogap.errors import InvalidValueError
 from surrogap.training.config import Config
-from surrogap.training.flags import OptionalInt, OptionalPath, OptionalStr, optional
+from surrogap.training.flags import OptionalInt, OptionalPath, OptionalStr
 
 if TYPE_CHECKING:
     from surrogap.experiments.surfaces import LoadedModel
-
-RunArgument = Annotated[Positional[Path | None], optional("RUN")]
 
 
 @final
@@ -29,7 +27,7 @@ class ModelOptions:
     """Instead of a run: the name of a model of surrogap or timm."""
 
     data: OptionalStr = None
-    """With --model: the data set, as a name or path like in surrogap train."""
+    """With --model: the data set, as a name or path as in surrogap train."""
 
     weights: OptionalPath = None
     """With --model: the weights, as a .safetensors file or the folder of a run. Default: random

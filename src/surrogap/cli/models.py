@@ -18,7 +18,7 @@ from surrogap.training.flags import optional
 class Models:
     """List the models that --model takes."""
 
-    name: Annotated[Positional[str | None], optional("NAME")] = None
+    name: Annotated[Positional[str | None], optional("[NAME]")] = None
     """Substring to search for in the names of all models, including timm's. Default: list the
     models of surrogap: those of the paper, and small ones."""
 

@@ -3,15 +3,28 @@
 import contextlib
 import io
 import re
-from collections.abc import Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
+import docstring_parser
 import tyro
 
 from surrogap.errors import InvalidValueError, UserError
+from surrogap.training.config import Config
+from surrogap.training.flags import optional
 
 Options = TypeVar("Options")
+
+# A configuration among the options of a command. Its groups have no prefix in the help.
+Settings = Annotated[Config, tyro.conf.arg(name="")]
+RunFolder = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+OptionalRunFolder = Annotated[tyro.conf.Positional[Path | None], optional("[RUN]")]
+RecipeName = Annotated[str | None, optional("NAME")]
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _BORDERS = " │|"
@@ -36,17 +49,62 @@ def options(
     program = f"surrogap {command}"
     settings: dict[str, Any] = {} if default is None else {"default": default}
     settings |= {"prog": program, "config": (tyro.conf.OmitArgPrefixes,)}
-    message = io.StringIO()
+    message, text = io.StringIO(), _Output()
     try:
-        with contextlib.redirect_stderr(message):
+        with contextlib.redirect_stderr(message), contextlib.redirect_stdout(text), _joined_lines():
             chosen: Options = tyro.cli(kind, args=list(arguments), **settings)
             return chosen
     except SystemExit as end:
         if not end.code:
+            _print_wrapped(text.getvalue())
             raise
         raise InvalidValueError(
             _own_message(end) or _sentence(message.getvalue(), program)
         ) from None
+
+
+class _Output(io.StringIO):
+    """A buffer that looks like stdout to tyro, which chooses colours and borders for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stdout = sys.stdout
+
+    def isatty(self) -> bool:
+        return self._stdout.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stdout.encoding
+
+
+def _print_wrapped(text: str) -> None:
+    """Print tyro's help with its description wrapped, which tyro leaves as long lines."""
+    width = shutil.get_terminal_size().columns
+    for line in text.splitlines():
+        is_text = line[:1].isalpha()
+        print(textwrap.fill(line, width, break_on_hyphens=False) if is_text else line)
+
+
+@contextlib.contextmanager
+def _joined_lines() -> Iterator[None]:
+    """Context in which the help of a field has no line breaks.
+
+    tyro joins lines that start with a letter, but docstrings of fields are indented.
+    """
+    parse = docstring_parser.parse_from_object
+
+    def parse_and_join(*args: Any, **kwargs: Any) -> docstring_parser.Docstring:
+        parsed = parse(*args, **kwargs)
+        for field in parsed.params:
+            field.description = " ".join((field.description or "").split())
+        return parsed
+
+    docstring_parser.parse_from_object = parse_and_join
+    try:
+        yield
+    finally:
+        docstring_parser.parse_from_object = parse
 
 
 def _own_message(end: SystemExit) -> str | None:

@@ -23,7 +23,7 @@ from surrogap.training.flags import optional
 class Recipes:
     """List the recipes, or show one."""
 
-    name: Annotated[Positional[str | None], optional("NAME")] = None
+    name: Annotated[Positional[str | None], optional("[NAME]")] = None
     """Recipe to show with all settings. Default: list all recipes."""
 
     markdown: bool = False

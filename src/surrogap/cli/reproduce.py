@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from surrogap.checks import integer, one_of
 from surrogap.cli.options import options
@@ -37,7 +37,7 @@ class Reproduce:
     which takes 15 minutes on a CPU core.
     """
 
-    name: Annotated[Positional[str | None], optional("NAME")] = None
+    name: Annotated[Positional[str | None], optional("[NAME]")] = None
     """Table or figure to reproduce, or all for the whole study. Default: list the names."""
 
     scale: Literal["laptop", "gpu", "paper"] = "laptop"
@@ -91,7 +91,7 @@ class Reproduce:
     frames: int = Settings.num_frames
     """Number of frames of the animation of fig-trajectory."""
 
-    recipe: str = Settings.recipe
+    recipe: Annotated[str, arg(metavar="NAME")] = Settings.recipe
     """fig-rho-alpha: recipe to train, with the objective gsam."""
 
     rhos: tuple[float, ...] = Settings.rhos

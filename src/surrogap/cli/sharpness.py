@@ -7,11 +7,13 @@ surrogap sharpness --model resnet50 --weights model.safetensors --data data/fold
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
 
 from surrogap.checks import integer, number
-from surrogap.cli.model_options import ModelOptions, RunArgument
-from surrogap.cli.options import options
+from surrogap.cli.model_options import ModelOptions
+from surrogap.cli.options import OptionalRunFolder, options
 from surrogap.cli.terminal import print_cost, progress_bar
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.training.flags import OptionalPath
@@ -30,7 +32,7 @@ class Sharpness:
     sharpness.json, the gaps to sharpness.png and the density to spectrum.png.
     """
 
-    run: RunArgument = None
+    run: OptionalRunFolder = None
     """Folder of the run. Without a run, pass --model and --data."""
 
     eigenvalues: int = 5
@@ -61,7 +63,7 @@ class Sharpness:
     out: OptionalPath = None
     """Folder for the results. Default: the folder of the run."""
 
-    model_options: ModelOptions = field(default_factory=ModelOptions)
+    model_options: Annotated[ModelOptions, arg(name="model")] = field(default_factory=ModelOptions)
 
 
 def main(arguments: Sequence[str]) -> int:

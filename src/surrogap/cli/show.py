@@ -9,11 +9,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tyro.conf import Positional
-
-from surrogap.cli.options import options
+from surrogap.cli.options import RunFolder, options
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.charts import CHART_WIDTH, chart, side_by_side
 from surrogap.training.flags import OptionalPath
@@ -23,7 +20,7 @@ from surrogap.training.flags import OptionalPath
 class Show:
     """Show the summary and the curves of a run, or the table of a comparison."""
 
-    run: Positional[Path]
+    run: RunFolder
     """Folder of a run, or of surrogap compare."""
 
     png: OptionalPath = None

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from surrogap.cli.defaults import base_config, given_fields, resumed_run
-from surrogap.cli.options import options
+from surrogap.cli.options import RecipeName, Settings, options
 from surrogap.experiments.columns import with_lr_of_gradient
 from surrogap.training.config import Config
-from surrogap.training.flags import OptionalStr
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Train:
     The folder of the run holds its configuration, library versions, records and checkpoints.
     """
 
-    recipe: OptionalStr = None
+    recipe: RecipeName = None
     """Recipe with the defaults of all settings below; surrogap recipes lists them. Help lists the
     settings of one objective: add --objective NAME for those of another."""
 
@@ -34,7 +33,7 @@ class Train:
     print_config: bool = False
     """Print the configuration, and exit."""
 
-    config: Config = field(default_factory=Config)
+    config: Settings = field(default_factory=Config)
 
 
 def main(arguments: Sequence[str]) -> int:

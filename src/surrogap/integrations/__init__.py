@@ -1,5 +1,5 @@
 """Adapters for trainers that own the training loop. Each module needs the extra of its name.
 
-Loops of one's own, and those of Accelerate and Fabric, need no adapter: they call `objective.loss`.
+Your own loops, and those with Accelerate and Fabric, need no adapter: they call `objective.loss`.
 See docs/how-to/trainers.md.
 """

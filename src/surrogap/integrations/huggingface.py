@@ -1,4 +1,4 @@
-"""Sharpness-aware training in the Trainer of Hugging Face Transformers, and in its subclasses.
+"""Sharpness-aware training with the Trainer of Hugging Face Transformers and its subclasses.
 
 The trainer's `compute_loss` becomes the closure of `objective.loss`. Everything after it stays the
 trainer's: dividing by the number of micro-batches, loss scaling, clipping and stepping.
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 
 from surrogap.core.objective import Objective
 from surrogap.core.report import Report
-from surrogap.integrations.once import acting_once
+from surrogap.integrations.build import BuildObjective, build_objective, check_builder
+from surrogap.integrations.once import with_effects_once
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
-else:  # The mixin goes before any trainer, so it has no base of its own.
+else:  # The mixin is used together with a trainer, so it has no base class.
     _Trainer = object
 
 PerturbEach = Literal["step", "micro_batch"]
@@ -39,13 +39,13 @@ class SharpnessAwareMixin(_Trainer):
     averaged over steps like the loss: `gap`, `perturbed_loss` and `rho`.
 
     Args:
-        objective: Builds the objective from the wrapped model and the optimizer, when training
-            starts.
-        perturb_each: With gradient accumulation, "step" climbs once for all micro-batches of an
-            optimizer step, so the result does not depend on how a batch is split; "micro_batch"
-            climbs once for each.
-        args: The arguments of the trainer.
-        kwargs: The keyword arguments of the trainer.
+        objective: A function that builds the objective from the wrapped model and the optimizer.
+            It is called when training starts.
+        perturb_each: With gradient accumulation, "step" uses one perturbation for all micro-batches
+            of an optimizer step, so the result does not depend on how a batch is split;
+            "micro_batch" uses one perturbation per micro-batch.
+        args: Positional arguments of the trainer.
+        kwargs: Keyword arguments of the trainer.
 
     Attributes:
         objective: The objective of the current or last call of `train`; None before the first.
@@ -59,15 +59,11 @@ class SharpnessAwareMixin(_Trainer):
     def __init__(
         self,
         *args: Any,
-        objective: Callable[[nn.Module, Optimizer], Objective],
+        objective: BuildObjective,
         perturb_each: PerturbEach = "step",
         **kwargs: Any,
     ) -> None:
-        if isinstance(objective, Objective) or not callable(objective):
-            raise TypeError(
-                "objective must be a function of the model and the optimizer, got "
-                f"{type(objective).__name__}. Pass one such as lambda model, optimizer: SAM(model)."
-            )
+        check_builder(objective)
         if perturb_each not in get_args(PerturbEach):
             raise ValueError(
                 f'perturb_each must be "step" or "micro_batch", got {perturb_each!r}. '
@@ -78,10 +74,10 @@ class SharpnessAwareMixin(_Trainer):
         self._build = objective
         self._saved_state: dict[str, Any] | None = None
         self._is_in_training_step = False
-        # The micro-batches of this step so far, and what the trainer multiplies their losses by.
+        # The micro-batches of this step so far, and the factor of their losses in the trainer.
         self._micro_batches: list[Callable[[], Tensor]] = []
         self._factor = torch.ones(())
-        self._measured = _Measured()
+        self._means = _StepMeans()
         super().__init__(*args, **kwargs)
         _check(self)
         self.add_callback(_AtTrainBegin(self))
@@ -96,21 +92,21 @@ class SharpnessAwareMixin(_Trainer):
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the loss of a micro-batch; in training, one with the objective's direction.
+        """Return the loss of a micro-batch. In training, its gradient is the objective's direction.
 
-        With `perturb_each="step"` it is 0 for all micro-batches but the last, whose loss is the sum
-        of all. See `Trainer.compute_loss`.
+        With `perturb_each="step"`, the loss is 0 for all micro-batches except the last, for which
+        it is the sum of all losses. See `Trainer.compute_loss`.
         """
         compute_loss = super().compute_loss
         if not self._is_in_training_step:
             return compute_loss(model, inputs, *args, **kwargs)
 
         def closure() -> Tensor:
-            # A copy, since trainers remove labels from their inputs, and add to them.
+            # A copy, since trainers add and remove entries of their inputs.
             loss: Tensor = compute_loss(model, copy.copy(inputs), *args, **kwargs)
             return loss
 
-        self._micro_batches.append(acting_once(closure, partial(_records_kept, self)))
+        self._micro_batches.append(with_effects_once(closure, partial(_restoring_metrics, self)))
         is_last = bool(self.accelerator.sync_gradients)
         if self.perturb_each == "step" and not is_last:
             return self._postponed(model)
@@ -120,13 +116,13 @@ class SharpnessAwareMixin(_Trainer):
         return self._loss_of_step(closures)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the measurements since the last call to the training loss. See `Trainer.log`."""
+        """Log the means of the reports since the last call with the loss. See `Trainer.log`."""
         if "loss" in logs:
-            logs |= self._measured.means(self.accelerator.gather)
+            logs |= self._means.means(self.accelerator.gather)
         super().log(logs, *args, **kwargs)
 
     def _loss(self, closure: Callable[[], Tensor], *, is_last: bool) -> Tensor:
-        """Return the loss of one micro-batch, with a perturbation of its own."""
+        """Return the loss of one micro-batch with its own perturbation."""
         assert self.objective is not None
         loss = self.objective.loss(closure, scaler=self.accelerator.scaler, sync=is_last)
         report = self.objective.report
@@ -134,14 +130,14 @@ class SharpnessAwareMixin(_Trainer):
         scale = self._scale(loss)
 
         def measure(factor: Tensor) -> None:
-            self._measured.add(report, factor / scale, is_last=is_last)
+            self._means.add(report, factor / scale, is_last=is_last)
 
-        # The trainer divides losses, and says by how much only in the gradient of this one.
+        # The trainer's factor of the loss is known only from the gradient of the loss.
         loss.register_hook(measure)  # type: ignore[no-untyped-call]
         return loss
 
     def _postponed(self, model: nn.Module) -> Tensor:
-        """Return 0 for a micro-batch whose passes run together with those of the last one."""
+        """Return 0 for a micro-batch whose passes run with those of the last micro-batch."""
         dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
         zero = torch.zeros((), dtype=dtype, device=self.args.device, requires_grad=True)
 
@@ -154,37 +150,32 @@ class SharpnessAwareMixin(_Trainer):
     def _loss_of_step(self, closures: Sequence[Callable[[], Tensor]]) -> Tensor:
         """Add the direction of several micro-batches, and return the sum of their losses."""
         assert self.objective is not None
-        # Known from the micro-batches before, so that the passes compute what the trainer would.
+        # The factor of the previous micro-batches, with which the trainer scales each loss.
         factor = self._factor / self._scale(self._factor)
         report = self.objective.backward(
             [partial(_times, closure, factor) for closure in closures],
             scaler=self.accelerator.scaler,
         )
-        self._measured.add(report, torch.ones_like(factor), is_last=True)
+        self._means.add(report, torch.ones_like(factor), is_last=True)
         return (report.value / factor).requires_grad_()
 
     def _scale(self, like: Tensor) -> Tensor:
-        """Return the factor of loss scaling, 1 without."""
+        """Return the factor of loss scaling; 1 without loss scaling."""
         one = torch.ones_like(like, requires_grad=False)
         scaler = self.accelerator.scaler
         return one if scaler is None else scaler.scale(one)
 
     def _start(self) -> None:
-        """Build the objective, and continue from a checkpoint's state if there is one."""
-        # Accelerate wraps the optimizer; objectives read the momentum of the one inside.
+        """Build the objective, and load its state from a checkpoint if there is one."""
+        # Accelerate wraps the optimizer. Objectives read the momentum of the wrapped one.
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
-        objective = self._build(self.model_wrapped, optimizer)
-        if not isinstance(objective, Objective):
-            raise TypeError(
-                f"objective must return an objective, got {type(objective).__name__}. "
-                "Return one such as SAM(model)."
-            )
+        objective = build_objective(self._build, self.model_wrapped, optimizer)
         state, self._saved_state = self._saved_state, None
         if state is not None:
             objective.load_state_dict(state)
         self.objective = objective
         self._micro_batches = []
-        self._measured = _Measured()
+        self._means = _StepMeans()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -219,27 +210,27 @@ def _times(closure: Callable[[], Tensor], factor: Tensor) -> Tensor:
     return closure() * factor
 
 
-class _Measured:
-    """The measurements of steps, on the device, until they are logged."""
+class _StepMeans:
+    """The reports of steps, kept on the device until their means are logged."""
 
     def __init__(self) -> None:
         self._micro_batches: list[Tensor] = []
         self._steps: list[Tensor] = []
 
     def add(self, report: Report, factor: Tensor, *, is_last: bool) -> None:
-        """Add one report, whose loss the trainer multiplied by `factor`."""
+        """Add the report of a micro-batch whose loss the trainer multiplies by `factor`."""
         row = [factor * report.gap, factor * report.perturbed_loss, report.rho]
         self._micro_batches.append(torch.stack([value.detach().float() for value in row]))
         if is_last:
             rows = torch.stack(self._micro_batches)
             self._micro_batches = []
-            # The losses of micro-batches add up to that of the step.
+            # The loss of the step is the sum of the losses of its micro-batches.
             self._steps.append(torch.cat([rows[:, :2].sum(0), rows[:1, 2]]))
 
     def means(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Return the means over steps and processes, and forget the steps.
+        """Return the means over steps and processes, and clear the steps.
 
-        A quantity that no step has measured is left out.
+        Values that no step has measured are left out.
         """
         if not self._steps:
             return {}
@@ -249,8 +240,8 @@ class _Measured:
 
 
 @contextmanager
-def _records_kept(trainer: object) -> Iterator[None]:
-    """Undo what the body adds to a trainer's counters and metrics.
+def _restoring_metrics(trainer: object) -> Iterator[None]:
+    """Context manager that restores the counters and metrics of a trainer at exit.
 
     TRL's trainers count tokens and collect metrics in `compute_loss`.
     """
@@ -268,7 +259,7 @@ def _records_kept(trainer: object) -> Iterator[None]:
 
 
 def _copied(metrics: Any) -> Any:
-    """Return a copy of nested dictionaries and of the lists in them, but not of their items."""
+    """Copy nested dictionaries and the lists in them, but not the items of the lists."""
     result = copy.copy(metrics)
     if isinstance(result, dict):
         result.update({key: _copied(value) for key, value in result.items()})
@@ -280,20 +271,20 @@ def _state_path(folder: str, process_index: int) -> Path:
 
 
 def _check(trainer: Any) -> None:
-    """Refuse what would run, and train another objective or none.
+    """Refuse training arguments with which the objective would have no effect, or a wrong one.
 
     Raises:
-        ValueError: The training arguments ask for such a thing.
+        ValueError: There is such an argument.
     """
     kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
     if kind in ("DEEPSPEED", "MEGATRON_LM"):
         raise ValueError(
-            f"args must not ask for {kind}, got it. Its engine steps by itself, and hides the "
-            "weights: use DDP, or FSDP2 with fsdp_config={'version': 2}."
+            f"args must not use {kind}, whose engine steps on its own and hides the weights. "
+            "Use DDP, or FSDP2 with fsdp_config={'version': 2}."
         )
     if kind == "FSDP" and not trainer.accelerator.is_fsdp2:
         raise ValueError(
-            "args must ask for FSDP2, got FSDP1. It keeps flattened weights: set "
+            "args must use FSDP2, got FSDP1, which flattens the weights. Set "
             "fsdp_config={'version': 2}."
         )
     if trainer.args.n_gpu > 1:
@@ -303,6 +294,6 @@ def _check(trainer: Any) -> None:
         )
     if "lomo" in str(trainer.args.optim).lower():
         raise ValueError(
-            f"optim must step after backward, got {trainer.args.optim}. It steps during each pass: "
-            "choose another, such as adamw_torch."
+            f"optim must step after backward, got {trainer.args.optim}, which steps during it. "
+            "Choose another, such as adamw_torch."
         )

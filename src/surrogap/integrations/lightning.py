@@ -1,4 +1,4 @@
-"""Sharpness-aware training in the Trainer of Lightning, as a callback.
+"""Sharpness-aware training with the Trainer of Lightning, as a callback.
 
 The strategy's `training_step`, with the module's inside, becomes the closure of `objective.loss`.
 Everything after it stays Lightning's: accumulation, precision, clipping and stepping.
@@ -12,11 +12,11 @@ from typing import Any, final
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
 from surrogap.core.objective import Objective
-from surrogap.integrations.once import acting_once
+from surrogap.integrations.build import BuildObjective, build_objective, check_builder
+from surrogap.integrations.once import with_effects_once
 
 _LOGGED = ("gap", "perturbed_loss", "rho")
 
@@ -25,16 +25,16 @@ _LOGGED = ("gap", "perturbed_loss", "rho")
 class SharpnessAware(Callback):
     """Sharpness-aware training for a module with automatic optimization.
 
-    The module stays as it is. `gradient_clip_val`, `accumulate_grad_batches` (a perturbation for
-    each batch), `precision` and the strategy stay Lightning's. In the second pass `self.log` does
-    nothing, and metrics of torchmetrics keep their state. The objective's state is in the
-    checkpoints.
+    The module needs no changes. `gradient_clip_val`, `accumulate_grad_batches` (with one
+    perturbation per batch), `precision` and the strategy work as usual. In the second pass,
+    `self.log` does nothing, and torchmetrics keep their state. Checkpoints contain the state of the
+    objective.
 
     Args:
-        objective: Builds the objective from the wrapped module and the optimizer, when `fit`
-            starts.
-        log: Whether to log `gap`, `perturbed_loss` and `rho` of each training batch; NaN if a step
-            does not measure them.
+        objective: A function that builds the objective from the wrapped module and the optimizer.
+            It is called when `fit` starts.
+        log: Whether to log `gap`, `perturbed_loss` and `rho` of each training batch. Values that a
+            step does not measure are NaN.
 
     Attributes:
         objective: The objective of the current or last call of `fit`; None before the first.
@@ -45,21 +45,15 @@ class SharpnessAware(Callback):
             or the strategy is that of DeepSpeed or FSDP1.
     """
 
-    def __init__(
-        self, objective: Callable[[nn.Module, Optimizer], Objective], *, log: bool = True
-    ) -> None:
-        if isinstance(objective, Objective) or not callable(objective):
-            raise TypeError(
-                "objective must be a function of the model and the optimizer, got "
-                f"{type(objective).__name__}. Pass one such as lambda model, optimizer: SAM(model)."
-            )
+    def __init__(self, objective: BuildObjective, *, log: bool = True) -> None:
+        check_builder(objective)
         self.objective: Objective | None = None
-        self._logs = log  # Lightning gives callbacks a method `log`
+        self._logs = log  # not `log`, which is a method of Lightning's callbacks
         self._build = objective
         self._saved_state: dict[str, Any] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse strategies and modules that step by themselves."""
+        """Refuse unsupported strategies and manual optimization."""
         if stage == "fit":
             _check_strategy(trainer.strategy)
             if not pl_module.automatic_optimization:
@@ -70,15 +64,9 @@ class SharpnessAware(Callback):
                 )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Build the objective, and have the strategy's training step use it."""
+        """Build the objective, and wrap the training step of the strategy."""
         strategy: Any = trainer.strategy
-        objective = self._build(strategy.model, trainer.optimizers[0])
-        if not isinstance(objective, Objective):
-            raise TypeError(
-                f"objective must return an objective, got {type(objective).__name__}. "
-                "Return one such as SAM(model)."
-            )
-        self.objective = objective
+        self.objective = build_objective(self._build, strategy.model, trainer.optimizers[0])
         if self._saved_state is not None:
             self.load_state_dict(self._saved_state)
         _restore(strategy)
@@ -87,17 +75,17 @@ class SharpnessAware(Callback):
         )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Log the measurements of the batch."""
+        """Log the report of the batch."""
         if self._logs and self.objective is not None and self.objective.report is not None:
             report = self.objective.report
             pl_module.log_dict({name: getattr(report, name) for name in _LOGGED})
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: Any) -> None:
-        """Give the strategy its own training step back."""
+        """Restore the training step of the strategy."""
         _restore(trainer.strategy)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the strategy its own training step back."""
+        """Restore the training step of the strategy."""
         _restore(trainer.strategy)
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,8 +93,8 @@ class SharpnessAware(Callback):
         return {} if self.objective is None else self.objective.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the state of a checkpoint."""
-        if self.objective is None:  # Most strategies restore callbacks before `fit` starts.
+        """Load the state of the objective from a checkpoint."""
+        if self.objective is None:  # most strategies restore callbacks before `fit` starts
             self._saved_state = state_dict
         else:
             self._saved_state = None
@@ -115,7 +103,7 @@ class SharpnessAware(Callback):
     def _training_step(
         self, trainer: Trainer, training_step: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Return the output of `training_step`, with the objective's loss in place of its loss."""
+        """Return the output of `training_step` with the loss of the objective."""
         assert self.objective is not None
         objective, module = self.objective, trainer.lightning_module
 
@@ -129,7 +117,7 @@ class SharpnessAware(Callback):
 
         try:
             loss = objective.loss(
-                acting_once(closure, partial(_silent, module)),
+                with_effects_once(closure, partial(_without_logging, module)),
                 scaler=getattr(trainer.precision_plugin, "scaler", None),
                 sync=not trainer.fit_loop._should_accumulate(),
             )
@@ -141,12 +129,12 @@ class SharpnessAware(Callback):
 
 
 class _SkippedError(Exception):
-    """Raised when `training_step` returned None, which asks Lightning to skip the batch."""
+    """Raised if `training_step` returned None, which makes Lightning skip the batch."""
 
 
 @contextmanager
-def _silent(module: nn.Module) -> Iterator[None]:
-    """Context in which `self.log` does nothing, and after which metrics have their state back."""
+def _without_logging(module: nn.Module) -> Iterator[None]:
+    """Context manager that disables `self.log`, and restores the state of metrics at exit."""
     modules = list(module.modules())
     loggers = [vars(m) for m in modules if isinstance(m, LightningModule)]
     metrics = [m for m in modules if isinstance(m, Metric | MetricCollection)]
@@ -155,7 +143,7 @@ def _silent(module: nn.Module) -> Iterator[None]:
         for attributes in loggers:
             attributes["log"] = _do_nothing
         for metric in metrics:
-            _begin_again(metric)
+            _set_new_states(metric)
         yield
     finally:
         for attributes in loggers:
@@ -169,10 +157,10 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
-def _begin_again(metric: nn.Module) -> None:
-    """Give a metric new states, since it updates those that it has in place.
+def _set_new_states(metric: nn.Module) -> None:
+    """Replace the states of a metric, which are updated in place.
 
-    `Metric.reset` would not do: it empties the lists among them.
+    `Metric.reset` cannot be used, since it also empties lists in place.
     """
     if isinstance(metric, Metric):
         for name, default in metric._defaults.items():
@@ -189,18 +177,18 @@ def _restore(strategy: object) -> None:
 
 
 def _check_strategy(strategy: object) -> None:
-    """Refuse strategies that would run, and train another objective or none.
+    """Refuse strategies with which the objective would have no effect, or a wrong one.
 
     Raises:
-        ValueError: It is one of those.
+        ValueError: It is such a strategy.
     """
     if isinstance(strategy, DeepSpeedStrategy):
         raise ValueError(
-            "strategy must not be DeepSpeed's, got it. Its engine steps by itself, and hides the "
-            "weights: use DDPStrategy or ModelParallelStrategy."
+            "strategy must not be DeepSpeedStrategy, whose engine steps on its own and hides the "
+            "weights. Use DDPStrategy or ModelParallelStrategy."
         )
     if isinstance(strategy, FSDPStrategy):
         raise ValueError(
-            "strategy must not be FSDPStrategy, got it. FSDP1 keeps flattened weights: use "
+            "strategy must not be FSDPStrategy, since FSDP1 flattens the weights. Use "
             "ModelParallelStrategy, with fully_shard in configure_model."
         )

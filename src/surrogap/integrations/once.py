@@ -7,15 +7,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def acting_once(
-    closure: Callable[[], T], undone: Callable[[], AbstractContextManager[object]]
+def with_effects_once(
+    closure: Callable[[], T], without_effects: Callable[[], AbstractContextManager[object]]
 ) -> Callable[[], T]:
-    """Return `closure`, to be called once per pass of one step.
+    """Return a closure for all passes of one step, whose side effects happen in the first pass.
 
     Args:
         closure: Runs a forward pass, and may log or count.
-        undone: Returns a context that undoes or prevents such side effects. Every call of the
-            closure but the first runs in one.
+        without_effects: Returns a context manager that undoes or prevents such side effects. Every
+            call of the closure except the first runs in one.
     """
     is_first = True
 
@@ -24,7 +24,7 @@ def acting_once(
         if is_first:
             is_first = False
             return closure()
-        with undone():
+        with without_effects():
             return closure()
 
     return run

@@ -2,8 +2,8 @@
 
     python -m surrogap.integrations.timm train.py --sharpness gsam --rho 0.05 (timm's arguments)
 
-The script computes its loss through `timm.task`, whose result becomes that of `objective.loss`.
-Everything after it stays the script's: accumulation, loss scaling, clipping, stepping and EMA.
+The script computes its loss with `timm.task`, which here returns `objective.loss`. The script does
+the rest: accumulation, loss scaling, clipping, the optimizer step and EMA.
 """
 
 import argparse
@@ -25,17 +25,17 @@ from surrogap.core.objective import Objective
 
 _logger = logging.getLogger(__name__)
 
-# It counts steps, and the script would not save the count.
-_LEFT_OUT = {"scoping"}
+# `scoping` counts steps, and the script does not save the count.
+_EXCLUDED = {"scoping"}
 
 
 @final
 class SharpnessAwareTasks:
-    """Has timm's `ClassificationTask` return the loss of an objective.
+    """Makes timm's `ClassificationTask` return the loss of an objective.
 
     Args:
-        name: The objective's name in `surrogap.core.catalog`.
-        arguments: The objective's keyword arguments.
+        name: The name of the objective in `surrogap.core.catalog`.
+        arguments: Keyword arguments of the objective.
 
     Attributes:
         objective: The objective of the last training batch; None before the first.
@@ -50,7 +50,7 @@ class SharpnessAwareTasks:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Context in which tasks use the objective, and optimizers and scalers are noted."""
+        """Context manager in which timm's tasks return the loss of the objective."""
         import timm.optim
         from timm.task import TrainingTask
         from timm.utils import NativeScaler
@@ -85,7 +85,7 @@ class SharpnessAwareTasks:
         if not isinstance(task, ClassificationTask):
             raise TypeError(
                 f"task must be a ClassificationTask, got {type(task).__name__}. Leave out the "
-                "arguments of distillation."
+                "arguments for distillation."
             )
         model = task.get_trainable_module()
         if self.objective is None or self.objective.model is not model:
@@ -103,7 +103,7 @@ class SharpnessAwareTasks:
     def _create(self, model: nn.Module) -> Objective:
         if OBJECTIVES[self._name].takes_optimizer and self._optimizer is None:
             raise RuntimeError(
-                f"{self._name} needs the script's optimizer, and it was not created by "
+                f"{self._name} needs the optimizer, but the script did not create it with "
                 "timm.optim.create_optimizer_v2. Choose another objective."
             )
         # Only objectives that read its momentum use the optimizer.
@@ -112,13 +112,13 @@ class SharpnessAwareTasks:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a script of timm.
+    """Run timm's training script.
 
     Args:
-        arguments: The command line after the program's name.
+        arguments: The arguments after the name of the program.
     """
     script, name, settings, rest = _parsed(arguments)
-    # As Python does for a script, and before timm is imported: a checkout has its own.
+    # As Python does for a script. Before timm is imported, since a checkout of timm has its own.
     sys.path.insert(0, str(script.resolve().parent))
     sys.argv = [str(script), *rest]
     with SharpnessAwareTasks(name, **settings).installed():
@@ -148,16 +148,16 @@ def _parsed(arguments: Sequence[str] | None) -> tuple[Path, str, dict[str, Any],
     unused = set(settings) - set(OBJECTIVES[name].arguments)
     if unused:
         listed = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(unused))
-        parser.error(f"{name} must be given arguments of its own, got {listed}. Leave it out.")
+        parser.error(f"{listed} has no effect on {name}. Leave it out.")
     return script, name, settings, rest
 
 
 def _options() -> dict[str, tuple[type, list[str]]]:
-    """Return the type of each argument of an objective, and the objectives that have it."""
+    """Return the type of each argument of the objectives, and the objectives that have it."""
     options: dict[str, tuple[type, list[str]]] = {}
     for name, entry in OBJECTIVES.items():
         for argument, default in entry.arguments.items():
-            if argument not in _LEFT_OUT:
+            if argument not in _EXCLUDED:
                 kind = str if default is None else type(default)
                 options.setdefault(argument, (kind, []))[1].append(name)
     return options
