@@ -9,7 +9,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.domains.python import PyXRefRole
+from sphinx.domains.python import PyObject, PyXRefRole
 
 from surrogap import __version__
 
@@ -94,5 +94,8 @@ def _link_pages(
 def setup(app: Sphinx) -> None:
     """Register what is above."""
     app.add_role("name", _name_role)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _link_pages)
