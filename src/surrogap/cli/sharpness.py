@@ -182,7 +182,7 @@ def result(found: "Found", density: "Density | None") -> dict[str, Any]:
         "gaps": [asdict(g) | {name: getattr(g, name) for name in derived} for g in gaps.gaps],
         "density": density
         and {
-            "places": density.places.tolist(),
+            "nodes": density.nodes.tolist(),
             "weights": density.weights.tolist(),
             "num_products": density.num_products,
         },
