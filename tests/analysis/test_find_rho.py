@@ -59,7 +59,7 @@ def test_the_suggestion_is_where_the_cosine_falls() -> None:
     assert slow.low is None  # a quadratic turns little
     assert slow.high == math.inf
     assert "sweep larger radii" in slow.explain(0.1)
-    assert "too small to matter" in slow.explain(0.1)
+    assert "is too small: the step is nearly" in slow.explain(0.1)
 
     def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
         (w,) = model.parameters()
@@ -97,7 +97,7 @@ def test_words_for_the_ends_of_a_sweep() -> None:
     radii = made(0.9, 0.2).radii
     assert "sweep smaller radii" in Sweep(radii, 1, 1.0, 1.0).explain()
     unbounded = Sweep(radii, 1, 0.5, math.inf)
-    assert unbounded.explain() == "Try rho from 0.5. Larger radii than 10 were not swept."
+    assert unbounded.explain() == "Try rho from 0.5. Radii above 10 were not swept."
     assert unbounded.center == 0.5
 
 

@@ -65,7 +65,7 @@ def test_neighbouring_seeds_are_independent() -> None:
     # Three standard errors of the correlation of 300 independent pairs.
     assert abs(float(torch.corrcoef(neighbours)[0, 1])) < 3 / 300**0.5
     first, second = (density(operator, num_vectors=2, num_steps=3, seed=seed) for seed in (0, 1))
-    assert not set(first.places.flatten().tolist()) & set(second.places.flatten().tolist())
+    assert not set(first.nodes.flatten().tolist()) & set(second.nodes.flatten().tolist())
 
 
 def test_quadrature_has_the_moments_of_its_vectors() -> None:
@@ -90,7 +90,7 @@ def test_all_steps_give_all_eigenvalues() -> None:
         progress=lambda done, all_: seen.append((done, all_)),
     )
     assert seen == [(i + 1, 12) for i in range(12)]
-    for row in result.places:
+    for row in result.nodes:
         torch.testing.assert_close(row, torch.tensor(spectrum).double())
     torch.testing.assert_close(result.weights.sum(1), torch.ones(3).double())
 

@@ -145,7 +145,7 @@ def test_refuses_batches_that_change() -> None:
         def __iter__(self) -> Any:
             return iter([(x + torch.randn_like(x), y) for x, y in batches()])
 
-    with pytest.raises(RuntimeError, match=r"batches must be the same samples each time, got a me"):
+    with pytest.raises(RuntimeError, match=r"batches must hold the same samples each time, got a"):
         Surface(network("mlp"), Augmented())
 
 

@@ -75,8 +75,8 @@ def test_the_numbers_match_the_library(
         assert mine["worst_sharpness"] == pytest.approx(
             2 * (mine["worst_loss"] - mine["loss"]) / mine["rho"] ** 2
         )
-    places = density(Hessian(surface), num_vectors=1, num_steps=4).places
-    assert found["density"]["places"][0] == pytest.approx(places[0].tolist(), **close)
+    nodes = density(Hessian(surface), num_vectors=1, num_steps=4).nodes
+    assert found["density"]["nodes"][0] == pytest.approx(nodes[0].tolist(), **close)
     assert (found["num_images"], found["num_weights"]) == (32, surface.space.size)
 
     cost = PLAN.cost + 2 * 4

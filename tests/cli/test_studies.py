@@ -13,7 +13,7 @@ from surrogap.cli import main, studies
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.paper import imagenet, workers
 from surrogap.paper.artifacts import ARTIFACTS, stages
-from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import todo
 from surrogap.paper.study import SCALES, Scale
 from surrogap.training.config import Config
@@ -65,7 +65,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace training, and return the list of titles of the requested runs."""
     asked = []
 
-    def finished(run: Any, environment: Any) -> Line:
+    def finished(run: Any, environment: Any) -> LedgerLine:
         asked.append(run.title)
         return synthetic_study.line(run, environment.scale)
 
@@ -146,7 +146,7 @@ def test_after_a_signal_finished_runs_are_kept(
 ) -> None:
     trained: list[str] = []
 
-    def finished(run: Any, environment: Any) -> Line:
+    def finished(run: Any, environment: Any) -> LedgerLine:
         if trained:
             os.kill(os.getpid(), signal.SIGTERM)
         trained.append(run.key)

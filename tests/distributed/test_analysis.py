@@ -123,7 +123,7 @@ def test_eigenvalues_are_those_of_one_process(
 
 
 def warned() -> str:
-    with pytest.warns(UserWarning, match="must have whole weights") as caught:
+    with pytest.warns(UserWarning, match="must have unsharded weights") as caught:
         hessian = Hessian(Surface(sharded(network("mlp")), pieces((5, 6))))
     return f"{hessian.method}: {caught[0].message}"
 
@@ -145,7 +145,7 @@ def dropping() -> None:
 def test_all_processes_refuse_together(two: Processes) -> None:
     for failure in two.try_run(unequal):
         assert isinstance(failure, Failure)
-        assert "batches must be as many in each process here, got 1 to 2" in failure
+        assert "batches must be the same number in each process, got 1 to 2" in failure
     for failure in two.try_run(dropping):
         assert isinstance(failure, Failure)
         assert "model must give the same loss for the same batch" in failure

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from surrogap.paper.artifacts import stages
-from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import todo
 from surrogap.paper.study import LAPTOP, METHODS, Scale, StudyRun
 from tests.training import small_runs
@@ -17,7 +17,7 @@ from tests.training import small_runs
 GAINS = {name: 0.2 * number for number, name in enumerate(METHODS)}
 
 
-def line(run: StudyRun, scale: Scale, **changes: Any) -> Line:
+def line(run: StudyRun, scale: Scale, **changes: Any) -> LedgerLine:
     """A finished run: accuracy by method, plus what a seed has in common for all methods."""
     shared = 0.5 * math.sin(7.0 * run.seed)  # so that pairing by seed matters
     own = 0.05 * math.cos(13.0 * run.seed + len(run.method))
@@ -27,7 +27,7 @@ def line(run: StudyRun, scale: Scale, **changes: Any) -> Line:
     num_steps, num_epochs = 100, run.changes["epochs"]
     steps = list(range(1, num_steps + 1))
     alpha = float(run.settings.get("alpha", 0.0))
-    found: Line = {
+    found: LedgerLine = {
         "kind": "run",
         "key": run.key,
         "title": run.title,
@@ -67,7 +67,7 @@ def run_settings(scale: Scale, run: StudyRun) -> object:
     return dict(tried[1])
 
 
-def timing(scale: Scale, setup: str = "A") -> Line:
+def timing(scale: Scale, setup: str = "A") -> LedgerLine:
     """A timing pass in which a step costs what its passes do."""
     return {
         "kind": "timing",

@@ -81,12 +81,13 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     assert difference["num_seeds"] == 5
     assert made["GSAM", "vanilla"]["verdict"] == "better"
     assert found.numbers["num_comparisons"] == len(made) == 3
-    assert "3 comparisons were made; if nothing differed, about 0.2 of them" in found.words[3]
+    assert "Number of comparisons: 3. If no method differed" in found.words[3]
+    assert "about 0.2 intervals would exclude zero by chance" in found.words[3]
     assert found.words[1].startswith("A: GSAM minus vanilla: +0.6")
     assert found.words[1].endswith("over 5 seeds, better. In the paper: better.")
     # The paper finds no improvement from longer training.
     assert made["vanilla, 2x epochs", "vanilla"]["in_paper"] == "no difference shown"
-    assert "The paper orders 2 of these pairs: 2 are shown here in that order" in found.words[3]
+    assert "The paper ranks 2 of these pairs: here 2 have the same order, 0" in found.words[3]
 
 
 def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) -> None:

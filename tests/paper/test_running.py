@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from surrogap.evaluation import corrupted, evaluate
-from surrogap.paper.ledger import Line
+from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.running import Environment, finished
 from surrogap.paper.study import METHODS, Cell, Scale, StudyRun, study_run, trials
 from surrogap.training.images import images_of
@@ -36,11 +36,11 @@ def run(scale: Scale) -> StudyRun:
 
 
 @pytest.fixture(scope="module")
-def line(run: StudyRun, environment: Environment) -> Line:
+def line(run: StudyRun, environment: Environment) -> LedgerLine:
     return finished(run, environment)
 
 
-def test_scores_are_those_of_a_run_by_hand(line: Line, run: StudyRun, tmp_path: Path) -> None:
+def test_scores_are_those_of_a_run_by_hand(line: LedgerLine, run: StudyRun, tmp_path: Path) -> None:
     config = run.config(out=str(tmp_path / "run"), tensorboard=False)
     model, splits = train(config).model, images_of(config.data)
 
@@ -62,7 +62,7 @@ def test_scores_are_those_of_a_run_by_hand(line: Line, run: StudyRun, tmp_path: 
     assert line["scores"]["corrupted"]["num_sets"] == 1
 
 
-def test_a_line_says_what_was_trained_and_on_what(line: Line, run: StudyRun) -> None:
+def test_a_line_says_what_was_trained_and_on_what(line: LedgerLine, run: StudyRun) -> None:
     assert (line["kind"], line["key"], line["purpose"]) == ("run", run.key, "final")
     assert (line["setup"], line["method"], line["seed"]) == ("A", "gsam", 1)
     assert line["settings"] == {"rho": 0.1, "alpha": 0.3}
@@ -74,7 +74,7 @@ def test_a_line_says_what_was_trained_and_on_what(line: Line, run: StudyRun) -> 
     assert line["sharpness"]["eigenvalue"] is not None
 
 
-def test_curves_are_those_of_the_records(line: Line) -> None:
+def test_curves_are_those_of_the_records(line: LedgerLine) -> None:
     curves = line["curves"]
     assert curves["step"] == list(range(1, 9))
     assert all(len(curves[name]) == 8 for name in ("loss", "gap", "cosine", "accuracy"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from surrogap.paper import workers
-from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import Stage, Todo
 from surrogap.paper.running import Environment
 from surrogap.paper.study import Cell, Scale
@@ -37,7 +37,7 @@ def lines(ledger: Ledger) -> dict[str, dict[str, Any]]:
 def test_several_processes_write_the_same_lines(scale: Scale, tmp_path: Path) -> None:
     numbers: list[int] = []
 
-    def after_run(line: Line, left: Sequence[Todo]) -> None:
+    def after_run(line: LedgerLine, left: Sequence[Todo]) -> None:
         numbers.append(len(left))
 
     ledgers = {jobs: Ledger(tmp_path / f"{jobs}.jsonl") for jobs in (1, 2)}
@@ -50,7 +50,7 @@ def test_several_processes_write_the_same_lines(scale: Scale, tmp_path: Path) ->
     assert lines(Ledger(ledgers[2].path)) == lines(ledgers[2])
 
 
-def made_up(run: Any, environment: Environment) -> Line:
+def made_up(run: Any, environment: Environment) -> LedgerLine:
     return synthetic_study.line(run, environment.scale)
 
 
@@ -59,7 +59,7 @@ def test_it_goes_on_where_it_was(
 ) -> None:
     trained = []
 
-    def finished(run: Any, environment: Environment) -> Line:
+    def finished(run: Any, environment: Environment) -> LedgerLine:
         if len(trained) == 3:
             raise KeyboardInterrupt
         trained.append(run.key)
@@ -82,7 +82,7 @@ def test_a_run_that_does_not_fit_is_not_started(
     now = [0.0]
     monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
 
-    def finished(run: Any, environment: Environment) -> Line:
+    def finished(run: Any, environment: Environment) -> LedgerLine:
         line = made_up(run, environment)
         now[0] += line["seconds"]
         return line
@@ -113,7 +113,7 @@ def test_an_error_in_a_worker_is_raised(scale: Scale, tmp_path: Path) -> None:
     assert len(ledger) == 0
 
 
-def die(run: Any, environment: Environment) -> Line:
+def die(run: Any, environment: Environment) -> LedgerLine:
     os._exit(1)
 
 
@@ -126,7 +126,7 @@ def test_a_worker_that_dies_is_an_error(
         train_all(STAGES, ledger, Environment(scale, jobs=2), clock=Clock(None))
 
 
-def first_or_endless(run: Any, environment: Environment) -> Line:
+def first_or_endless(run: Any, environment: Environment) -> LedgerLine:
     """Finishes the first trial of plain training; other runs do not end by themselves."""
     if run.settings != environment.scale.setups["A"].trials[0]:
         time.sleep(600)
@@ -136,7 +136,7 @@ def first_or_endless(run: Any, environment: Environment) -> Line:
 def test_an_interrupt_ends_the_workers(
     scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(line: Line, left: Sequence[Todo]) -> None:
+    def interrupt(line: LedgerLine, left: Sequence[Todo]) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(workers, "finished", first_or_endless)

@@ -1,4 +1,4 @@
-"""How sharp is it: curvature, surrogate gap, landscape and a radius that fits, for any model.
+"""Sharpness of any model: curvature, surrogate gap, loss landscape, and a range for rho.
 
 Everything is measured on a `Surface`: a model's loss over a set of batches.
 """

@@ -1,4 +1,4 @@
-"""What the gap says of the risk: the bound of Corollary 5.2.1, and the discussion of it."""
+"""The bound of the risk by the surrogate gap: Corollary 5.2.1 and its discussion."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class RiskBound:
         loss: `C`, the training loss.
         gap: `h`, the surrogate gap of the training set.
         complexity: `4 * sqrt((KL + log(2 m / a)) / m)`.
-        probability: With which it holds, at least.
+        probability: The probability with which it holds, at least.
     """
 
     loss: float
@@ -25,7 +25,7 @@ class RiskBound:
 
     @property
     def value(self) -> float:
-        """The bound itself."""
+        """The bound."""
         return self.loss + self.gap + self.complexity
 
 
@@ -44,8 +44,8 @@ def risk_bound(
 
     With probability `(1 - a) * (1 - exp(-(rho / (sqrt(2) * noise) - sqrt(num_weights))^2))`, the
     expected loss on new data is at most `loss + gap + 4 * sqrt((KL + log(2 m / a)) / m)`. It rests
-    on the paper's assumption that noise in the weights does not lower the expected loss. With the
-    numbers of real networks it is far above any loss: it orders solutions, and predicts none.
+    on the paper's assumption that noise in the weights does not lower the expected loss. For real
+    models it is far above any loss: it orders solutions, but does not predict their loss.
 
     Args:
         loss: The training loss.
@@ -54,13 +54,13 @@ def risk_bound(
         num_weights: `k`, the number of weights.
         num_samples: `m`, the size of the training set.
         divergence: `KL(Q || P)` of the posterior from the prior; see `gaussian_divergence`.
-        noise: `b`, the standard deviation of the weights' noise.
-        a: How probable the PAC-Bayes part may be to fail.
+        noise: `b`, the standard deviation of the noise in the weights.
+        a: The probability with which the PAC-Bayes bound may fail.
 
     Raises:
-        TypeError: A number is none.
-        ValueError: A number is out of bounds, or `rho` is below `noise * sqrt(2 * num_weights)`,
-            where the corollary's proof begins.
+        TypeError: An argument is not a number.
+        ValueError: An argument is out of bounds, or `rho` is below `noise * sqrt(2 * num_weights)`,
+            which the corollary's proof requires.
 
     >>> bound = risk_bound(0.1, 0.02, rho=1.0, num_weights=50, num_samples=10**6,
     ...     divergence=100.0, noise=0.05)
@@ -70,14 +70,14 @@ def risk_bound(
     number("rho", rho, above=0.0, remedy="Pass the radius of the gap.")
     number("num_weights", num_weights, at_least=1, remedy="Pass the model's number of weights.")
     number("num_samples", num_samples, at_least=1, remedy="Pass the size of the training set.")
-    number("divergence", divergence, remedy="Pass gaussian_divergence(...), say.")
+    number("divergence", divergence, remedy="Pass gaussian_divergence(...), for example.")
     number("noise", noise, above=0.0, remedy="Pass a standard deviation, such as 1e-3.")
     number("a", a, above=0.0, below=1.0, remedy="Pass a small probability, such as 0.05.")
     excess = rho / (math.sqrt(2.0) * noise) - math.sqrt(num_weights)
     if excess < 0.0:
         raise InvalidValueError(
             f"rho must be at least noise * sqrt(2 * num_weights), got rho={rho} below "
-            f"{noise * math.sqrt(2.0 * num_weights):.6g}. The ball must hold the noise: pass a "
+            f"{noise * math.sqrt(2.0 * num_weights):.6g}. The ball must contain the noise: pass a "
             "larger rho with its gap, or less noise."
         )
     complexity = 4.0 * math.sqrt((divergence + math.log(2.0 * num_samples / a)) / num_samples)
@@ -88,11 +88,11 @@ def gaussian_divergence(distance: float, noise: float) -> float:
     """`KL(N(w, b^2 I) || N(w_0, b^2 I)) = ||w - w_0||^2 / (2 b^2)`.
 
     Args:
-        distance: `||w - w_0||`, of the trained weights from the prior's mean, such as the start.
+        distance: `||w - w_0||`, from the prior's mean, such as the initial weights.
         noise: `b`.
 
     Raises:
-        TypeError: A number is none.
+        TypeError: An argument is not a number.
         ValueError: `distance` is negative, or `noise` not positive.
 
     >>> round(gaussian_divergence(0.3, noise=0.1), 6)
@@ -105,12 +105,12 @@ def gaussian_divergence(distance: float, noise: float) -> float:
 
 @dataclass(frozen=True)
 class Solution:
-    """A trained model as the discussion of Corollary 5.2.1 sees it: two numbers.
+    """The loss and the sharpness of a trained model, for the discussion of Corollary 5.2.1.
 
-    After training the loss `C` and the dominant eigenvalue `sigma` are fixed, and the bound
-    `C + sigma * rho_true^2 / 2 + R` depends on a radius that the data decides, not the one that
-    training used. So of two solutions with equal perturbed loss at `rho_train`, the flatter one has
-    the lower bound if `rho_true > rho_train`, and the sharper one if it is smaller.
+    After training, the loss `C` and the dominant eigenvalue `sigma` are fixed, and the bound
+    `C + sigma * rho_true^2 / 2 + R` depends on a radius that is given by the data, not by training.
+    So of two solutions with equal perturbed loss at `rho_train`, the flatter one has the lower
+    bound if `rho_true > rho_train`, and the sharper one if `rho_true < rho_train`.
 
     Attributes:
         loss: `C`.
@@ -128,11 +128,11 @@ class Solution:
     sharpness: float
 
     def perturbed_loss(self, rho: float) -> float:
-        """`C + sigma * rho^2 / 2`: the bound without its regularisation term `R`."""
+        """`C + sigma * rho^2 / 2`: the bound without its regularization term `R`."""
         return self.loss + self.sharpness * rho**2 / 2
 
     def radius_of_equal_loss(self, other: "Solution") -> float | None:
-        """The radius where both have the same perturbed loss; None if one is always better."""
+        """The radius at which both have the same perturbed loss; None if one is always better."""
         if self.sharpness == other.sharpness:
             return None
         squared = 2 * (other.loss - self.loss) / (self.sharpness - other.sharpness)

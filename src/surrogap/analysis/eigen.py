@@ -1,4 +1,4 @@
-"""Eigenvalues of a Hessian: the paper's measure of sharpness, and more of the spectrum."""
+"""Eigenvalues of a Hessian; the dominant one is the paper's measure of sharpness."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -14,24 +14,24 @@ from surrogap.errors import InvalidValueError
 
 Which = Literal["largest", "smallest", "dominant"]
 
-# Residuals are compared with at least this part of the dominant eigenvalue, since rounding keeps
-# those of tiny ones from falling below a part of themselves.
+# Residuals are compared with at least this fraction of the dominant eigenvalue: rounding keeps the
+# residuals of tiny eigenvalues from getting small relative to the eigenvalue.
 _FLOOR = 0.01
-# Of a given start vector: without it, an eigenvector that was dominant would stay so for ever.
+# Relative noise on a given start vector. From an exact eigenvector the iteration would never leave.
 _NOISE = 0.01
 
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """Some eigenvalues of a symmetric operator, and what they are worth.
+    """Some eigenvalues of a symmetric operator, with their accuracy.
 
     Attributes:
-        values: The eigenvalues, in the order that was asked for.
+        values: The eigenvalues, in the requested order.
         vectors: Their eigenvectors, of norm 1, one in each row.
-        residuals: `||H v - value * v||` for each: within that distance of the value there is an
-            eigenvalue. Once it is small, the value is closer still, by about
+        residuals: `||H v - value * v||` for each: an eigenvalue lies within this distance of the
+            value. If it is small, the error is smaller still, about
             `residual^2 / (distance to the next eigenvalue)`.
-        num_products: How many products with vectors it took.
+        num_products: The number of matrix-vector products.
         has_converged: Whether the residuals are within the tolerance.
     """
 
@@ -53,20 +53,20 @@ def dominant_eigenvalue(
 ) -> Eigenpairs:
     """The eigenvalue of largest absolute value, by power iteration, as the paper measures it.
 
-    It holds two vectors. `eigenvalues` takes fewer products, and a vector of memory for each; and
-    where eigenvalues of both signs are about as large, it converges and this does not.
+    It keeps two vectors in memory. `eigenvalues` needs fewer products, but keeps a vector for each.
+    If the largest eigenvalues of both signs are about equal in size, only `eigenvalues` converges.
 
     Args:
         operator: The Hessian.
-        start: Where to start, such as the eigenvector that an earlier step of training found. Some
-            noise is added to it, so that another one may take over.
-        tolerance: How small the residual must be, as a part of the eigenvalue.
-        max_products: When to stop in any case.
-        seed: For the start vector, or its noise.
-        progress: Called with the number of products taken, and `max_products`.
+        start: A start vector, such as the eigenvector of an earlier training step. Some noise is
+            added to it, so that another eigenvector may take over.
+        tolerance: The largest residual, relative to the eigenvalue.
+        max_products: The largest number of products.
+        seed: The seed of the start vector, or of its noise.
+        progress: Called with the number of products so far, and `max_products`.
 
     Raises:
-        TypeError: `tolerance` or `max_products` is no number.
+        TypeError: `tolerance` or `max_products` is not a number.
         ValueError: They are not positive, or `start` has the wrong shape.
 
     >>> from torch import nn
@@ -106,24 +106,24 @@ def eigenvalues(
 ) -> Eigenpairs:
     """Some eigenvalues at an end of the spectrum, by the Lanczos process.
 
-    An eigenvalue that occurs several times may be found once only: the process sees one vector of
-    each eigenspace.
+    A multiple eigenvalue may be found only once: the process sees one vector of each eigenspace.
 
     Args:
         operator: The Hessian.
-        num: How many.
-        which: Which, and in which order: "largest" first, "smallest" first (the most negative), or
-            the "dominant", those of largest absolute value.
-        start: Where to start, such as an eigenvector found before; some noise is added to it.
-        tolerance: How small each residual must be, as a part of its eigenvalue (or of a hundredth
-            of the dominant one, if it is smaller than that).
-        max_products: When to stop in any case. As many vectors are held at most, and `num` more.
-        seed: For the start vector, or its noise.
-        progress: Called with the number of products taken, and `max_products`.
+        num: The number of eigenvalues.
+        which: "largest" first, "smallest" first (the most negative), or "dominant", those of
+            largest absolute value first.
+        start: A start vector, such as an eigenvector found before; some noise is added to it.
+        tolerance: The largest residual, relative to the eigenvalue (or to a hundredth of the
+            dominant one, if that is larger).
+        max_products: The largest number of products. At most as many vectors are kept in memory,
+            and `num` more.
+        seed: The seed of the start vector, or of its noise.
+        progress: Called with the number of products so far, and `max_products`.
 
     Raises:
-        TypeError: A number is none.
-        ValueError: A number is out of bounds, `which` is unknown, or `start` has the wrong shape.
+        TypeError: An argument is not a number.
+        ValueError: An argument is out of bounds, `which` is unknown, or `start` has a wrong shape.
 
     >>> from torch import nn
     >>> from surrogap.analysis import Hessian, Surface
@@ -134,7 +134,7 @@ def eigenvalues(
     """
     _check(tolerance, max_products)
     space = operator.space
-    number("num", num, at_least=1, remedy="Pass how many eigenvalues to find.")
+    number("num", num, at_least=1, remedy="Pass the number of eigenvalues.")
     if which not in get_args(Which):
         raise InvalidValueError(
             f"which must be 'largest', 'smallest' or 'dominant', got {which!r}. "
@@ -158,7 +158,7 @@ def eigenvalues(
         if has_converged or lanczos.num_products >= max_products:
             break
     vectors = [lanczos.basis.combination(ritz.coefficients[:, index]) for index in wanted.tolist()]
-    # The process may tell of residuals below what a product is rounded to.
+    # The process may report residuals below the rounding error of a product.
     least = torch.finfo(space.dtype).eps * ritz.values.abs().max()
     values = ritz.values[wanted].to(vectors[0])
     residuals = ritz.residuals[wanted].clamp(min=least).to(vectors[0])
@@ -177,17 +177,17 @@ def _are_small(ritz: Ritz, wanted: Tensor, tolerance: float) -> bool:
 
 
 def _start(space: Space, start: Tensor | None, seed: int) -> Tensor:
-    """A random direction, or a given one that is shaken a little."""
+    """A random direction, or a given one with some noise."""
     direction = space.random(seed)
     direction /= space.norm(direction)
     if start is None:
         return direction
-    space.pieces(start)  # refuses a wrong shape
+    space.pieces(start)  # raises for a wrong shape
     start = start.to(direction)
     mixed = start / space.norm(start) + _NOISE * direction
     return mixed / space.norm(mixed)
 
 
 def _check(tolerance: float, max_products: int) -> None:
-    number("tolerance", tolerance, above=0.0, remedy="Pass a part of the eigenvalue, such as 0.01.")
+    number("tolerance", tolerance, above=0.0, remedy="Pass a relative error, such as 0.01.")
     number("max_products", max_products, at_least=1, remedy="Pass a count, such as 100.")

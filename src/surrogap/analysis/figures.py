@@ -1,6 +1,6 @@
-"""Figures of what was measured; `figure.savefig(path)` writes them, without a display.
+"""Figures of the measurements; `figure.savefig(path)` writes them, without a display.
 
-They need matplotlib, which the extra `train` brings.
+They need matplotlib, which is in the extra `train`.
 """
 
 import math
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_LETTERS = 44  # in a line of text, which a panel has room for
+_MAX_CHARACTERS = 44  # in a line of text above a panel
 
 
 def brief(text: str) -> str:
-    """The text, without the middle of its long lines: names of folders may be long."""
-    head = _MOST_LETTERS // 4
+    """Shorten long lines of text in the middle: names of folders may be long."""
+    head = _MAX_CHARACTERS // 4
     return "\n".join(
-        line if len(line) <= _MOST_LETTERS else f"{line[:head]}…{line[head + 1 - _MOST_LETTERS :]}"
+        line
+        if len(line) <= _MAX_CHARACTERS
+        else f"{line[:head]}…{line[head + 1 - _MAX_CHARACTERS :]}"
         for line in text.split("\n")
     )
 
@@ -50,13 +52,13 @@ def curves(
     loss: str = "loss",
     xlabel: str = "step along the direction",
 ) -> "Figure":
-    """The loss along one direction each.
+    """Curves of the loss along directions.
 
     Args:
         lines: The lines.
-        title: What it is.
-        loss: Which loss, over how many images.
-        xlabel: What a step is.
+        title: The title.
+        loss: The label of the loss axis.
+        xlabel: The label of the step axis.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -71,7 +73,7 @@ def curves(
 
 
 def contour(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
-    """The loss over two directions, as lines of equal height; the cross is the model.
+    """Contour plot of the loss over two directions; the cross marks the model.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -86,17 +88,17 @@ def contour(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
 
 
 def relief(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
-    """The loss over two directions, as a surface.
+    """Surface plot of the loss over two directions.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     figure, axes = _new(projection="3d")
     x, y = torch.meshgrid(torch.tensor(plane.x_steps), torch.tensor(plane.y_steps), indexing="xy")
-    solid: Any = axes[0]  # of three dimensions
+    solid: Any = axes[0]  # an Axes3D
     solid.plot_surface(x.numpy(), y.numpy(), torch.tensor(plane.losses).numpy(), cmap="viridis")
     solid.set(title=brief(title), xlabel=plane.labels[0], ylabel=plane.labels[1], zlabel=loss)
-    solid.set_box_aspect(None, zoom=0.8)  # the layout does not see the labels of a surface
+    solid.set_box_aspect(None, zoom=0.8)  # constrained layout ignores the labels of an Axes3D
     return figure
 
 
@@ -107,11 +109,11 @@ def spectrum(density: Density, *, title: str = "") -> "Figure":
         ImportError: matplotlib is not installed.
     """
     figure, (axes,) = _new()
-    low, high = float(density.places.min()), float(density.places.max())
-    width = max(high - low, 1e-12) / 100  # as fine as the figure shows
+    low, high = float(density.nodes.min()), float(density.nodes.max())
+    width = max(high - low, 1e-12) / 100  # the resolution of the figure
     values = torch.linspace(low - 5 * width, high + 5 * width, 1000, dtype=torch.float64)
     axes.semilogy(values.tolist(), density.at(values, width).tolist())
-    # Beyond 1e-7 of the weights there is nothing but the Gaussians' tails.
+    # Below 1e-7 of the weights there are only the tails of the Gaussians.
     axes.set_ylim(bottom=1e-7 / width)
     axes.set(title=brief(title), xlabel="eigenvalue", ylabel="density")
     return figure
@@ -123,9 +125,9 @@ def gap_curves(
     """The gap against the radius, and `2 h / rho^2` beside the measured eigenvalue.
 
     Args:
-        runs: Gaps by the name of what was measured.
-        eigenvalues: The dominant eigenvalue of some of them, drawn as dotted lines.
-        title: What it is.
+        runs: The gaps of each run, by its name.
+        eigenvalues: The dominant eigenvalues of some runs, drawn as dotted lines.
+        title: The title.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -157,12 +159,12 @@ def gap_curves(
 
 
 def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> "Figure":
-    """What `find_rho` saw, with its suggestion shaded.
+    """The measurements of `find_rho`, with the suggested range shaded.
 
     Args:
         sweep: The sweep.
         rho: A radius to mark.
-        title: What it is.
+        title: The title.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -184,7 +186,7 @@ def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> 
             )
         if rho is not None:
             axes.axvline(rho, color="C3", linewidth=1, label=f"rho = {rho:g}")
-        # Below the lines of the cosine, and beside the loss, which rises.
+        # Lower left, which the falling cosine leaves free.
         axes.legend(frameon=False, fontsize="small", loc="lower left" if axes is left else "best")
     figure.suptitle(brief(title))
     left.set(ylabel="cosine of g and g_p")

@@ -1,9 +1,9 @@
 """A range of radii for a model: a sweep on a few batches.
 
-At each radius it measures what a training step would: the gap `h`, the perturbed loss `f_p` and the
-cosine of the angle between `g` and `g_p`. A radius is too small where `g_p` still is `g`, so that
-the second pass changes nothing; it is too large where `g_p` has nothing to do with `g` any more, or
-the perturbed loss is that of a model that has learnt nothing.
+At each radius it measures the quantities of a training step: the gap `h`, the perturbed loss `f_p`
+and the cosine of the angle between `g` and `g_p`. A radius is too small if `g_p` is still about
+equal to `g`, so that the second pass changes nothing. It is too large if `g_p` is unrelated to `g`,
+or the perturbed loss is that of an untrained model.
 """
 
 import math
@@ -22,21 +22,21 @@ Climb = Callable[[Surface], Tensor]
 # Three radii in each factor of ten.
 USUAL_RHOS = tuple(round(10 ** (exponent / 3), 6) for exponent in range(-9, 4))
 
-# Where the suggestion begins and ends: the gradient has turned by 6 and by 32 degrees. In between
-# lies about a factor of ten in radius.
+# The cosines at the ends of the suggested range: the gradient has turned by 6 and by 32 degrees.
+# The range spans about a factor of ten.
 COSINE_FROM = 0.995
 COSINE_TO = 0.85
 
 
 @dataclass(frozen=True)
 class Radius:
-    """What a step at one radius sees, as means over the batches.
+    """The quantities of a step at one radius, as means over the batches.
 
     Attributes:
         rho: The radius.
         loss: `f`.
         perturbed_loss: `f_p`.
-        cosine: Of the angle between `g` and `g_p`.
+        cosine: The cosine of the angle between `g` and `g_p`.
     """
 
     rho: float
@@ -52,13 +52,13 @@ class Radius:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was seen at all radii, and what follows.
+    """The measurements at all radii, and the suggested range.
 
     Attributes:
-        radii: One for each radius, rising.
-        num_batches: How many batches the means are over.
-        low: Where the suggested interval begins; None if every radius of the sweep is too small.
-        high: Where it ends; infinite if no radius of the sweep is too large.
+        radii: The measurements at each radius, in increasing order.
+        num_batches: The number of batches that were averaged.
+        low: The lower end of the suggested range; None if every radius of the sweep is too small.
+        high: The upper end; infinite if no radius of the sweep is too large.
     """
 
     radii: tuple[Radius, ...]
@@ -67,18 +67,18 @@ class Sweep:
     high: float
 
     def contains(self, rho: float) -> bool:
-        """Whether a radius is within the suggestion."""
+        """True if a radius is within the suggested range."""
         return self.low is not None and self.low <= rho <= self.high
 
     @property
     def center(self) -> float | None:
-        """A radius to begin with: the geometric mean of the suggestion's ends."""
+        """A radius to start with: the geometric mean of the range's ends."""
         if self.low is None or math.isinf(self.high):
             return self.low
         return math.sqrt(self.low * self.high)
 
     def explain(self, rho: float | None = None) -> str:
-        """The suggestion in plain words; with `rho`, what is to say of that one."""
+        """The suggestion in words; with `rho`, also a judgement of that radius."""
         words = [self._suggestion()]
         if rho is not None:
             words.append(self._verdict(rho))
@@ -88,7 +88,7 @@ class Sweep:
         first, last = self.radii[0], self.radii[-1]
         if self.low is None:
             return (
-                f"Up to rho = {last.rho:g} the second pass sees nearly the same gradient as the "
+                f"Up to rho = {last.rho:g} the second pass has nearly the same gradient as the "
                 f"first (cosine {last.cosine:.3f}): sweep larger radii."
             )
         if self.high <= self.low:
@@ -97,21 +97,19 @@ class Sweep:
                 f"{first.perturbed_loss:.4g} (cosine {first.cosine:.3f}): sweep smaller radii."
             )
         if math.isinf(self.high):
-            return f"Try rho from {self.low:.2g}. Larger radii than {last.rho:g} were not swept."
-        return f"Try rho from {self.low:.2g} to {self.high:.2g}, beginning with {self.center:.2g}."
+            return f"Try rho from {self.low:.2g}. Radii above {last.rho:g} were not swept."
+        return f"Try rho from {self.low:.2g} to {self.high:.2g}, starting with {self.center:.2g}."
 
     def _verdict(self, rho: float) -> str:
         if self.contains(rho):
-            return f"{rho:g} is within."
+            return f"{rho:g} is within this range."
         if self.low is None or rho < self.low:
-            return f"{rho:g} is too small to matter: the step is nearly that of plain training."
-        return (
-            f"{rho:g} is too large: the gradient up there tells little of the way down from here."
-        )
+            return f"{rho:g} is too small: the step is nearly that of plain training."
+        return f"{rho:g} is too large: g_p has little to do with the gradient at the weights."
 
 
 def cost_of_find_rho(num_rhos: int = len(USUAL_RHOS), num_batches: int = 4) -> int:
-    """What `find_rho` costs, in gradients of single batches.
+    """The cost of `find_rho`, in gradients of single batches.
 
     >>> cost_of_find_rho()
     56
@@ -130,26 +128,26 @@ def find_rho(
 ) -> Sweep:
     """Sweep radii for a model on its batches, and suggest a range.
 
-    The suggestion begins where the mean cosine of `g` and `g_p` falls to 0.995, and ends where it
-    falls to 0.85 or the perturbed loss reaches `ceiling`. It is a range to search, not the best
-    radius: that depends on the whole run. Measure a model that has been trained for a while, in
-    training mode, with batches of the size that shares a perturbation; at the start of training the
-    surface is another one. Build the surface with `is_checked=False` to measure with
-    dropout, whose masks both passes share here as in training.
+    The range starts where the mean cosine of `g` and `g_p` falls to 0.995, and ends where it falls
+    to 0.85 or the perturbed loss reaches `ceiling`. It is a range to search, not the best radius,
+    which depends on the whole run. Measure a model that has been trained for a while, in training
+    mode, with batches of the size that shares a perturbation; at initialization the loss surface is
+    different. To measure with dropout, build the surface with `is_checked=False`; both passes share
+    their masks, as in training.
 
     Args:
         surface: The loss, on the batches of training.
         rhos: The radii.
-        num_batches: How many batches to use, from the first.
+        num_batches: The number of batches to use, from the first.
         ceiling: A perturbed loss that is too large in any case, such as that of guessing,
             `log(num_classes)`.
-        climb: The ascent step at radius 1, to which that at `rho` is proportional. By default
-            SAM's, `g / ||g||`.
-        progress: Called with the number of gradients computed, and all.
+        climb: Returns the ascent step at radius 1, which is multiplied by rho. By default SAM's,
+            `g / ||g||`.
+        progress: Called with the number of gradients so far, and of all.
 
     Raises:
-        TypeError: A number is none.
-        ValueError: There is no radius or no batch, or a number is out of bounds.
+        TypeError: An argument is not a number.
+        ValueError: There is no radius or no batch, or an argument is out of bounds.
         RuntimeError: The gradient or the ascent step of a batch is zero.
 
     >>> import torch
@@ -168,22 +166,22 @@ def find_rho(
     )
     if not radii:
         raise InvalidValueError(
-            "rhos must hold at least one radius, got none. Leave it out for the usual."
+            "rhos must hold at least one radius, got none. Leave it out for the defaults."
         )
     number("num_batches", num_batches, at_least=1, remedy="Pass a count, such as 4.")
-    parts = surface.parts(num_batches)
-    if not parts:
-        raise InvalidValueError("batches must not be empty, got none. Pass the loader of training.")
-    num_gradients = cost_of_find_rho(len(radii), len(parts))
+    surfaces = surface.batch_surfaces(num_batches)
+    if not surfaces:
+        raise InvalidValueError("batches must not be empty, got none. Pass the training loader.")
+    num_gradients = cost_of_find_rho(len(radii), len(surfaces))
     rows: list[list[Radius]] = []
-    for index, part in enumerate(parts):
+    for index, one in enumerate(surfaces):
         rows.append([])
-        for radius in _of_batch(part, radii, climb):
+        for radius in _of_batch(one, radii, climb):
             rows[-1].append(radius)
             if progress is not None:
                 progress(index * (1 + len(radii)) + 1 + len(rows[-1]), num_gradients)
     means = tuple(_mean(column) for column in zip(*rows, strict=True))
-    return Sweep(means, len(parts), *_interval(means, ceiling))
+    return Sweep(means, len(surfaces), *_interval(means, ceiling))
 
 
 def _of_batch(surface: Surface, rhos: Sequence[float], climb: Climb | None) -> Iterator[Radius]:
@@ -195,7 +193,7 @@ def _of_batch(surface: Surface, rhos: Sequence[float], climb: Climb | None) -> I
     if not (norm > 0 and space.norm(delta) > 0):
         raise UnsupportedError(
             f"gradient must not be zero, got norm {float(norm)} on a batch, and there must be an "
-            "ascent step. Measure a model that still learns, after some steps of training."
+            "ascent step. Measure a model that is still learning, after some training steps."
         )
     for rho in rhos:
         with surface.moved(rho * delta):
@@ -228,12 +226,12 @@ def _interval(radii: Sequence[Radius], ceiling: float) -> tuple[float | None, fl
 
 
 def _crossing(rhos: Sequence[float], values: Sequence[float], level: float) -> float | None:
-    """The first radius where the values reach a level, between radii on a logarithmic scale."""
+    """The first radius where the values reach a level, interpolated on a logarithmic scale."""
     for index, value in enumerate(values):
-        if value >= level or math.isnan(value):  # beyond all numbers is beyond the level
+        if value >= level or math.isnan(value):  # NaN counts as above the level
             if index == 0 or not math.isfinite(value):
                 return rhos[index]
             before = values[index - 1]
-            part = (level - before) / (value - before)
-            return math.exp((1 - part) * math.log(rhos[index - 1]) + part * math.log(rhos[index]))
+            t = (level - before) / (value - before)
+            return math.exp((1 - t) * math.log(rhos[index - 1]) + t * math.log(rhos[index]))
     return None

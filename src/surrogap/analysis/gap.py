@@ -1,9 +1,9 @@
-"""The surrogate gap of a model over a set of batches: how much worse its neighbourhood is.
+"""The surrogate gap of a model over a set of batches.
 
 The paper's gap is `h = f(w + delta) - f(w)` with one step of ascent, `delta = rho * g / ||g||`. It
-stands for the worst case in the ball, `max f(w + delta) - f(w)` over `||delta|| <= rho`, which some
-more steps find better. At a minimum the worst case is `rho^2 / 2` times the dominant eigenvalue of
-the Hessian, for small `rho` (Lemma 3.3), so `2 h / rho^2` estimates that.
+approximates the worst case in the ball, `max f(w + delta) - f(w)` over `||delta|| <= rho`, which
+more ascent steps approximate better. At a minimum the worst case is `rho^2 / 2` times the dominant
+eigenvalue of the Hessian, for small `rho` (Lemma 3.3), so `2 h / rho^2` estimates that eigenvalue.
 """
 
 import math
@@ -16,7 +16,7 @@ from surrogap.analysis.surface import Progress, Surface
 from surrogap.checks import number
 from surrogap.errors import InvalidValueError
 
-# What a forward pass costs, in gradients: a backward pass multiplies twice as often.
+# The cost of a forward pass, in gradients: a backward pass has twice the multiplications.
 FORWARD = 1 / 3
 
 
@@ -28,7 +28,7 @@ class Gap:
         rho: The radius.
         loss: `f(w)`.
         perturbed_loss: `f(w + rho * g / ||g||)`.
-        worst_loss: The largest loss found in the ball; NaN if none was looked for.
+        worst_loss: The largest loss found in the ball; NaN without a search.
 
     >>> gap = Gap(rho=0.1, loss=1.0, perturbed_loss=1.02, worst_loss=1.04)
     >>> round(gap.gap, 6), round(gap.worst_sharpness, 6)
@@ -42,7 +42,7 @@ class Gap:
 
     @property
     def gap(self) -> float:
-        """The paper's `h`, of one step of ascent."""
+        """The paper's `h`, after one step of ascent."""
         return self.perturbed_loss - self.loss
 
     @property
@@ -52,7 +52,7 @@ class Gap:
 
     @property
     def sharpness(self) -> float:
-        """`2 h / rho^2`; away from a minimum the slope's part of it, `2 ||g|| / rho`, dominates."""
+        """`2 h / rho^2`. Away from a minimum the gradient's term, `2 ||g|| / rho`, dominates."""
         return 2 * self.gap / self.rho**2
 
     @property
@@ -63,7 +63,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Gaps:
-    """Surrogate gaps at several radii, rising.
+    """Surrogate gaps at several radii, in increasing order.
 
     Attributes:
         gaps: One for each radius.
@@ -75,7 +75,7 @@ class Gaps:
 
 
 def cost_of_gaps(num_rhos: int, *, num_ascent_steps: int = 0, has_start: bool = False) -> float:
-    """What `surrogate_gaps` costs, in gradients over the set; a forward pass is a third of one.
+    """The cost of `surrogate_gaps`, in gradients over the set; a forward pass is a third of one.
 
     >>> cost_of_gaps(3)
     2.0
@@ -95,25 +95,25 @@ def surrogate_gaps(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Gaps:
-    """The surrogate gap of the whole set, with one perturbation for all of it.
+    """The surrogate gap of the whole set, with one perturbation for all batches.
 
-    For the gap that training sees, with a perturbation for each batch, see `find_rho`.
+    For the gap of training steps, with a perturbation for each batch, see `find_rho`.
 
     Args:
         surface: The loss.
-        rhos: The radii; the result has them in rising order.
-        num_ascent_steps: How many gradients to spend on the worst case at each radius; 0 leaves it
-            out. Projected ascent starts from the best of the one-step perturbation, the worst one
-            of the radius before, and `start`. It lengthens its steps while the loss rises, where it
-            becomes a power iteration, and halves them where it falls.
-        start: A direction to try both ways, such as the dominant eigenvector: at a minimum it is
-            the worst, and the gradient says nothing.
-        seed: For a random direction where the gradient is zero.
-        progress: Called with the number of radii done, and all.
+        rhos: The radii; the result has them in increasing order.
+        num_ascent_steps: The number of gradients for the worst case at each radius; 0 for no
+            search. Projected ascent starts from the best of the one-step perturbation, the worst
+            perturbation of the previous radius, and `start`. It doubles its step while the loss
+            rises, which turns it into a power iteration, and halves it when the loss falls.
+        start: A direction to try with both signs, such as the dominant eigenvector: at a minimum it
+            is the worst direction, while the gradient is zero.
+        seed: The seed of a random direction, used if the gradient is zero.
+        progress: Called with the number of radii so far, and of all.
 
     Raises:
-        TypeError: A number is none.
-        ValueError: There is no radius, or a number is out of bounds.
+        TypeError: An argument is not a number.
+        ValueError: There is no radius, or an argument is out of bounds.
 
     >>> import torch
     >>> from torch import nn
@@ -130,7 +130,7 @@ def surrogate_gaps(
     )
     if not radii:
         raise InvalidValueError(
-            "rhos must hold at least one radius, got none. Pass such as [0.05]."
+            "rhos must hold at least one radius, got none. Pass some, such as [0.05]."
         )
     number("num_ascent_steps", num_ascent_steps, remedy="Pass a count, such as 20, or 0 for none.")
     loss, gradient = surface.gradient()
@@ -140,7 +140,7 @@ def surrogate_gaps(
     starts = [] if start is None else [_unit(surface, start), -_unit(surface, start)]
     gaps, before = [], None
     for index, rho in enumerate(radii):
-        # A gradient of zero climbs nowhere.
+        # A gradient of zero gives no ascent step.
         one_step = _loss_at(surface, rho * uphill) if is_slope else float(loss)
         worst_loss = math.nan
         if num_ascent_steps:
@@ -154,7 +154,7 @@ def surrogate_gaps(
 
 
 def _ascended(surface: Surface, rho: float, u: Tensor, num_steps: int) -> tuple[float, Tensor]:
-    """The largest loss at `w + rho * u` in the unit ball that steps from `u` find, and its `u`."""
+    """Ascent from `u` in the unit ball: the largest loss found at `w + rho * u`, and its `u`."""
     loss, gradient = _gradient_at(surface, rho * u)
     length = 4.0
     for _ in range(num_steps - 1):

@@ -1,19 +1,20 @@
-"""The Hessian of the loss, as an operator: products with vectors, never the matrix.
+"""The Hessian of the loss as an operator: matrix-vector products, without the matrix.
 
-There are three ways to a product `H v`, each for two gradients' worth of arithmetic:
+There are three methods for a product `H v`, each at the arithmetic cost of two gradients:
 
-* `forward-over-reverse` differentiates the gradient along `v` while it is computed: the directional
-  derivative of `grad f` by forward-mode differentiation. It keeps no graph of the backward pass, so
-  it needs the least memory of the exact ones.
+* `forward-over-reverse` takes the directional derivative of `grad f` along `v` by forward-mode
+  differentiation. It keeps no graph of the backward pass, so it needs less memory than the other
+  exact method.
 * `double-backward` differentiates `<grad f, v>` by a second backward pass.
-* `finite-differences` compares the gradients at `w + step * v` and `w - step * v`. It needs nothing
-  of the operators and little memory, and has an error: along most directions about 1e-3 of the
-  product in float32, 1e-9 in float64. Along sharp ones it may be as large as the product, where the
-  curvature changes or a ReLU switches within the step: two small networks, in float32 on twelve
-  images, had dominant eigenvalues of less than half, or of the wrong sign. Compare two steps.
+* `finite-differences` subtracts the gradients at `w + step * v` and `w - step * v`. It works with
+  every operator and needs little memory, but is not exact: along most directions the relative error
+  is about 1e-3 in float32 and 1e-9 in float64. Along sharp directions, where the curvature changes
+  or a ReLU switches within the step, the error may be as large as the product: for two small models
+  in float32 on twelve images, the dominant eigenvalue came out at less than half, or with the wrong
+  sign. Compare two steps.
 
-The first two need a rule for every operator, which some custom and fused ones lack. Attention runs
-by torch's plain implementation there, whose rules are complete.
+The first two need a derivative rule for every operator, which some custom and fused operators lack.
+For them, attention uses torch's math implementation, whose rules are complete.
 """
 
 import math
@@ -38,7 +39,7 @@ from surrogap.checks import number, one_of
 Method = Literal["forward-over-reverse", "double-backward", "finite-differences"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
-# What a product costs, in gradients over the same batches: exact for finite differences, the count
+# The cost of a product, in gradients over the same batches: exact for finite differences, by number
 # of multiplications for the others.
 GRADIENTS_PER_PRODUCT = 2
 
@@ -48,18 +49,18 @@ class Hessian:
 
     Args:
         surface: The loss.
-        method: How to get products. Where an operator of the model has no rule for it, or the
-            weights are sharded, a warning says so, and the next of the three is used.
-        step: For finite differences: how far to go along `v` to each side, as a distance. None for
+        method: The method for products. If an operator of the model lacks the rule for it, or the
+            weights are sharded, it warns and uses the next of the three.
+        step: The distance along `v` to each side, for finite differences. None for
             `(eps * (1 + ||w||))^(1/3)`, which balances rounding and curvature; `eps` is that of the
             weights' dtype.
 
     Attributes:
         method: The method in use.
-        num_products: How many products were computed.
+        num_products: The number of products so far.
 
     Raises:
-        ValueError: `method` is unknown, or `step` not positive.
+        ValueError: `method` is unknown, or `step` is not positive.
 
     >>> from surrogap.analysis.surface import Surface
     >>> w = nn.Linear(3, 1, bias=False)
@@ -77,19 +78,19 @@ class Hessian:
     ) -> None:
         one_of("method", method, METHODS, remedy="Leave it out for the first.")
         if step is not None:
-            number("step", step, above=0.0, remedy="Leave it out for one that fits the dtype.")
+            number("step", step, above=0.0, remedy="Leave it out for a step that fits the dtype.")
         self.surface = surface
         self.space = surface.space
         self.method: Method = method
         self.step = step
         self.num_products = 0
         if surface.weights.are_sharded and method != "finite-differences":
-            self._fall_back("whole weights", "sharded ones", to="finite-differences")
+            self._fall_back("unsharded weights", "sharded ones", to="finite-differences")
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """`H v`, over all batches and processes."""
         v = v.detach().to(device=self.space.device, dtype=self.space.dtype)
-        self.space.pieces(v)  # refuses a wrong shape before any pass
+        self.space.pieces(v)  # raises for a wrong shape before any pass
         while True:
             try:
                 product = self._product(v)
@@ -98,7 +99,7 @@ class Hessian:
                 if operator is None or self.method == METHODS[-1]:
                     raise
                 self._fall_back(
-                    "a rule for every operator",
+                    "a derivative rule for every operator",
                     f"none for {operator}",
                     to=METHODS[METHODS.index(self.method) + 1],
                 )
@@ -109,7 +110,7 @@ class Hessian:
     def _fall_back(self, rule: str, value: str, *, to: Method) -> None:
         warnings.warn(
             f"{self.method} must have {rule}, got {value}. "
-            f'Going on with {to}: pass method="{to}" to choose it without this warning.',
+            f'Using {to} instead: pass method="{to}" to avoid this warning.',
             stacklevel=3,
         )
         self.method = to
@@ -147,7 +148,7 @@ class Hessian:
         return gradients[0].sub_(gradients[1]).div_(2.0 * step)
 
     def _usual_step(self) -> float:
-        # Rounding the weights errs by eps * ||w|| / step, and the third derivative by step^2.
+        # The error of rounding the weights is eps * ||w|| / step, that of third derivatives step^2.
         eps = max(torch.finfo(tensor.dtype).eps for tensor in self.surface.weights.tensors)
         return math.cbrt(eps * (1.0 + float(self.space.norm(self.surface.position()))))
 
@@ -156,7 +157,7 @@ Products = list[Tensor | None]
 
 
 class _Loss(nn.Module):
-    """The loss of a batch as a module, so that torch can run it with other parameters."""
+    """The loss of a batch as a module, for `functional_call`."""
 
     def __init__(self, surface: Surface) -> None:
         super().__init__()
@@ -170,7 +171,7 @@ class _Loss(nn.Module):
 def _forward_over_reverse(
     surface: Surface, batch: Any, tangents: list[Tensor]
 ) -> tuple[Tensor, Products]:
-    """A batch's loss, and its `H v` for each parameter; None where that is zero."""
+    """The loss of a batch, and its `H v` for each parameter; None if that is zero."""
     _load_rules()
     module = _Loss(surface)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -178,14 +179,14 @@ def _forward_over_reverse(
     primals = dict(zip(keys, (p.detach() for p in surface.weights.parameters), strict=True))
 
     def loss(parameters: dict[str, Tensor]) -> Tensor:
-        # BatchNorm writes its statistics, which within a derivative only new tensors take.
+        # BatchNorm updates its statistics in place, which needs new tensors within a derivative.
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         result: Tensor = functional_call(module, parameters | buffers, (batch,))
         return result
 
     def gradient(parameters: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         value, pullback, *_ = vjp(loss, parameters)
-        # Not torch.func.grad, which keeps the graph of the backward pass, for nobody here.
+        # Not torch.func.grad, which keeps the graph of the backward pass.
         (result,) = pullback(torch.ones_like(value), retain_graph=False, create_graph=False)
         return result, value
 
@@ -198,11 +199,11 @@ def _forward_over_reverse(
 def _double_backward(
     surface: Surface, batch: Any, tangents: list[Tensor]
 ) -> tuple[Tensor, Products]:
-    """As `_forward_over_reverse`."""
+    """Like `_forward_over_reverse`."""
     parameters = surface.weights.parameters
     loss = surface.loss_of(batch)
     gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
-    # A gradient without graph does not depend on the weights: its part of the Hessian is zero.
+    # A gradient without a graph does not depend on the weights: its rows of the Hessian are zero.
     pairs = [
         (gradient, tangent)
         for gradient, tangent in zip(gradients, tangents, strict=True)
@@ -217,7 +218,7 @@ def _double_backward(
 
 
 def _refuse_once_differentiable(outputs: Sequence[Tensor]) -> None:
-    """Raises where torch would have, had it not pruned the part of the graph that does."""
+    """Raise the error that torch omits when it prunes the node of the graph that would raise it."""
     seen, found = set(), [output.grad_fn for output in outputs]
     while found:
         node = found.pop()
@@ -230,13 +231,13 @@ def _refuse_once_differentiable(outputs: Sequence[Tensor]) -> None:
 
 @cache
 def _load_rules() -> None:
-    """Torch writes some forward rules in a language that it deprecates, and warns of it."""
+    """Import torch's forward-mode rules, whose use of torch.jit.script gives a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.script")
         import_module("torch._decomp.decompositions_for_jvp")
 
 
-# What torch says where an operator lacks a derivative, and where the name stands in it.
+# Torch's messages for an operator without a derivative; the group is its name.
 _COMPLAINTS = (
     r"forward AD with (?:aten::)?(\S+) that does not support it",
     r"derivative for '?(?:aten::)?(\w+)'? is not implemented",
@@ -250,7 +251,7 @@ _COMPLAINTS_OF_FUNCTIONS = (
 
 
 def _without_rule(error: Exception) -> str | None:
-    """The operator that an error says has no derivative; None for an error of another kind."""
+    """The operator that lacks a derivative according to an error; None for any other error."""
     message = str(error)
     for complaint in _COMPLAINTS:
         if found := re.search(complaint, message):
@@ -261,17 +262,17 @@ def _without_rule(error: Exception) -> str | None:
 
 
 def _custom_function(traceback: TracebackType | None) -> str:
-    """The `torch.autograd.Function` whose missing rule an error tells of, as far as can be seen."""
-    place = ""
+    """The `torch.autograd.Function` whose rule is missing, as far as the traceback shows it."""
+    where = ""
     while traceback is not None:
         frame, line = traceback.tb_frame, traceback.tb_lineno
         for value in frame.f_locals.values():
             if isinstance(value, type) and issubclass(value, Function) and not _is_torchs(value):
                 return value.__name__
         if frame.f_code.co_filename != __file__:
-            place = f" in {Path(frame.f_code.co_filename).name}, line {line}"
+            where = f" in {Path(frame.f_code.co_filename).name}, line {line}"
         traceback = traceback.tb_next
-    return f"a custom autograd function{place}"
+    return f"a custom autograd function{where}"
 
 
 def _is_torchs(function: type) -> bool:

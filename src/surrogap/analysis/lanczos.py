@@ -1,9 +1,9 @@
-"""The Lanczos process: what products with a few vectors tell of a whole spectrum.
+"""The Lanczos process: approximate eigenvalues from a few matrix-vector products.
 
-From a start vector it builds an orthonormal basis `q_1, q_2, ...` of the space that `v, H v, H^2 v,
-...` span. In it `H` is a tridiagonal matrix `T`, whose extreme eigenvalues soon are those of `H`.
-Rounding would make the basis lose its orthogonality, and eigenvalues appear twice, so each new
-vector is made orthogonal to all earlier ones, twice.
+From a start vector `v` it builds an orthonormal basis `q_1, q_2, ...` of the space spanned by
+`v, H v, H^2 v, ...` In this basis `H` is a tridiagonal matrix `T`, whose extreme eigenvalues soon
+approximate those of `H`. Rounding would destroy the orthogonality of the basis and duplicate
+eigenvalues, so each new vector is orthogonalized against all earlier ones, twice.
 """
 
 from typing import NamedTuple, Protocol
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from surrogap.analysis.space import Space
 
-# Vectors of a basis that lie in one matrix: enough for fast products, few enough to waste little.
+# The number of basis vectors in one matrix: enough for fast products, few enough to waste little.
 _BLOCK = 8
 
 
@@ -22,7 +22,7 @@ class Operator(Protocol):
 
     @property
     def space(self) -> Space:
-        """What it maps to itself."""
+        """The space on which it acts."""
 
     def __matmul__(self, v: Tensor, /) -> Tensor:
         """Its product with a vector."""
@@ -37,7 +37,7 @@ class Basis:
         self.size = 0
 
     def append(self, vector: Tensor) -> None:
-        """Takes in a vector of norm 1, orthogonal to all others."""
+        """Add a vector of norm 1 that is orthogonal to all others."""
         if self.size % _BLOCK == 0:
             rows = min(_BLOCK, self.space.size - self.size)
             self._blocks.append(vector.new_zeros(rows, len(vector)))
@@ -45,14 +45,14 @@ class Basis:
         self.size += 1
 
     def project_out_(self, vector: Tensor) -> Tensor:
-        """Leaves of `vector` what is orthogonal to the basis, and returns it."""
-        for _ in range(2):  # once leaves as much as was rounded away
+        """Subtract from `vector` its projection onto the basis, and return it."""
+        for _ in range(2):  # once leaves a remainder of the size of the rounding
             for block in self._blocks:
                 vector -= self.space.products(block, vector) @ block
         return vector
 
     def combination(self, coefficients: Tensor) -> Tensor:
-        """The sum of the basis vectors, each times its coefficient."""
+        """The linear combination of the basis vectors with these coefficients."""
         result = self.space.zeros()
         padded = coefficients.new_zeros(len(self._blocks) * _BLOCK)
         padded[: self.size] = coefficients
@@ -62,12 +62,12 @@ class Basis:
 
 
 class Ritz(NamedTuple):
-    """What the process knows of the spectrum, in float64 on the CPU, eigenvalues rising."""
+    """Approximate eigenpairs, in float64 on the CPU, with the eigenvalues in increasing order."""
 
     values: Tensor
-    # The columns are the eigenvectors in the basis.
+    # The columns are the coefficients of the eigenvectors in the basis.
     coefficients: Tensor
-    # How far each is from being an eigenpair: ||H v - value * v||.
+    # ||H v - value * v|| for each.
     residuals: Tensor
 
 
@@ -75,13 +75,14 @@ class Lanczos:
     """The process from one start vector.
 
     Args:
-        operator: Whose spectrum to see.
-        start: Where to start; not zero.
-        seed: For the random vector that goes on where the basis has spanned all that `start` sees.
+        operator: The operator.
+        start: The start vector, which must not be zero.
+        seed: The seed of the random vector with which it continues once the basis spans an
+            invariant subspace.
 
     Attributes:
         basis: The vectors so far.
-        num_products: How many products were taken.
+        num_products: The number of products so far.
 
     >>> from torch import nn
     >>> from surrogap.analysis import Hessian, Surface
@@ -105,16 +106,16 @@ class Lanczos:
 
     @property
     def num_products(self) -> int:
-        """How many products were taken."""
+        """The number of products so far."""
         return self.basis.size
 
     @property
     def is_complete(self) -> bool:
-        """Whether the basis spans the whole space, and all eigenvalues are known."""
+        """True if the basis spans the whole space, so that all eigenvalues are known."""
         return self.basis.size == self._space.size
 
     def advance(self) -> None:
-        """Takes a product, and adds a vector to the basis."""
+        """Compute a product, and add a vector to the basis."""
         q = self._next
         w = self._operator @ q
         size = self._space.norm(w)
@@ -122,7 +123,7 @@ class Lanczos:
         self.basis.append(q)
         self.basis.project_out_(w)
         rest = self._space.norm(w)
-        # What is left may be nothing but rounding.
+        # The remainder may be rounding error only.
         if rest <= 100 * torch.finfo(w.dtype).eps * size:
             self._off_diagonal.append(torch.zeros_like(rest))
             if not self.is_complete:
@@ -134,7 +135,7 @@ class Lanczos:
             self._next = w / rest
 
     def ritz(self) -> Ritz:
-        """The eigenvalues that `T` has, and how good they are as those of the operator."""
+        """The eigenvalues of `T`, and their residuals as eigenvalues of the operator."""
         diagonal = torch.stack(self._diagonal).double().cpu()
         off_diagonal = torch.stack(self._off_diagonal).double().cpu()
         beside = off_diagonal[:-1]

@@ -1,10 +1,10 @@
-"""The loss along one and two directions: what the neighbourhood of the weights looks like.
+"""The loss landscape around the weights: the loss along one and two directions.
 
-In evaluation mode BatchNorm uses its running statistics everywhere, which fit the weights in the
-middle and no others, so the loss rises faster than it would after a pass that renews them. In
-training mode each batch brings its own statistics, as while training; the loss then is blind to the
-scale of a layer before a BatchNorm. Put the model into the mode whose loss you mean. On the line
-between two models the statistics go along, so both ends are the models themselves.
+In evaluation mode BatchNorm uses its running statistics everywhere. They fit only the weights in
+the middle, so the loss rises faster than it would with recomputed statistics. In training mode each
+batch has its own statistics, as in training; then the loss does not depend on the scale of a layer
+before a BatchNorm. Put the model into the mode whose loss you want. On the line between two models
+the statistics are interpolated too, so both ends are the models themselves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ class Line:
     """The loss at `w + step * direction`.
 
     Attributes:
-        steps: How far along the direction.
-        losses: The loss there.
-        label: What the direction is.
+        steps: The steps along the direction.
+        losses: The loss at each step.
+        label: The name of the direction.
     """
 
     steps: tuple[float, ...]
@@ -39,10 +39,10 @@ class Plane:
     """The loss at `w + x * first + y * second`.
 
     Attributes:
-        x_steps: How far along the first direction.
-        y_steps: How far along the second.
-        losses: The loss there: a row for each `y`, with an entry for each `x`.
-        labels: What the directions are.
+        x_steps: The steps along the first direction.
+        y_steps: The steps along the second.
+        losses: The losses: a row for each `y`, with an entry for each `x`.
+        labels: The names of the directions.
     """
 
     x_steps: tuple[float, ...]
@@ -52,12 +52,13 @@ class Plane:
 
 
 def random_direction(surface: Surface, seed: int = 0) -> Tensor:
-    """A random direction with each filter as long as that of the weights (Li et al. 2018).
+    """A filter-normalized random direction (Li et al. 2018).
 
-    A filter is a row of a parameter with two or more dimensions: what makes one output channel or
-    neuron. So a step of 1 changes every filter by as much as it is, whatever its scale. Biases and
-    the weights of norms, with less than two dimensions, stay where they are. Of weights sharded
-    along another dimension than the first, the filters' parts in each process count as filters.
+    Each filter has the norm of the corresponding filter of the weights. A filter is a row of a
+    parameter with two or more dimensions: the weights of one output channel or neuron. So a step of
+    1 changes every filter by its own norm, whatever its scale. Biases and the weights of norm
+    layers, which have fewer than two dimensions, do not change. If weights are sharded along
+    another dimension than the first, the shards of a filter count as filters.
 
     >>> model = nn.Linear(4, 2)
     >>> surface = Surface(model, [torch.ones(1, 4)], lambda m, x: m(x).sum())
@@ -77,7 +78,7 @@ def random_direction(surface: Surface, seed: int = 0) -> Tensor:
 
 
 def gradient_direction(surface: Surface) -> Tensor:
-    """Uphill: the gradient, with norm 1.
+    """The gradient, normalized to norm 1.
 
     Raises:
         ValueError: The gradient is zero.
@@ -87,7 +88,7 @@ def gradient_direction(surface: Surface) -> Tensor:
     if not norm > 0:
         raise InvalidValueError(
             f"gradient must not be zero, got norm {float(norm)}. The weights are at a stationary "
-            "point: take an eigenvector or a random direction."
+            "point: use an eigenvector or a random direction."
         )
     return gradient / norm
 
@@ -100,14 +101,14 @@ def line(
     label: str = "",
     progress: Progress | None = None,
 ) -> Line:
-    """The loss along a direction, for a forward pass over the set at each step.
+    """The loss along a direction, at the cost of a forward pass over the set for each step.
 
     Args:
         surface: The loss.
-        direction: Along what, such as those above or an eigenvector.
-        steps: How far, in units of the direction's norm.
-        label: What to call it.
-        progress: Called with the number of losses computed, and all.
+        direction: The direction, such as one of those above or an eigenvector.
+        steps: The steps, in units of the direction's norm.
+        label: The name of the direction.
+        progress: Called with the number of losses so far, and of all.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(model.weight)
@@ -134,16 +135,16 @@ def plane(
     labels: tuple[str, str] = ("", ""),
     progress: Progress | None = None,
 ) -> Plane:
-    """The loss over two directions, for a forward pass over the set at each point.
+    """The loss over two directions, at the cost of a forward pass over the set for each point.
 
     Args:
         surface: The loss.
         first: The direction of x.
         second: The direction of y. It need not be orthogonal to the first.
-        x_steps: How far, in units of the first's norm.
-        y_steps: How far, in units of the second's norm.
-        labels: What to call them.
-        progress: Called with the number of losses computed, and all.
+        x_steps: The steps along the first, in units of its norm.
+        y_steps: The steps along the second, in units of its norm.
+        labels: The names of the directions.
+        progress: Called with the number of losses so far, and of all.
     """
     rows = []
     num_x, num_points = len(x_steps), len(x_steps) * len(y_steps)
@@ -166,22 +167,22 @@ def between(
     label: str = "",
     progress: Progress | None = None,
 ) -> Line:
-    """The loss on the line to another model: 0 is the surface's own, 1 the other.
+    """The loss on the line to another model: at 0 the surface's own, at 1 the other.
 
-    Buffers of real numbers, such as BatchNorm's statistics, go along the same line.
+    Floating-point buffers, such as BatchNorm's statistics, are interpolated too.
 
     Args:
         surface: The loss, at the first model.
         other: The second model, of the same architecture.
-        steps: How far; beyond 0 and 1 the line goes on.
-        label: What to call it.
-        progress: Called with the number of losses computed, and all.
+        steps: The steps; the line extends beyond 0 and 1.
+        label: The name of the line.
+        progress: Called with the number of losses so far, and of all.
 
     Raises:
-        ValueError: The other model has other parameters or buffers.
+        ValueError: The parameters or buffers of the other model differ.
     """
     other = unwrapped(other)
-    _check_alike(surface.model, other)
+    _check_same_architecture(surface.model, other)
     theirs = dict(other.named_parameters())
     names = {id(parameter): name for name, parameter in surface.model.named_parameters()}
     there = surface.space.vector(theirs[names[id(p)]] for p in surface.weights.parameters)
@@ -195,14 +196,14 @@ def between(
     return Line(tuple(steps), tuple(losses), label)
 
 
-def _check_alike(one: nn.Module, other: nn.Module) -> None:
+def _check_same_architecture(one: nn.Module, other: nn.Module) -> None:
     tensors = [dict((*m.named_parameters(), *m.named_buffers())) for m in (one, other)]
     for name in tensors[0] | tensors[1]:
         shapes = [tuple(some[name].shape) if name in some else "none" for some in tensors]
         if shapes[0] != shapes[1]:
             raise InvalidValueError(
                 f"other must have the same parameters and buffers, got {shapes[1]} for {name} "
-                f"instead of {shapes[0]}. Pass two runs of one model."
+                f"instead of {shapes[0]}. Pass two models of the same architecture."
             )
 
 

@@ -1,4 +1,4 @@
-"""All measures of sharpness of one model, in one call and one table."""
+"""All sharpness measures of a model, in one call and one table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ GAP_COLUMNS = ("rho", "h", "2h/rho^2", "worst h", "worst 2h/rho^2")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """The settings of the measurement.
 
     Attributes:
-        num_eigenvalues: How many of the largest eigenvalues. The smallest is found in any case.
+        num_eigenvalues: The number of largest eigenvalues. The smallest is always computed.
         rhos: The radii of the surrogate gap.
-        num_ascent_steps: How many gradients the worst case takes at each radius; 0 leaves it out.
-        num_trace_products: How many products the trace takes.
-        tolerance: Of the eigenvalues' residuals, as a part of the eigenvalue.
-        max_products: When the search at each end of the spectrum stops in any case.
-        seed: For all random vectors.
+        num_ascent_steps: The number of gradients for the worst case at each radius; 0 for no
+            search.
+        num_trace_products: The number of products for the trace.
+        tolerance: The largest residual, relative to the eigenvalue.
+        max_products: The largest number of products at each end of the spectrum.
+        seed: The seed of all random vectors.
 
     >>> Plan(rhos=(0.05,), num_ascent_steps=0, max_products=20, num_trace_products=9).cost
     99.3...
@@ -40,27 +41,27 @@ class Plan:
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """Of the searches for both ends of the spectrum, the trace and the gaps, at most."""
+        """The largest costs of both ends of the spectrum, the trace and the gaps."""
         gaps = cost_of_gaps(len(self.rhos), num_ascent_steps=self.num_ascent_steps, has_start=True)
         products = (self.max_products, self.max_products, self.num_trace_products)
         return (*(GRADIENTS_PER_PRODUCT * number for number in products), gaps)
 
     @property
     def cost(self) -> float:
-        """What it costs at most, in gradients over the set."""
+        """The largest total cost, in gradients over the set."""
         return sum(self.costs)
 
 
 @dataclass(frozen=True)
 class Sharpness:
-    """How sharp a model's loss is at its weights.
+    """The sharpness of the loss at a model's weights.
 
     Attributes:
         num_weights: The number of trainable weights.
         largest: The largest eigenvalues of the Hessian.
-        smallest: The smallest, which at a minimum is not negative.
-        trace: The sum of all.
-        gaps: The surrogate gap at some radii.
+        smallest: The smallest eigenvalue, which is not negative at a minimum.
+        trace: The sum of all eigenvalues.
+        gaps: The surrogate gaps at some radii.
     """
 
     num_weights: int
@@ -76,7 +77,7 @@ class Sharpness:
         return max(ends, key=abs)
 
     def rows(self) -> list[tuple[str, str]]:
-        """What was measured, for a table with two columns."""
+        """The rows of a table with two columns."""
         loss = self.gaps.gaps[0].loss
         return [
             ("weights", f"{self.num_weights:,}"),
@@ -89,7 +90,7 @@ class Sharpness:
         ]
 
     def gap_rows(self) -> list[tuple[str, ...]]:
-        """The gaps, for a table with `GAP_COLUMNS`."""
+        """The rows of a table of the gaps with `GAP_COLUMNS`."""
         return [_row(gap) for gap in self.gaps.gaps]
 
 
@@ -99,13 +100,13 @@ def sharpness(
     *,
     progress: Callable[[float, float], object] | None = None,
 ) -> Sharpness:
-    """Measures what `plan` says.
+    """Measure eigenvalues, trace and gaps of a surface.
 
     Args:
         surface: The loss.
-        plan: What to measure; None for the usual.
-        progress: Called with the cost so far and `plan.cost`, in gradients over the set. Searches
-            that end early leap ahead.
+        plan: The settings; None for the defaults.
+        progress: Called with the cost so far and `plan.cost`, in gradients over the set. It skips
+            ahead when a search ends early.
 
     >>> import torch
     >>> from torch import nn
@@ -120,23 +121,23 @@ def sharpness(
         eigenvalues, hessian, tolerance=plan.tolerance, max_products=plan.max_products, seed=seed
     )
 
-    def part(index: int) -> Progress | None:
-        """The progress of one of the four, as that of the whole."""
+    def progress_of(index: int) -> Progress | None:
+        """The progress of one of the four measurements, as that of the whole."""
         if progress is None:
             return None
         before, whole = sum(plan.costs[:index]), plan.costs[index]
         return lambda done, most: progress(before + whole * done / most, plan.cost)
 
-    largest = search(plan.num_eigenvalues, "largest", progress=part(0))
-    smallest = search(1, "smallest", progress=part(1))
-    total = trace(hessian, num_products=plan.num_trace_products, seed=seed, progress=part(2))
+    largest = search(plan.num_eigenvalues, "largest", progress=progress_of(0))
+    smallest = search(1, "smallest", progress=progress_of(1))
+    total = trace(hessian, num_products=plan.num_trace_products, seed=seed, progress=progress_of(2))
     gaps = surrogate_gaps(
         surface,
         plan.rhos,
         num_ascent_steps=plan.num_ascent_steps,
         start=largest.vectors[0],
         seed=seed,
-        progress=part(3),
+        progress=progress_of(3),
     )
     return Sharpness(surface.space.size, largest, smallest, total, gaps)
 

@@ -1,4 +1,4 @@
-"""The whole spectrum of a Hessian, from few products: its trace, and its density."""
+"""Trace and spectral density of a Hessian, from a few products."""
 
 import math
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class Trace:
 
     Attributes:
         value: The estimate.
-        standard_error: Of the part that was sampled; the rest of it is exact.
-        num_products: How many products with vectors it took.
+        standard_error: The standard error of the sampled term; the other term is exact.
+        num_products: The number of matrix-vector products.
     """
 
     value: float
@@ -35,20 +35,20 @@ def trace(
 ) -> Trace:
     """The trace, by Hutch++ (Meyer et al. 2021).
 
-    A third of the products finds a subspace with most of the operator, `Q`; another takes the trace
-    within it, `tr(Q^T H Q)`, exactly; the last samples what is outside. For an operator of rank
-    `num_products / 3` or less the result is exact.
+    A third of the products finds a subspace `Q` that captures most of the operator. Another third
+    computes the trace within it, `tr(Q^T H Q)`, exactly. The last third samples the remainder. For
+    an operator of rank `num_products / 3` or less the result is exact.
 
     Args:
         operator: The Hessian.
-        num_products: How many products to take; at least 6. A third of it, and at most the number
-            of weights, are held as vectors.
-        seed: For the random vectors.
-        progress: Called with the number of products taken, and all.
+        num_products: The number of products, at least 6. A third as many vectors are kept in
+            memory, at most the number of weights.
+        seed: The seed of the random vectors.
+        progress: Called with the number of products so far, and of all.
 
     Raises:
-        TypeError: `num_products` is no number.
-        ValueError: It is below 6.
+        TypeError: `num_products` is not a number.
+        ValueError: `num_products` is below 6.
 
     >>> from torch import nn
     >>> from surrogap.analysis import Hessian, Surface
@@ -75,7 +75,7 @@ def trace(
         length = space.norm(sketch)
         basis.project_out_(sketch)
         rest = space.norm(sketch)
-        # Of a small operator there may be nothing left but rounding.
+        # For a small operator the remainder may be rounding error only.
         if basis.size < space.size and rest > 100 * torch.finfo(sketch.dtype).eps * length:
             q = sketch / rest
             exact += float(space.dot(q, product(q)))
@@ -91,26 +91,25 @@ def trace(
 
 @dataclass(frozen=True)
 class Density:
-    """How the eigenvalues are distributed, as weights on a few places.
+    """The distribution of the eigenvalues, as a quadrature with a few nodes and weights.
 
     Attributes:
-        places: Where, for each random vector a row.
-        weights: What part of the eigenvalues is there, as this vector sees it; each row adds up
-            to 1.
-        num_products: How many products with vectors it took.
+        nodes: The nodes, a row for each random vector.
+        weights: The estimated fraction of eigenvalues at each node; each row adds up to 1.
+        num_products: The number of matrix-vector products.
     """
 
-    places: Tensor
+    nodes: Tensor
     weights: Tensor
     num_products: int
 
     def moment(self, power: int) -> float:
         """The mean of `eigenvalue^power`; times the number of weights, it estimates a trace."""
-        return float((self.weights * self.places**power).sum(1).mean())
+        return float((self.weights * self.nodes**power).sum(1).mean())
 
     def at(self, values: Tensor, width: float) -> Tensor:
-        """The density at `values`, each place spread by a Gaussian of this standard deviation."""
-        distances = (values[:, None] - self.places.flatten()) / width
+        """The density at `values`, smoothed by a Gaussian with standard deviation `width`."""
+        distances = (values[:, None] - self.nodes.flatten()) / width
         gaussians = torch.exp(-(distances**2) / 2) / (width * math.sqrt(2 * math.pi))
         return gaussians @ self.weights.flatten() / len(self.weights)
 
@@ -125,20 +124,21 @@ def density(
 ) -> Density:
     """The density of the eigenvalues, by stochastic Lanczos quadrature (Ubaru et al. 2017).
 
-    From each of some random vectors `v` of norm 1 the Lanczos process gives places and weights such
-    that `sum(weight * place^k) = v^T H^k v` for all `k` below twice the number of steps. The mean
-    over vectors of that is `tr(H^k) / size`.
+    From a random vector `v` of norm 1 the Lanczos process gives nodes and weights such that
+    `sum(weight * node^k) = v^T H^k v` for all `k` below twice the number of steps. The mean of that
+    over random vectors is `tr(H^k) / size`.
 
     Args:
         operator: The Hessian.
-        num_vectors: How many random vectors; more make it less noisy.
-        num_steps: How many products with each; more make it finer. As many vectors are held.
-        seed: For the random vectors.
-        progress: Called with the number of products taken, and all.
+        num_vectors: The number of random vectors; more vectors reduce the noise.
+        num_steps: The number of products with each; more products raise the resolution. As many
+            vectors are kept in memory.
+        seed: The seed of the random vectors.
+        progress: Called with the number of products so far, and of all.
 
     Raises:
-        TypeError: A number is none.
-        ValueError: It is below 1.
+        TypeError: An argument is not a number.
+        ValueError: An argument is below 1.
 
     >>> from torch import nn
     >>> from surrogap.analysis import Hessian, Surface
@@ -150,7 +150,7 @@ def density(
     number("num_vectors", num_vectors, at_least=1, remedy="Pass a count, such as 4.")
     number("num_steps", num_steps, at_least=1, remedy="Pass a count, such as 40.")
     num_steps = min(num_steps, operator.space.size)
-    places, weights = [], []
+    nodes, weights = [], []
     for index in range(num_vectors):
         lanczos = Lanczos(operator, operator.space.random(seed, "density", index))
         for step in range(num_steps):
@@ -158,6 +158,6 @@ def density(
             if progress is not None:
                 progress(index * num_steps + step + 1, num_vectors * num_steps)
         ritz = lanczos.ritz()
-        places.append(ritz.values)
+        nodes.append(ritz.values)
         weights.append(ritz.coefficients[0] ** 2)
-    return Density(torch.stack(places), torch.stack(weights), num_vectors * num_steps)
+    return Density(torch.stack(nodes), torch.stack(weights), num_vectors * num_steps)

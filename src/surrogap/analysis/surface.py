@@ -1,7 +1,7 @@
 """The loss of a model over a set of batches, as a function of its weights.
 
-All that is measured in this room is measured on such a surface: losses and gradients at the weights
-`w`, or at `w + delta` nearby.
+All measurements of this package are made on such a surface: losses and gradients at the weights
+`w`, or nearby at `w + delta`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -26,48 +26,48 @@ from surrogap.core.vectors import Layout, wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
-# From a batch, its number of samples n and a vector: adds n times the batch's to it, and returns
-# the batch's mean loss.
+# Takes a batch, its number of samples n and a vector; adds n times the batch's own vector to it,
+# and returns the batch's mean loss.
 Add = Callable[[Any, int, Tensor], Tensor]
-# Called with how much is done, and how much there is to do at most.
+# Called with the number of units done so far, and of all units at most.
 Progress = Callable[[int, int], object]
 
 
 class Surface:
     """The mean loss `f(w) = sum_i n_i * f_i(w) / sum_i n_i` over batches of `n_i` samples.
 
-    Modules run in the mode that they are in. In evaluation mode, which is what most measurements
-    want, BatchNorm uses its running statistics: `f` is the loss of the deployed model, sample by
-    sample. In training mode it uses those of each batch, as training does, so `f` depends on how
-    the samples are batched; the running statistics stay as they were.
+    Modules run in their current mode. In evaluation mode, which suits most measurements, BatchNorm
+    uses its running statistics: `f` is the loss of the deployed model, sample by sample. In
+    training mode it uses the statistics of each batch, as in training, so `f` depends on how the
+    samples are batched; the running statistics do not change.
 
-    Whatever is measured, afterwards weights, gradients, buffers, modes and torch's random state are
-    exactly what they were, also if something raises. Each pass starts from the same random state.
+    Measurements restore weights, gradients, buffers, modes and torch's random state exactly, also
+    after an exception. Each pass starts from the same random state.
 
-    Under DistributedDataParallel each process passes its part of the samples, and all get the
-    result over the whole; the module inside runs, with the first process's buffers. With FSDP2 all
-    processes must have as many batches as each other, since their passes communicate. Of a compiled
-    model, the one inside runs.
+    Under DistributedDataParallel each process passes its share of the samples, and all get the
+    result over all samples; the inner module runs, with the first process's buffers. With FSDP2 all
+    processes must have the same number of batches, since their passes communicate. For a compiled
+    model, the original module runs.
 
     Args:
         model: The model; its trainable parameters are the weights.
-        batches: What can be iterated over many times: a list, or a DataLoader without random
+        batches: An iterable that can be read many times: a list, or a DataLoader without random
             augmentation. Shuffling does no harm, unless BatchNorm is in training mode.
-        loss_fn: The mean loss of a batch, from the model that is passed to it and the batch.
-        num_samples_of: How many samples a batch has.
-        is_checked: Whether to look at first if model and batches give the same loss twice, at the
-            price of two forward passes. Everything here takes it that they do.
+        loss_fn: Maps the model and a batch to the mean loss of the batch.
+        num_samples_of: Maps a batch to its number of samples.
+        is_checked: Whether to check first that model and batches give the same loss twice, at the
+            cost of two forward passes. All measurements assume that they do.
 
     Attributes:
         weights: The parameters.
-        space: Where `w`, gradients and directions live.
+        space: The vector space of `w`, gradients and directions.
 
     Raises:
-        TypeError: `batches` can be iterated over only once, a batch holds no tensor, or `loss_fn`
-            returns none.
+        TypeError: `batches` can be read only once, a batch does not hold a tensor, or `loss_fn`
+            does not return one.
         ValueError: There is no sample, or processes that communicate have different numbers of
             batches; or the model has no trainable parameter.
-        RuntimeError: The loss is not the same twice, or is no scalar.
+        RuntimeError: The loss differs between two passes, or is not a scalar.
 
     >>> model = nn.Linear(2, 3)
     >>> images, labels = torch.zeros(5, 2), torch.tensor([0, 1, 2, 0, 1])
@@ -87,8 +87,8 @@ class Surface:
     ) -> None:
         if isinstance(batches, Iterator):
             raise InvalidTypeError(
-                f"batches must be iterable many times, got {type(batches).__name__}, which is "
-                "spent after once. Pass a list or a DataLoader."
+                f"batches must be iterable many times, got {type(batches).__name__}, which can be "
+                "read only once. Pass a list or a DataLoader."
             )
         self.model = unwrapped(model)
         self._outer = model
@@ -105,11 +105,11 @@ class Surface:
         if is_checked:
             self._probe()
 
-    def parts(self, num_batches: int) -> list["Surface"]:
-        """The surfaces of the first batches; over processes, of their first batches together.
+    def batch_surfaces(self, num_batches: int) -> list["Surface"]:
+        """A surface for each of the first batches; with several processes, for those of all.
 
         Raises:
-            ValueError: One process has fewer than another.
+            ValueError: The processes have different numbers of batches.
         """
         with self._undisturbed():  # a loader draws random numbers
             batches = list(islice(self.batches, num_batches))
@@ -133,7 +133,7 @@ class Surface:
 
     @contextmanager
     def moved(self, delta: Tensor) -> Iterator[None]:
-        """The body sees the weights at `w + delta`; afterwards they are `w`, bit for bit."""
+        """Context manager that moves the weights to `w + delta`, and restores `w` bit for bit."""
         self.weights.refresh()
         tensors = self.weights.tensors
         before = Layout(tensors).read(tensors)
@@ -141,21 +141,21 @@ class Surface:
             with torch.no_grad():
                 for tensor, piece in zip(tensors, self.space.pieces(delta), strict=True):
                     there = tensor.to(wide(tensor.dtype)) + piece.to(tensor.device)
-                    # Graphs that were built before stay good: the weights come back.
+                    # Graphs that were built before stay valid: the weights are restored.
                     with _unsafe_preserve_version_counter((tensor,)):
                         tensor.copy_(there)
             yield
         finally:
             with torch.no_grad():
                 before.write_to_(tensors)
-            self.weights.refresh()  # so that FSDP forgets the weights that it gathered there
+            self.weights.refresh()  # so that FSDP drops the weights that it gathered there
 
     def means(self, add: Add, into: Tensor) -> tuple[Tensor, Tensor]:
         """Means over the samples of all batches and processes: of the loss, and of a vector.
 
         Args:
-            add: Adds a batch's share of the vector, and returns the batch's mean loss.
-            into: Zeros to add to.
+            add: Adds a batch's contribution to the vector, and returns the batch's mean loss.
+            into: A vector of zeros to add to.
 
         Raises:
             ValueError: There is no sample.
@@ -176,8 +176,8 @@ class Surface:
         """The mean loss of a batch on this process, with its graph.
 
         Raises:
-            TypeError: The loss function returned no tensor.
-            RuntimeError: It returned no real scalar.
+            TypeError: The loss function did not return a tensor.
+            RuntimeError: It did not return a real scalar.
         """
         loss = self.loss_fn(self.model, batch)
         if not isinstance(loss, Tensor):
@@ -208,21 +208,21 @@ class Surface:
         return loss.detach()
 
     def _sums(self, add: Add, into: Tensor) -> Tensor:
-        """Over this process's batches: of the loss times the samples, and of the samples."""
+        """Sums over this process's batches: of loss times samples, and of samples."""
         (device, *_) = self.weights.devices
-        # Some devices have no float64.
+        # MPS does not support float64.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         sums = torch.zeros(2, dtype=dtype, device=device)
         for batch in self.batches:
             number = self.num_samples_of(batch)
-            torch.clear_autocast_cache()  # it may hold the weights of another place
+            torch.clear_autocast_cache()  # it may hold casts of other weights
             loss = add(batch, number, into).to(sums)
             sums += torch.stack([loss * number, torch.full_like(loss, number)])
         return sums
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Buffers and random state are what they were, after a body that runs the model."""
+        """Context manager that restores buffers and random state after passes of the model."""
         self.weights.refresh()
         buffers = self.weights.buffers
         with (
@@ -236,27 +236,27 @@ class Surface:
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Refuses a model or batches whose loss is not the same twice."""
-        # Beyond what other batches, kernels or bfloat16 change, and below what dropout does.
+        """Raise if the loss of the model or of the batches differs between two passes."""
+        # Above the effects of batch order, kernels and bfloat16, and below that of dropout.
         tolerance = 1e-9 if self.space.dtype is torch.float64 else 1e-3
-        with self._undisturbed():  # around all passes, so that they draw different numbers
+        with self._undisturbed():  # around all passes, so that they draw different random numbers
             sums = [self._sums(self._add_nothing, torch.empty(0)) for _ in range(2)]
             batch = next(iter(self.batches), None)
             one, other = (sums[0][0] if batch is None else self.loss_of(batch) for _ in range(2))
-        have_differed = torch.zeros_like(sums[0][0]) + _differ(one, other, tolerance)
+        do_differ = torch.zeros_like(sums[0][0]) + _differ(one, other, tolerance)
         for group in self._groups:
-            for tensor in (*sums, have_differed):
+            for tensor in (*sums, do_differ):
                 dist.all_reduce(tensor, group=group)
-        if have_differed:
+        if do_differ:
             raise UnsupportedError(
                 "model must give the same loss for the same batch, got different ones. It draws "
-                "random numbers, as dropout does in training mode: call model.eval() first."
+                "random numbers, like dropout in training mode: call model.eval() first."
             )
         first, second = (some[0] / some[1] for some in sums)
         if _differ(first, second, tolerance):
             raise UnsupportedError(
-                f"batches must be the same samples each time, got a mean loss of {first:.6g} and "
-                f"then of {second:.6g}. Pass a loader that neither augments nor drops at random."
+                f"batches must hold the same samples each time, got a mean loss of {first:.6g} and "
+                f"then {second:.6g}. Pass a loader that neither augments nor drops at random."
             )
 
     @property
@@ -264,7 +264,7 @@ class Surface:
         return int(torch.tensor([dist.get_world_size(group) for group in self._groups]).prod())
 
     def _check_number_of_batches(self, number: int) -> None:
-        """Refuses another number than in other processes."""
+        """Raise if the processes have different numbers of batches."""
         (device, *_) = self.weights.devices
         numbers = torch.tensor([number, -number], device=device)
         for group in self._groups:
@@ -272,8 +272,8 @@ class Surface:
         most, fewest = int(numbers[0]), -int(numbers[1])
         if most != fewest:
             raise InvalidValueError(
-                f"batches must be as many in each process here, got {fewest} to {most}. "
-                "Give every process as many; their samples may differ in number."
+                f"batches must be the same number in each process, got {fewest} to {most}. "
+                "Their numbers of samples may differ."
             )
 
 
@@ -285,12 +285,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside DistributedDataParallel and torch.compile."""
     if isinstance(model, DistributedDataParallel):
         return unwrapped(model.module)
-    inner = getattr(model, "_orig_mod", None)  # torch.compile's
+    inner = getattr(model, "_orig_mod", None)  # of torch.compile
     return inner if isinstance(inner, nn.Module) else model
 
 
 def _fsdp_groups(model: nn.Module) -> list[Any]:
-    """The processes over which FSDP takes the mean of gradients: one group for each dimension."""
+    """The process groups over which FSDP averages gradients: one for each mesh dimension."""
     for module in FullySharded(model.modules()).modules:
         group = module._get_fsdp_state()._fsdp_param_group
         if group is not None:

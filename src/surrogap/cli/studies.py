@@ -15,7 +15,7 @@ from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
 from surrogap.paper.imagenet import paper_runs
-from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.page import write_page
 from surrogap.paper.plan import Stage, Todo, relative_cost, todo
 from surrogap.paper.reproductions import Reproduced
@@ -169,7 +169,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped(signal.Signals(number))
 
 
-def _print_times(line: Line) -> None:
+def _print_times(line: LedgerLine) -> None:
     rows = [
         (method, f"{1e3 * seconds:.3f}", f"{relative_cost(line, method):.2f}")
         for method, seconds in line["seconds_per_step"].items()
@@ -177,7 +177,7 @@ def _print_times(line: Line) -> None:
     Table(("method", "ms per step", "cost relative to vanilla"), rows).print()
 
 
-def _print_line(line: Line, left: Sequence[Todo]) -> None:
+def _print_line(line: LedgerLine, left: Sequence[Todo]) -> None:
     words = [f"{line['title']}:"]
     if line["kind"] == "failure":
         words.append(f"failed, {line['reason']}")

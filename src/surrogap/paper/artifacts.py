@@ -82,16 +82,16 @@ ARTIFACTS: dict[str, Artifact] = {
         [cell for setup in "ACD" for cell in _cells(setup, _PAPER)],
         [*_against(("sam", "gsam"), *_BASELINES), *_pairs(("gsam", "sam"))],
         _ALL_SCORES,
-        notes="The paper's Table 1 has twelve networks on ImageNet; these are small images and "
-        "few, so neither the size of a difference nor its sign carries over to ImageNet.",
+        notes="The paper's Table 1 has twelve networks on ImageNet. Here the images are small and "
+        "few, so neither the size nor the sign of a difference carries over to ImageNet.",
     ),
     "table-setups": Artifact(
         "The same methods and SAM on norm layers in all five set-ups.",
         [cell for setup in "ABCDE" for cell in _cells(setup, SHORT)],
         [*_against(SHORT[2:], *_BASELINES), *_pairs(("gsam", "sam"), ("sam-norms", "sam"))],
         _ALL_SCORES,
-        notes="With noisy labels (E), compare the best epoch too: part of the difference after "
-        "the last epoch is late memorisation of wrong labels.",
+        notes="With noisy labels (E), compare the best epoch too: some of the difference after the "
+        "last epoch comes from wrong labels that are memorized late.",
     ),
     "fig-methods": Artifact(
         "Test accuracy of all objectives, with and without ascent.",
@@ -102,8 +102,8 @@ ARTIFACTS: dict[str, Artifact] = {
         ],
         draw=drawings.methods_figure,
         notes="Every method had the same number of trials; more trials may change the order of "
-        "methods whose intervals overlap. Entropy-SGD takes five passes a step, for two fifths of "
-        "the epochs.",
+        "methods whose intervals overlap. Entropy-SGD takes five passes per step, for two fifths "
+        "of the epochs.",
     ),
     "table-penalty": Artifact(
         "GSAM and min(f_p + lambda h), over lambda.",
@@ -113,7 +113,7 @@ ARTIFACTS: dict[str, Artifact] = {
         ],
         _pairs(("gsam", "gap-penalty")),
         _ALL_SCORES,
-        notes="rho is the one chosen for the penalty; the rows differ in lambda alone.",
+        notes="rho is the one chosen for the penalty; the rows differ only in lambda.",
     ),
     "table-transfer": Artifact(
         "Weights trained under each objective, fine-tuned to other images.",
@@ -149,7 +149,7 @@ ARTIFACTS: dict[str, Artifact] = {
         "again.",
     ),
     "table-epochs": Artifact(
-        "Vanilla training for as many and for twice the epochs, against GSAM.",
+        "Vanilla training for the same number of epochs and for twice as many, against GSAM.",
         _cells("A", ("vanilla", "vanilla-2x", "gsam")),
         _pairs(("vanilla-2x", "vanilla"), ("gsam", "vanilla"), ("gsam", "vanilla-2x")),
         _ALL_SCORES,
@@ -161,15 +161,15 @@ ARTIFACTS: dict[str, Artifact] = {
             *(_varied(method, {"rho_min": 0.0}, "rho_t") for method in ("sam", "gsam")),
         ],
         [("SAM, rho_t", "SAM"), ("GSAM, rho_t", "GSAM")],
-        notes="rho_t decays from the rho that was chosen for a constant radius to 0, so its mean "
-        "is half of it.",
+        notes="rho_t decays to 0 from the rho that was chosen for a constant radius, so its mean "
+        "is half of that.",
     ),
     "fig-cosine": Artifact(
         "The cosine of g and g_p during training.",
         _cells("A", ("sam", "gsam")),
         (),
         draw=drawings.cosine_figure,
-        notes="Lines are means over seeds, bands reach from the lowest to the highest seed.",
+        notes="Lines are means over seeds, bands extend from the lowest to the highest seed.",
     ),
     "fig-gap-curves": Artifact(
         "The surrogate gap during training under different alpha.",
@@ -177,15 +177,15 @@ ARTIFACTS: dict[str, Artifact] = {
         (),
         draw=drawings.gap_figure,
         max_seeds=0,
-        notes="Curves are of the tuning runs, one seed each.",
+        notes="The curves are those of the tuning runs, with one seed each.",
     ),
     "fig-cost": Artifact(
         "Test error against cost relative to vanilla training, for every method.",
         _cells("A", tuple(METHODS)),
         _against(tuple(METHODS), *_BASELINES),
         draw=drawings.cost_figure,
-        notes="Cost is the measured time of a captured step on one GPU, relative to a plain one, "
-        "times the number of steps; data loading and evaluation are left out.",
+        notes="The cost is the measured time of a captured step on one GPU, relative to a plain "
+        "step, times the number of steps; data loading and evaluation are not included.",
     ),
 }
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
 from surrogap.paper.labels import place_labels
-from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import relative_cost
 from surrogap.paper.study import METHODS, Scale, trials
 from surrogap.paper.summaries import Summary
@@ -99,7 +99,7 @@ def cosine_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Fi
 def gap_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
     """The gap against the epoch for each alpha, a panel for each radius, from the tuning runs."""
     setup = found[0].cell.setup
-    radii: dict[float, dict[float, Line]] = {}  # the lines by rho and alpha
+    radii: dict[float, dict[float, LedgerLine]] = {}  # the lines by rho and alpha
     for run in (*trials(scale, setup, "sam"), *trials(scale, setup, "gsam")):
         if run.key in ledger and ledger[run.key]["kind"] == "run":
             alpha = float(run.settings.get("alpha", 0.0))
@@ -152,7 +152,7 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     return figure
 
 
-def _curve(line: Line, name: str) -> Points:
+def _curve(line: LedgerLine, name: str) -> Points:
     """A curve of a run against the epoch."""
     curves = line["curves"]
     epochs = line["num_epochs"] / line["num_steps"]

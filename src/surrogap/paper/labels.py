@@ -24,7 +24,7 @@ def place_labels(
     """Write a name beside each point, with a thin line to it where it is not next to it.
 
     Each name takes the nearest position where it covers no other name, point, error bar or legend,
-    and stays within the axes; if there is none, the position that covers the fewest.
+    and stays within the axes; if there is no such position, the one that covers the fewest.
 
     Args:
         figure: The figure.

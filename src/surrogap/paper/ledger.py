@@ -14,7 +14,7 @@ from typing import Any, final
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.json_values import json_value
 
-Line = dict[str, Any]
+LedgerLine = dict[str, Any]
 
 
 @final
@@ -40,7 +40,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, LedgerLine] = {}
         self.num_torn = self.num_repeated = 0
         for text in _read(path):
             line = _parsed(text)
@@ -72,23 +72,23 @@ class Ledger:
             raise _not_accessible("written", self.path, error) from error
         self._lines.setdefault(line["key"], json.loads(text))
 
-    def __getitem__(self, key: str) -> Line:
+    def __getitem__(self, key: str) -> LedgerLine:
         return self._lines[key]
 
     def __contains__(self, key: object) -> bool:
         return key in self._lines
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[LedgerLine]:
         return iter(self._lines.values())
 
     def __len__(self) -> int:
         return len(self._lines)
 
-    def of_kind(self, kind: str) -> list[Line]:
+    def of_kind(self, kind: str) -> list[LedgerLine]:
         """The lines of one kind: "run", "failure" or "timing"."""
         return [line for line in self if line["kind"] == kind]
 
-    def newest_timing(self, scale: str, setup: str) -> Line | None:
+    def newest_timing(self, scale: str, setup: str) -> LedgerLine | None:
         """The last line that measured the steps of a set-up; None without one."""
         lines = self.of_kind("timing")
         found = [line for line in lines if (line["scale"], line["setup"]) == (scale, setup)]
@@ -121,7 +121,7 @@ def _not_accessible(done: str, path: Path, error: OSError) -> InvalidValueError:
     )
 
 
-def _parsed(text: bytes) -> Line | None:
+def _parsed(text: bytes) -> LedgerLine | None:
     try:
         line = json.loads(text)
     except ValueError:

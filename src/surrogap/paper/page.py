@@ -13,20 +13,20 @@ from surrogap.paper.summaries import Comparison, comparisons, summaries
 
 _HEAD = """# Results
 
-One study: every run is trained once, and every table and figure below is drawn from its ledger
-(`{ledger}`), which has a line for each finished run: configuration, seed, scores, curves, time,
-hardware and commit. This page is the output of
+Every table and figure on this page is drawn from the ledger of one study (`{ledger}`), in which
+each run is trained once. The ledger has a line for each finished run: configuration, seed, scores,
+curves, time, hardware and commit. This page is the output of
 `surrogap reproduce all --scale {scale} --no-train --page docs/results.md`.
 
-**How settings were chosen.** Each method had the same number of trials in each set-up ({trials}),
-one seed each, scored on validation images that no run trains on. The trial with the best validation
-accuracy after the last epoch was trained with the study's seeds and scored on the test images, and
-no other setting but those that a table or figure varies on purpose. [Trials](#trials) lists all.
+**How settings are chosen.** Each method has the same number of trials in each set-up ({trials}),
+with one seed each, scored on validation images that no run trains on. The settings with the best
+validation accuracy after the last epoch are trained with the study's seeds and scored on the test
+images. No other settings are scored on test images, except those that a table or figure varies on
+purpose. [Trials](#trials) lists all trials.
 
-**How to read the numbers.** `±` is the half width of the 95 % confidence interval of the mean over
-seeds (Student's t). Differences are paired by seed. A method is called better or worse only where
-the interval of the paired difference excludes zero; the number of comparisons that were made is
-beside them.
+**How to read the numbers.** `±` is half the width of the 95 % confidence interval of the mean over
+seeds (Student's t). Differences are paired by seed. A method is called better or worse only if the
+interval of the paired difference excludes zero. Below each table is the number of comparisons.
 """
 
 
@@ -48,7 +48,7 @@ def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
     except OSError as error:
         raise InvalidValueError(
             f"page must be a file that can be written, got {path} ({error.strerror}). "
-            "Pass another one."
+            "Pass another path."
         ) from error
 
 

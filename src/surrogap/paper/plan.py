@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.study import METHODS, Cell, Changes, Scale, StudyRun, study_run, trials
 
 # Seconds beside the training steps: building, capturing, scoring test images, sharpness.
@@ -28,7 +28,7 @@ def chosen(scale: Scale, setup: str, method: str, ledger: Ledger) -> Changes | N
     return max(runs, key=lambda run: val_accuracy(ledger[run.key]) or -1.0).settings
 
 
-def val_accuracy(line: Line) -> float | None:
+def val_accuracy(line: LedgerLine) -> float | None:
     """The validation accuracy after the last epoch; None for a run that failed."""
     return float(line["val"]["accuracy"]) if line["kind"] == "run" else None
 
@@ -156,7 +156,7 @@ def _slowdown(jobs: int) -> float:
     return 1.0 + (jobs - 1) / 2
 
 
-def relative_cost(timing: Line, method: str) -> float | None:
+def relative_cost(timing: LedgerLine, method: str) -> float | None:
     """The cost of training with a method relative to plain training for the set-up's epochs.
 
     Args:

@@ -31,7 +31,7 @@ from surrogap.experiments.surfaces import (
     random_subset,
     unaugmented_loader,
 )
-from surrogap.paper.ledger import Line
+from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.study import Scale, StudyRun
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
@@ -106,7 +106,7 @@ class Environment:
         return config.override(checkpoint_every=10**9)  # one checkpoint, after the last step
 
 
-def finished(run: StudyRun, environment: Environment) -> Line:
+def finished(run: StudyRun, environment: Environment) -> LedgerLine:
     """Train and score a run, and return its line of the ledger.
 
     A run whose loss is not finite returns a line of kind "failure", so that it is not tried again.
@@ -171,7 +171,7 @@ def _splits(name: str, root: str, train: int | None, val: int | None, labels: st
     return images_of(config.data)
 
 
-def _description(run: StudyRun, config: Config, environment: Environment) -> Line:
+def _description(run: StudyRun, config: Config, environment: Environment) -> LedgerLine:
     values = config.to_dict()
     values["output"]["out"] = values["model"]["weights"] = values["data"]["data_root"] = None
     return {

@@ -129,7 +129,7 @@ METHODS: dict[str, Method] = {
     "sam-norms-late": Method("SAM, norm layers, last third", _SAM | _NORMS, _NORM_RHOS, **_LATE),
 }
 
-# The comparisons that tell the most; they are tuned and trained first.
+# The most important comparisons, which are tuned and trained first.
 MAIN = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms", "momentum-sam")
 SHORT = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
 TRANSFERRED = ("vanilla", "sam", "gsam")

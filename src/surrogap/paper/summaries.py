@@ -6,7 +6,7 @@ from typing import Any, final
 
 from surrogap.experiments.text_table import Table
 from surrogap.paper.intervals import CONFIDENCE, Interval, interval, paired_difference
-from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import final_runs
 from surrogap.paper.study import Cell, Scale
 
@@ -28,7 +28,7 @@ class Score:
     factor: float = 100.0
     decimals: int = 2
 
-    def read(self, line: Line) -> float | None:
+    def read(self, line: LedgerLine) -> float | None:
         """Read the value from a line of the ledger; None if it was not measured."""
         value: Any = line
         for name in self.path:
@@ -58,7 +58,7 @@ class Summary:
     """
 
     cell: Cell
-    lines: Mapping[int, Line]
+    lines: Mapping[int, LedgerLine]
 
     def values(self, score: str) -> dict[int, float]:
         """A score by seed, for the runs where it was measured."""
@@ -73,7 +73,7 @@ class Summary:
     @property
     def settings(self) -> str:
         """The settings that were chosen for it."""
-        settings: Line = next((line["settings"] for line in self.lines.values()), {})
+        settings: LedgerLine = next((line["settings"] for line in self.lines.values()), {})
         return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
@@ -182,14 +182,14 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
     agree = sum(one.verdict == one.in_paper for one in stated)
     open_ = sum(one.verdict == SIMILAR for one in stated)
     ordering = (
-        f" The paper orders {len(stated)} of these pairs: {agree} are shown here in that order, "
-        f"{len(stated) - agree - open_} in the other, and {open_} in neither."
+        f" The paper ranks {len(stated)} of these pairs: here {agree} have the same order, "
+        f"{len(stated) - agree - open_} the opposite order, and {open_} show no difference."
     )
     return [
         *(one.sentence for one in made),
         f"Differences are of test accuracy after the last epoch, paired by seed, with {percent} "
-        f"intervals (Student's t). {number} comparisons were made; if nothing differed, about "
-        f"{number * (1 - CONFIDENCE):.1f} of them would exclude zero by chance."
+        f"intervals (Student's t). Number of comparisons: {number}. If no method differed from "
+        f"another, about {number * (1 - CONFIDENCE):.1f} intervals would exclude zero by chance."
         + (ordering if stated else ""),
     ]
 

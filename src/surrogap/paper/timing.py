@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from surrogap.paper.ledger import Line
+from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.running import Environment, provenance
 from surrogap.paper.study import METHODS, Cell, StudyRun, study_run, trials
 from surrogap.training.components import components_of
@@ -22,7 +22,7 @@ from surrogap.training.processes import World, device_of
 _NUM_WARM_UPS = 5
 
 
-def timing(setup: str, methods: Sequence[str], environment: Environment) -> Line:
+def timing(setup: str, methods: Sequence[str], environment: Environment) -> LedgerLine:
     """Measure the seconds of a step of some methods, and return the ledger's line.
 
     Args:
@@ -31,7 +31,7 @@ def timing(setup: str, methods: Sequence[str], environment: Environment) -> Line
         environment: The study and its images.
     """
     scale = environment.scale
-    num_rounds, num_steps = scale.timing  # steps in fives, of which one may be sharpness-aware
+    num_rounds, num_steps = scale.timing  # a multiple of five, for "every 5th step"
     device = device_of(str(scale.setups[setup].changes.get("device", "auto")))
     # Plain training for more epochs takes the same step.
     timed = ["vanilla", *(method for method in methods if not METHODS[method].is_plain)]

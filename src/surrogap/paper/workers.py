@@ -17,7 +17,7 @@ from typing import final
 
 import torch
 
-from surrogap.paper.ledger import Ledger, Line
+from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import Stage, Todo, todo
 from surrogap.paper.running import Environment, finished
 from surrogap.paper.study import StudyRun
@@ -26,8 +26,8 @@ from surrogap.paper.study import StudyRun
 START_UP = 20.0
 
 # Called with a line that was just written, and with the runs that are left.
-AfterRun = Callable[[Line, Sequence[Todo]], object]
-Submit = Callable[..., "Future[Line]"]
+AfterRun = Callable[[LedgerLine, Sequence[Todo]], object]
+Submit = Callable[..., "Future[LedgerLine]"]
 
 
 class WorkerError(Exception):
@@ -67,7 +67,7 @@ def train_all(
         WorkerError: A run in a worker process raised an error. Finished runs are in the ledger.
     """
     jobs = environment.jobs
-    running: dict[Future[Line], StudyRun] = {}
+    running: dict[Future[LedgerLine], StudyRun] = {}
     num_workers = 0
 
     def left() -> list[Todo]:
@@ -115,8 +115,8 @@ def _processes(jobs: int) -> Iterator[Submit]:
         executor.shutdown(cancel_futures=True)
 
 
-def _call(function: Callable[..., Line], *arguments: object) -> "Future[Line]":
-    future: Future[Line] = Future()
+def _call(function: Callable[..., LedgerLine], *arguments: object) -> "Future[LedgerLine]":
+    future: Future[LedgerLine] = Future()
     future.set_result(function(*arguments))
     return future
 
