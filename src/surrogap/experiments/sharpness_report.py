@@ -78,7 +78,7 @@ class SharpnessReport:
             "gaps": [asdict(g) | {name: getattr(g, name) for name in derived} for g in gaps.gaps],
             "density": density
             and {
-                "places": density.nodes.tolist(),
+                "nodes": density.nodes.tolist(),
                 "weights": density.weights.tolist(),
                 "num_products": density.num_products,
             },
