@@ -1,7 +1,7 @@
-"""Triton kernels for the arithmetic of a step, where they can run.
+"""The arithmetic of a step in Triton kernels, for CUDA devices.
 
-`choose` is all that the rest of the core sees of this folder. Triton takes a second to import, so
-that happens only for parameters on a CUDA device.
+The rest of the core uses only `choose`. Importing Triton takes a second, so it happens only for
+parameters on a CUDA device.
 """
 
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from surrogap.core.arithmetic import Arithmetic, Flat, Task
 
 
 def choose(task: Task, *, last: Arithmetic | None = None) -> Arithmetic:
-    """Return the fastest arithmetic for a task: the `last` one, if it still fits."""
+    """Return the fastest arithmetic for a task: the `last` one if it is compatible."""
     if last is not None and last.adopts(task):
         return last
     if task.parameters[0].device.type == "cuda" and find_spec("triton"):

@@ -1,7 +1,7 @@
 """The arithmetic of a step in Triton kernels.
 
-Launching an operator of torch takes a few microseconds, tens with cold CPU caches, and a step of
-`Flat` needs about a hundred, views included: several percent of a small model's step.
+Launching one torch operator takes a few microseconds, or tens of them with cold CPU caches. A step
+of `Flat` needs about a hundred operators, views included: several percent of a small model's step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +80,7 @@ class Fused(Arithmetic):
         finally:
             self._tables = None
         tables.fill()
-        self._captured_tables = tables  # the graph reads them as long as it lives
+        self._captured_tables = tables  # every replay of the graph reads them
 
     def climb(
         self, v: Gradients, rho: Number, scale: Tensor | None, g: Gradients | None = None
@@ -150,7 +150,7 @@ class Fused(Arithmetic):
             return
         if self._tables is not None:
             raise UnsupportedError(
-                "A captured step cannot follow a forward pass that assigns to p.data. Write in "
+                "A captured step does not support a forward pass that assigns to p.data. Write in "
                 "place, with p.data.copy_(...), or train with objective.backward."
             )
         now, before = _signature(parameters), self._signature
@@ -160,11 +160,11 @@ class Fused(Arithmetic):
         ]
         for group in self._groups:
             group.find(found)
-        self._signature = now  # last, so that an interrupt before it has all found again
-        if not are_all(found):  # the others can be restored
+        self._signature = now  # last, so that after an interrupt the search is repeated
+        if not are_all(found):  # the other parameters can be restored
             raise UnsupportedError(
-                "closure must leave parameters as they are, got one that assigned data of another "
-                "shape, dtype, device or memory format to them. Write into them in place."
+                "closure must not replace the data of parameters, got one that assigned data of "
+                "another shape, dtype, device or memory format. Write to them in place."
             )
 
     def _drop_copies(self) -> None:
@@ -208,7 +208,7 @@ class Fused(Arithmetic):
         return result, lambda: sums[:3].sum(1)
 
     def _add_up(self, which: slice) -> None:
-        """Add up rows of partial sums over the processes that hold shards."""
+        """Reduce rows of partial sums over the processes that hold shards."""
         shardings = [group.sharding for group in self._groups]
         if all(sharding is WHOLE for sharding in shardings):
             return
@@ -233,12 +233,12 @@ class Fused(Arithmetic):
 
 
 def _scalar(number: Number) -> Number:
-    """Return a number as kernels take it: Triton would compile an integer in."""
+    """Return a number as an argument of kernels: Triton specialises kernels on integers."""
     return number if isinstance(number, Tensor) else float(number)
 
 
 def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
-    """Return what the kernels rely on from step to step; it differs for a moved or cast model."""
+    """Return the properties that the kernels rely on. They change if the model is moved or cast."""
     return (
         *map(Tensor.data_ptr, parameters),
         *map(Tensor.numel, parameters),
@@ -248,9 +248,9 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
 
 
 def _apart(gradients: Gradients) -> Gradients:
-    """Return `gradients`, copied if two are one tensor, since the direction overwrites them.
+    """Return `gradients`, or copies if two share memory, since the direction overwrites them.
 
-    `torch.autograd.grad` returns one tensor for the two sides of a sum.
+    `torch.autograd.grad` returns the same tensor for both terms of a sum.
     """
     present = present_of(gradients)
     if _are_apart(present) or _are_apart([g for g in present if g.numel()]):
@@ -263,11 +263,11 @@ def _are_apart(tensors: Sequence[Tensor]) -> bool:
 
 
 def _is_ordered_like(gradient: Tensor, parameter: Tensor) -> bool:
-    """Return whether both have one order in memory; a dimension of size 1 has any stride."""
+    """Return whether both have the same memory format; strides of size-1 dimensions are ignored."""
     strides = zip(parameter.shape, gradient.stride(), parameter.stride(), strict=True)
     return all(size == 1 or mine == its for size, mine, its in strides)
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return whether it fills its memory without gaps, in any order."""
+    """Return whether a tensor occupies its memory without gaps, in any order."""
     return torch.empty_like(tensor).stride() == tensor.stride()

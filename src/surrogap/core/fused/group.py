@@ -1,4 +1,4 @@
-"""A group of tensors that one launch works on: their blocks, addresses and copies."""
+"""A group of tensors that one kernel launch processes: their blocks, addresses and copies."""
 
 from collections.abc import Sequence
 
@@ -46,14 +46,14 @@ class Group:
         self.combine = Kernel(combine_kernel, self._device)
 
     def find(self, parameters: Gradients | Sequence[Tensor]) -> None:
-        """Update the addresses of the weights; None for those that must not be written to."""
+        """Update the addresses of the weights; None for weights that must not be written to."""
         self.w_table = table(self._addresses(parameters), self._device)
 
     def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
-        """Return the addresses of this group's tensors among all `tensors`; 0 for None.
+        """Return the table of addresses of this group's tensors; 0 for None.
 
         Args:
-            tensors: One for each of the parameters.
+            tensors: One tensor for each parameter of the task.
             tables: The tables of the graph that is being captured, if any.
         """
         addresses = self._addresses(tensors)

@@ -1,17 +1,18 @@
-"""The Triton kernels of a step's arithmetic, each over all tensors of one dtype at once.
+"""The Triton kernels of a step's arithmetic. Each processes all tensors of one dtype at once.
 
-A kernel finds its tensors in a table of addresses (0 for None), and its work in a plan with a
-column for each block of elements. Its rows are the block's tensor, its start in that tensor, the
-number of elements from there on, its start in a flat copy of all tensors, and the kind of its
-tensor. Scalars between kernels stay on the device: each kernel adds up the partial sums of the one
-before. Blocks are assigned to a fixed number of programs, so sums are the same every time. A kernel
-that reads what the one before has read starts at the end, which a cache may still hold.
+A kernel reads the addresses of its tensors from a table (0 for None), and its work from a plan with
+one column for each block of elements. The rows of the plan are the index of the block's tensor, the
+block's start in that tensor, the number of elements from there to the end, the block's start in a
+flat copy of all tensors, and the kind of its tensor. Scalars stay on the device: each kernel adds
+up the partial sums of the previous one. Blocks are assigned to a fixed number of programs, so sums
+are deterministic. A kernel that reads the same data as the previous one starts at the end, which
+the cache may still hold.
 
 The rows of `sums` are `<g, g>`, `<g, g_p>`, `<g_p, g_p>` and `||T v||^2`.
 
-With `is_low`, `g` is not copied. For a tensor that climbs, `g` follows from `w + delta` and the
-copy of `w`, up to rounding. A tensor that does not climb needs no copy of `w`, so its `g` is stored
-there.
+With `is_low`, `g` is not copied. For a tensor that climbs, `g` is recomputed from `w + delta` and
+the copy of `w`, up to rounding. A tensor that does not climb needs no copy of `w`, so its `g` is
+stored there.
 """
 
 import triton
@@ -20,7 +21,7 @@ import triton.language as tl
 
 @triton.jit
 def _in_tensors(table, plan, block, num_blocks, dtype: tl.constexpr):
-    """The start of a block in its tensor, and the number of elements from there on."""
+    """The address of a block in its tensor, and the number of elements from there to the end."""
     address = tl.load(table + tl.load(plan + block))
     left = tl.where(address == 0, 0, tl.load(plan + 2 * num_blocks + block))
     return address.to(tl.pointer_type(dtype)) + tl.load(plan + num_blocks + block), left
@@ -28,20 +29,20 @@ def _in_tensors(table, plan, block, num_blocks, dtype: tl.constexpr):
 
 @triton.jit
 def _in_copy(copy, plan, block, num_blocks):
-    """The start of a block in a flat copy of all tensors, and as `_in_tensors`."""
+    """The address of a block in a flat copy, and the number of elements to the tensor's end."""
     start = copy + tl.load(plan + 3 * num_blocks + block)
     return start, tl.load(plan + 2 * num_blocks + block)
 
 
 @triton.jit
 def _is_whole(start, left, size: tl.constexpr):
-    """True if a block can be moved without a mask, 16 bytes at a time."""
+    """True if a block can be loaded and stored without a mask, 16 bytes at a time."""
     return (left >= size) & (start.to(tl.int64) % 16 == 0)
 
 
 @triton.jit
 def _load(start, left, size: tl.constexpr):
-    """A block; zeros beyond its end."""
+    """A block, padded with zeros."""
     offsets = tl.arange(0, size)
     if _is_whole(start, left, size):
         block = tl.load(tl.multiple_of(start + offsets, 16))
@@ -66,13 +67,13 @@ def _kind(plan, block, num_blocks):
 
 @triton.jit
 def _scaling(kind, w, eta):
-    """T; the numbers are those of `geometry.Kind`."""
+    """`T` for the values of `geometry.Kind`."""
     return tl.where(kind == 2, tl.abs(w) + eta, tl.where(kind == 1, 1.0, 0.0))
 
 
 @triton.jit
 def _number(number, on_device: tl.constexpr):
-    """A kernel's argument that is a number, or the address of one on the device."""
+    """The value of an argument that is a number, or the address of a number on the device."""
     if on_device:
         number = tl.load(number).to(tl.float32)
     return number
@@ -86,7 +87,7 @@ def _total(sums, row, num_sums, padded: tl.constexpr):
 
 @triton.jit
 def _share(factor, numerator, squared_norm):
-    """`factor * numerator / squared_norm`; 0 on a squared norm of 0, or if the factor is 0."""
+    """`factor * numerator / squared_norm`, or 0 if the factor or the squared norm is 0."""
     is_zero = (squared_norm == 0.0) | (factor == 0.0)
     return factor * tl.where(is_zero, 0.0, tl.div_rn(numerator, squared_norm))
 
@@ -195,7 +196,7 @@ def _gradients(
         delta = _load(start, left, size).to(tl.float32) - w
         scaling = _scaling(kind, w, eta)
         slope = step * scaling * scaling
-        # Without a climb, the second pass has run where the first did, and g_p is g.
+        # Without a climb, the second pass ran at the same weights as the first, so g_p is g.
         climbed = tl.where(slope == 0.0, p, tl.div_rn(delta, tl.where(slope == 0.0, 1.0, slope)))
         g = tl.where(kind == 0, w, climbed)
     else:

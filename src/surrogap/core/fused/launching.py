@@ -1,4 +1,4 @@
-"""Launching kernels: built once, on the right device, if they can be built there."""
+"""Kernel launches: compile once, and launch on the model's device."""
 
 import warnings
 from collections.abc import Callable
@@ -19,10 +19,10 @@ _PROGRAMS_PER_PROCESSOR = 4
 
 
 class Kernel:
-    """A kernel that is built in its first call, and launched as built in all others.
+    """A kernel that the first call compiles, and every later call launches directly.
 
     So every call must have arguments of the same types, with the same integers, on the same device.
-    Triton's own lookup of the right build takes longer than the launch.
+    Triton's own lookup of the compiled kernel takes longer than the launch.
     """
 
     def __init__(self, kernel: Any, device: torch.device) -> None:
@@ -33,13 +33,13 @@ class Kernel:
     def __call__(self, *arguments: object) -> None:
         """Launch it on the current device."""
         if self._launch is not None:
-            # As addresses: of a tensor, Triton would ask the driver for them.
+            # Pass addresses: for a tensor, Triton would query the driver.
             self._launch(*[a.data_ptr() if isinstance(a, Tensor) else a for a in arguments])
             return
         built = self._kernel[(self._num_programs,)](
             *arguments, num_warps=_WARPS, enable_fp_fusion=True
         )
-        if built is not None:  # Triton's interpreter builds nothing
+        if built is not None:  # Triton's interpreter does not compile
             self._launch = built[(self._num_programs, 1, 1)]
 
 
@@ -52,7 +52,7 @@ def num_programs(device: torch.device) -> int:
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Context for launches: Triton uses the current device, which need not be the model's."""
+    """Context for launches: Triton uses the current device, which may not be the model's."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
@@ -60,7 +60,7 @@ def on(device: torch.device) -> AbstractContextManager[object]:
 
 @lru_cache
 def can_launch(device: torch.device) -> bool:
-    """Return whether Triton can build kernels here, with a C compiler and a supported GPU."""
+    """Return whether Triton can compile kernels: it needs a C compiler and a supported GPU."""
     try:
         one = torch.ones(1, device=device)
         with on(device):
@@ -70,9 +70,9 @@ def can_launch(device: torch.device) -> bool:
             )  # fmt: skip
     except Exception as error:
         warnings.warn(
-            f"Triton must be able to build kernels for {device}, got {type(error).__name__}: "
-            f"{error}. Training continues without them, and small models are slower; install a C "
-            "compiler such as gcc if it is missing.",
+            f"Triton must be able to compile kernels for {device}, got {type(error).__name__}: "
+            f"{error}. Training continues without them, and small models train slower. Install a "
+            "C compiler such as gcc if it is missing.",
             stacklevel=2,
         )
         return False

@@ -1,4 +1,4 @@
-"""Tables of addresses and plans of work, which kernels read."""
+"""Tables of addresses, and plans of work, for the kernels."""
 
 from array import array
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from surrogap.core.geometry import Kind
 
-# Sixteen elements for each of a program's threads; with 64, registers spill.
+# 16 elements for each thread of a program; with 64, registers spill.
 BLOCK = 4096
 _NUM_ROWS = 5
-# Elements: of any dtype at least the 16 bytes that a thread moves at once.
+# In elements: for any dtype at least the 16 bytes that a thread loads at once.
 _ALIGNMENT = 16
 
 
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=16)
 def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Plan:
-    """Return the work on tensors of these sizes and kinds; in a flat copy, each is aligned."""
+    """Return the plan for tensors of these sizes and kinds; a flat copy aligns each of them."""
     *firsts, total = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
     blocks = [
         (index, start, size - start, first + start, int(kind))
@@ -45,7 +45,7 @@ def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) 
     return Plan(rows.view(_NUM_ROWS, len(blocks)), total)
 
 
-# The allocator mostly hands out the same addresses step after step.
+# The allocator mostly returns the same addresses in every step.
 @lru_cache(maxsize=64)
 def table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
     """Return a table of these addresses."""
@@ -53,16 +53,16 @@ def table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _on_device(numbers: Iterable[int], device: torch.device) -> Tensor:
-    # From pageable memory: of so few bytes the driver makes a copy at once, so nothing waits.
+    # From pageable memory: the driver copies so few bytes immediately, so nothing waits.
     return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, non_blocking=True)
 
 
 class Tables:
     """The tables of a CUDA graph.
 
-    Addresses become known during the capture, when nothing can be copied. So the tables are filled
-    afterwards, and allocated before: memory that the graph allocates may hold other tensors of its
-    own at an earlier time of a replay.
+    Addresses become known during the capture, when nothing can be copied, so the tables are filled
+    afterwards. They are allocated before the capture, because memory that the graph allocates may
+    hold other tensors earlier in a replay.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -72,7 +72,7 @@ class Tables:
     def add(self, addresses: tuple[int, ...]) -> Tensor:
         """Return the table that will hold these addresses."""
         start = len(self._content)
-        # An even number: kernels rely on the alignment to 16 bytes that all tables have.
+        # Pad to an even number: kernels rely on tables aligned to 16 bytes.
         self._content += (*addresses, *[0] * (len(addresses) % 2))
         return self._memory[start : start + len(addresses)]
 
