@@ -90,20 +90,16 @@ def main(arguments: Sequence[str]) -> int:
     splits = run.splits(chosen.data_root, download=chosen.download).to(device)
     data_root = Path(chosen.data_root or data.data_root).expanduser()
     paths = EvalSetPaths(chosen.votes, chosen.real, chosen.v2, chosen.r, chosen.c)
+    paths = paths.or_found(data.name, data_root)
+    sets = list(eval_sets(splits, paths, with_corruptions=chosen.corruptions))
     make_batches = batch_maker(
         chosen.batch_size, device, size=run.config.model.image_size, num_workers=chosen.num_workers
     )
-    sets = list(
-        eval_sets(
-            splits,
-            paths.or_found(data.name, data_root),
-            make_batches,
-            with_corruptions=chosen.corruptions,
-        )
-    )
     with progress_bar("evaluate") as progress:
         dtype = DTYPES[chosen.precision]
-        scores = evaluate_run(run, splits, sets, device, dtype=dtype, progress=progress)
+        scores = evaluate_run(
+            run, splits, sets, make_batches, device, dtype=dtype, progress=progress
+        )
     score_table(scores, str(run.folder)).print()
     files.write(scores, {})
     print(files.summary)

@@ -292,8 +292,8 @@ def _scores(
     paths = EvalSetPaths(votes=archived_votes(config.data.name, config.data.data_root))
     make_batches = batch_maker(eval_batch_size(config), device, size=config.model.image_size)
     found = {
-        one.name: _scored(model, one.batches(), config, device, truth=one.truth)
-        for one in eval_sets(splits, paths, make_batches, with_corruptions=False)
+        one.name: _scored(model, one.batches(make_batches), config, device, truth=one.truth)
+        for one in eval_sets(splits, paths, with_corruptions=False)
     }
     assert isinstance(splits.test, TensorSet)
     labels = splits.test.labels
