@@ -8,9 +8,9 @@ surrogap reproduce fig-rho-alpha --rhos 0.1 0.3 --alphas 0 0.2
 surrogap reproduce theory
 """
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +19,6 @@ from tyro.conf import Positional, arg
 from surrogap.cli.options import options
 from surrogap.cli.studies import TITLES, StudyOptions, reproduce_study, show
 from surrogap.cli.terminal import print_stopped, progress_bar
-from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
 from surrogap.paper.reproductions import REPRODUCTIONS, Settings
@@ -147,22 +146,16 @@ def _reproduce(name: str, settings: Settings) -> int:
     reproduction = REPRODUCTIONS[name]
     runs = () if reproduction.runs is None else reproduction.runs(settings)
     files = ResultFiles(settings.folder, "reproduce", name, reproduction.files)
-    stopped_by = _train(runs, settings.folder)
-    if stopped_by is not None:
-        return print_stopped("reproduce", stopped_by)
+    if runs:
+        from surrogap.experiments.measurements import measure_sharpness
+        from surrogap.experiments.run_queue import train_missing
+
+        radius = attrgetter("objective.gap_rho")
+        stopped_by = train_missing(runs, settings.folder, radius=radius, measure=measure_sharpness)
+        if stopped_by is not None:
+            return print_stopped("reproduce", stopped_by)
     with progress_bar(name) as progress:
         found = reproduction.compute(settings, progress)
         files.write(found.numbers, found.writers)
     show(found, files)
     return 0
-
-
-def _train(runs: Sequence[PlannedRun], folder: Path) -> signal.Signals | None:
-    if not runs:
-        return None
-    from surrogap.experiments.measurements import measure_sharpness
-    from surrogap.experiments.run_queue import train_missing
-
-    return train_missing(
-        runs, folder, radius=lambda config: config.objective.gap_rho, measure=measure_sharpness
-    )

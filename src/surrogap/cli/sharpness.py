@@ -7,7 +7,7 @@ surrogap sharpness --model resnet50 --weights model.safetensors --data data/fold
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import arg
 
@@ -17,9 +17,6 @@ from surrogap.cli.terminal import print_cost, progress_bar
 from surrogap.core.arguments import number
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.training.arguments import OptionalPath, at_least
-
-if TYPE_CHECKING:
-    from surrogap.experiments.sharpness_report import ReportPlan
 
 
 @dataclass(frozen=True)
@@ -77,14 +74,31 @@ def main(arguments: Sequence[str]) -> int:
     _check(chosen)
     model_options = replace(chosen.model_options, run=chosen.run)
     loaded = model_options.load()
-    from surrogap.experiments.sharpness_report import report_sharpness
+    from surrogap.analysis import Plan
+    from surrogap.experiments import sharpness_report
 
-    plan, title = _plan(chosen), model_options.title
-    folder = chosen.out or model_options.folder("sharpness")
-    files = ResultFiles(folder, "sharpness", "sharpness", plan.figures)
-    print_cost(plan.cost, f"over {loaded.num_images:,} images")
+    plan = Plan(
+        num_eigenvalues=chosen.eigenvalues,
+        rhos=chosen.rhos,
+        num_ascent_steps=chosen.ascent_steps,
+        num_trace_products=chosen.trace_products,
+        tolerance=chosen.tolerance,
+        max_products=chosen.max_products,
+        seed=model_options.seed,
+    )
+    figures = [sharpness_report.GAPS] + [sharpness_report.SPECTRUM] * bool(chosen.density_steps)
+    folder, title = chosen.out or model_options.folder("sharpness"), model_options.title
+    files = ResultFiles(folder, "sharpness", "sharpness", figures)
+    cost = sharpness_report.density_cost(chosen.density_vectors, chosen.density_steps)
+    print_cost(plan.cost + cost, f"over {loaded.num_images:,} images")
     with progress_bar("sharpness") as progress:
-        report = report_sharpness(loaded.surface, plan, progress)
+        report = sharpness_report.report_sharpness(
+            loaded.surface,
+            plan,
+            num_density_vectors=chosen.density_vectors,
+            num_density_steps=chosen.density_steps,
+            progress=progress,
+        )
     for table in report.tables(title):
         table.print()
         print()
@@ -92,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
         "At a minimum, the worst 2h/rho^2 is the dominant eigenvalue. Here the gradient adds up to "
         f"{2 * report.sharpness.gaps.grad_norm:.2g} / rho to it."
     )
-    values = {"subject": title, **loaded.description(), "plan": asdict(plan.sharpness)}
+    values = {"subject": title, **loaded.description(), "plan": asdict(plan)}
     files.write(values | report.values(), report.figures(title))
     print(files.summary)
     return 0
@@ -110,19 +124,3 @@ def _check(chosen: Sharpness) -> None:
     at_least("the number of rhos", len(chosen.rhos), 1, remedy="Pass --rhos 0.05 0.1, say.")
     for rho in chosen.rhos:
         number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
-
-
-def _plan(chosen: Sharpness) -> "ReportPlan":
-    from surrogap.analysis import Plan
-    from surrogap.experiments.sharpness_report import ReportPlan
-
-    plan = Plan(
-        num_eigenvalues=chosen.eigenvalues,
-        rhos=chosen.rhos,
-        num_ascent_steps=chosen.ascent_steps,
-        num_trace_products=chosen.trace_products,
-        tolerance=chosen.tolerance,
-        max_products=chosen.max_products,
-        seed=chosen.model_options.seed,
-    )
-    return ReportPlan(plan, chosen.density_vectors, chosen.density_steps)
