@@ -44,24 +44,25 @@ class Reproduce:
     """
 
     name: Annotated[Positional[str | None], optional("[NAME]")] = None
-    """Table or figure to reproduce, or all for the whole study. Default: list the names."""
+    """The table or figure to reproduce, or all for the whole study. By default, list the names."""
 
     scale: Literal["laptop", "gpu", "paper"] = "laptop"
-    """Size of the study. laptop: the embedded data set, on a CPU. gpu: CIFAR, on one GPU. paper:
-    ImageNet; prints the commands, and trains under torchrun."""
+    """The size of the study. laptop: the embedded data set, on a CPU. gpu: CIFAR, on one GPU.
+    paper: ImageNet; prints the commands, and trains under torchrun."""
 
     data_root: str = "data"
-    """Folder of named data sets, such as cifar10.npz."""
+    """The folder of named data sets, such as cifar10.npz."""
 
     ledger: OptionalPath = None
-    """File with the finished runs of the study. Default: results/study.jsonl, or
+    """The file with the finished runs of the study. By default results/study.jsonl, or
     runs/study-laptop/study.jsonl for --scale laptop."""
 
     jobs: int = 1
-    """Number of runs to train at once, each in its own process."""
+    """The number of runs to train at once, each in its own process."""
 
     time_limit: OptionalFloat = None
-    """Start only runs that are expected to end within this time, in seconds. Default: no limit."""
+    """Start only runs that are expected to end within this time, in seconds. By default there is no
+    limit."""
 
     dry_run: bool = False
     """List the missing runs and their expected time, and train nothing."""
@@ -73,29 +74,30 @@ class Reproduce:
     """Draw the table or figure after training."""
 
     page: OptionalPath = None
-    """Markdown file for a page with all tables and figures of the study. Default: no page."""
+    """The Markdown file for a page with all tables and figures of the study. By default none is
+    written."""
 
     compile: Annotated[bool | None, optional("{True,False}")] = None
-    """Compile the models with torch.compile. Default: that of each experiment."""
+    """Compile the models with torch.compile. By default as each experiment does."""
 
     weights: Path = Path("runs") / "study-weights"
-    """Folder for the weights that table-transfer fine-tunes."""
+    """The folder for the weights that table-transfer fine-tunes."""
 
     commit: OptionalStr = None
-    """Commit of this code, for the ledger. Default: the commit that git reports."""
+    """The commit of this code, for the ledger. By default git's."""
 
     out: OptionalPath = None
-    """Folder for the results. Default: runs/reproduce-NAME."""
+    """The folder for the results. By default runs/reproduce-NAME."""
 
     steps: OptionalInt = None
-    """Number of steps per run. Default: 2000 for theory, 600 for fig-trajectory, and that of the
-    recipe for fig-rho-alpha."""
+    """The number of steps per run. By default 2000 for theory, 600 for fig-trajectory, and that of
+    the recipe for fig-rho-alpha."""
 
     seeds: int = Settings.num_seeds
-    """Number of runs per theorem, or per rho and alpha."""
+    """The number of runs per theorem, or per rho and alpha."""
 
     frames: int = Settings.num_frames
-    """Number of frames of the animation of fig-trajectory."""
+    """The number of frames of the animation of fig-trajectory."""
 
     recipe: Annotated[str, arg(metavar="NAME")] = Settings.recipe
     """fig-rho-alpha: recipe to train, with the objective gsam."""

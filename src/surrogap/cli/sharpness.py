@@ -30,35 +30,35 @@ class Sharpness:
     """
 
     run: OptionalRunFolder = None
-    """Folder of the run. Without a run, pass --model and --data."""
+    """The folder of the run. Without a run, pass --model and --data."""
 
     eigenvalues: int = 5
-    """Number of largest eigenvalues to compute."""
+    """The number of largest eigenvalues to compute."""
 
     rhos: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2)
-    """Radii of the surrogate gap."""
+    """The radii of the surrogate gap."""
 
     ascent_steps: int = 10
-    """Number of gradients to search for the largest loss in each ball; 0 for no search."""
+    """The number of gradients to search for the largest loss in each ball; 0 for no search."""
 
     trace_products: int = 30
-    """Number of Hessian-vector products for the trace; at least 6."""
+    """The number of Hessian-vector products for the trace; at least 6."""
 
     density_steps: int = 30
-    """Number of Hessian-vector products per random vector for the density; 0 for no density."""
+    """The number of Hessian-vector products per random vector for the density; 0 for no density."""
 
     density_vectors: int = 2
-    """Number of random vectors that the density is averaged over."""
+    """The number of random vectors that the density is averaged over."""
 
     tolerance: float = 0.01
-    """Largest residual of an eigenvalue, relative to the eigenvalue."""
+    """The largest residual of an eigenvalue, relative to the eigenvalue."""
 
     max_products: int = 50
-    """Largest number of Hessian-vector products per end of the spectrum. One vector of the size of
-    the model is kept in memory for each."""
+    """The largest number of Hessian-vector products per end of the spectrum. One vector of the size
+    of the model is kept in memory for each."""
 
     out: OptionalPath = None
-    """Folder for the results. Default: the folder of the run."""
+    """The folder for the results. By default the folder of the run."""
 
     model_options: Annotated[ModelOptions, arg(name="model")] = field(default_factory=ModelOptions)
 
