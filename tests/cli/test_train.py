@@ -246,7 +246,7 @@ def test_help_of_a_flag_is_one_paragraph(
     text = " ".join((Compare.__doc__ or "").split("\n\n")[1].split())
     lines = capsys.readouterr().out.splitlines()
     assert text in lines
-    (line,) = (line for line in lines if "Number of runs per column." in line)
+    (line,) = (line for line in lines if "The number of runs per column." in line)
     assert "The first has the seed --seed, the next --seed + 1, and so on." in line
 
 

@@ -7,7 +7,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: The arguments after the name of the program. Default: those of the process.
+        arguments: The arguments after the name of the program. By default those of the process.
 
     Returns:
         The exit status.

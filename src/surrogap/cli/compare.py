@@ -55,21 +55,22 @@ class Compare:
     """
 
     recipe: Annotated[str, arg(metavar="NAME")] = DEFAULT_RECIPE
-    """Recipe with the defaults of all settings below. A column uses the radius of the recipe for
-    its objective if there is one, such as cifar10-resnet18-sam for cifar10-resnet18-gsam, or else
-    the default radius of the objective."""
+    """The recipe with the defaults of all settings below. A column uses the radius of the recipe
+    for its objective if there is one, such as cifar10-resnet18-sam for cifar10-resnet18-gsam, or
+    else the default radius of the objective."""
 
     objectives: tuple[str, ...] = ("vanilla", "vanilla-2x", "sam", "gsam")
-    """Columns of the comparison. A column is an objective, with the suffix -2x for twice the
+    """The columns of the comparison. A column is an objective, with the suffix -2x for twice the
     epochs, -norms for perturb=norms, and its own settings as in sam@every=5,rho=0.1. Differences
     are relative to the first column."""
 
     seeds: int = 3
-    """Number of runs per column. The first has the seed --seed, the next --seed + 1, and so on."""
+    """The number of runs per column. The first has the seed --seed, the next --seed + 1, and so
+    on."""
 
     gap_rho: OptionalFloat = None
-    """Radius at which the gap is measured after training, for all columns. Default: the radius of
-    the recipe."""
+    """The radius at which the gap is measured after training, for all columns. By default the
+    radius of the recipe."""
 
     config: Settings = field(default_factory=Config)
 

@@ -26,13 +26,13 @@ class Evaluate:
     """
 
     run: RunFolder
-    """Folder of the run."""
+    """The folder of the run."""
 
     out: OptionalPath = None
-    """Folder for the results. Default: the folder of the run."""
+    """The folder for the results. By default the folder of the run."""
 
     data_root: OptionalStr = None
-    """Folder of named data sets. Default: that of the run."""
+    """The folder of named data sets. By default that of the run."""
 
     download: bool = False
     """Download the data set if it is missing."""
@@ -41,21 +41,21 @@ class Evaluate:
     """Evaluate on corrupted images too, if the images are in memory."""
 
     votes: OptionalPath = None
-    """People's votes on the test images, as in CIFAR-10H: an .npy file or an .npz archive.
-    Default: cifar10h-counts.npy in --data-root, or the votes in the data set's archive."""
+    """People's votes on the test images, as in CIFAR-10H: an .npy file or an .npz archive. By
+    default cifar10h-counts.npy in --data-root, or the votes in the data set's archive."""
 
     real: OptionalPath = None
-    """ReaL labels for ImageNet. Default: real.json in --data-root, if it exists."""
+    """The ReaL labels for ImageNet. By default real.json in --data-root, if it exists."""
 
     v2: OptionalPath = None
-    """Folder of ImageNet-V2. Default: imagenetv2-matched-frequency-format-val in --data-root, if it
-    exists."""
+    """The folder of ImageNet-V2. By default imagenetv2-matched-frequency-format-val in --data-root,
+    if it exists."""
 
     r: OptionalPath = None
-    """Folder of ImageNet-R. Default: imagenet-r in --data-root, if it exists."""
+    """The folder of ImageNet-R. By default imagenet-r in --data-root, if it exists."""
 
     c: OptionalPath = None
-    """Folder of ImageNet-C. Default: imagenet-c in --data-root, if it exists."""
+    """The folder of ImageNet-C. By default imagenet-c in --data-root, if it exists."""
 
     skip_damaged: bool = False
     """Leave damaged test image files out, with a warning. By default they are an error."""
@@ -64,14 +64,14 @@ class Evaluate:
     """cpu, cuda, or another torch device. auto: cuda if available."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision of the forward pass."""
+    """The precision of the forward pass."""
 
     batch_size: int = 500
-    """Number of images per batch."""
+    """The number of images per batch."""
 
     num_workers: OptionalInt = None
-    """Number of worker processes that read image files. Default: the number of CPU cores, at most
-    8."""
+    """The number of worker processes that read image files. By default the number of CPU cores, at
+    most 8."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -108,20 +108,16 @@ def main(arguments: Sequence[str]) -> int:
         ).to(device)
     data_root = Path(chosen.data_root or data.data_root).expanduser()
     paths = EvalSetPaths(chosen.votes, chosen.real, chosen.v2, chosen.r, chosen.c)
+    paths = paths.or_found(data.name, data_root)
+    sets = list(eval_sets(splits, paths, with_corruptions=chosen.corruptions))
     make_batches = batch_maker(
         chosen.batch_size, device, size=run.config.model.image_size, num_workers=chosen.num_workers
     )
-    sets = list(
-        eval_sets(
-            splits,
-            paths.or_found(data.name, data_root),
-            make_batches,
-            with_corruptions=chosen.corruptions,
-        )
-    )
     with progress_bar("evaluate") as progress:
         dtype = DTYPES[chosen.precision]
-        scores = evaluate_run(run, splits, sets, device, dtype=dtype, progress=progress)
+        scores = evaluate_run(
+            run, splits, sets, make_batches, device, dtype=dtype, progress=progress
+        )
     score_table(scores, str(run.folder)).print()
     files.write(scores, {})
     print(files.summary)

@@ -20,10 +20,11 @@ class Export:
     """
 
     run: RunFolder
-    """Folder of the run."""
+    """The folder of the run."""
 
     out: OptionalPath = None
-    """New folder for the weights. Default: export, in the folder of the run."""
+    """The folder for the weights, which must not exist. By default export, in the folder of the
+    run."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -42,17 +42,17 @@ class FindRho:
     """
 
     run: OptionalRunFolder = None
-    """Folder of the run, before all options. Without a run, a recipe or a configuration is
+    """The folder of the run, before all options. Without a run, a recipe or a configuration is
     measured."""
 
     recipe: RecipeName = None
-    """Recipe with the defaults of all settings below; surrogap recipes lists them."""
+    """The recipe with the defaults of all settings below; surrogap recipes lists them."""
 
     rhos: Annotated[tuple[float, ...], arg(help_behavior_hint="")] = ()
-    """Radii to measure. Default: from 0.001 to 10, three per factor of ten."""
+    """The radii to measure. By default from 0.001 to 10, three per factor of ten."""
 
     batches: int = 4
-    """Number of batches to measure on. --batch-size must be the number of images that share a
+    """The number of batches to measure on. --batch-size must be the number of images that share a
     perturbation: with eight processes that climb separately, an eighth of the batch."""
 
     train_steps: int = 200

@@ -36,27 +36,27 @@ class Landscape:
     """
 
     run: OptionalRunFolder = None
-    """Folder of the run. Without a run, pass --model and --data."""
+    """The folder of the run. Without a run, pass --model and --data."""
 
     other: Annotated[Positional[Path | None], optional("[RUN2]")] = None
-    """Folder of a second run of the same model, to draw the line from RUN (0) to RUN2 (1)."""
+    """The folder of a second run of the same model, to draw the line from RUN (0) to RUN2 (1)."""
 
     directions: Annotated[
         tuple[Direction, ...], arg(metavar="NAME [NAME]", help_behavior_hint="")
     ] = ()
     """One or two of random (filter-normalised), gradient and eigenvector (of the largest
-    eigenvalue; the second time, of the second largest). Default: random."""
+    eigenvalue; the second time, of the second largest). By default random."""
 
     points: int = 21
-    """Number of points along each direction, or from RUN to RUN2."""
+    """The number of points along each direction, or from RUN to RUN2."""
 
     radius: OptionalFloat = None
-    """Distance to each side. For random in filter norms, default 1; for other directions as a
+    """The distance to each side. For random in filter norms, default 1; for other directions as a
     Euclidean distance, default 0.5. With RUN2: how far to extend the line at both ends, as a
     fraction of its length, default 0."""
 
     out: OptionalPath = None
-    """Folder for the results. Default: the folder of the run."""
+    """The folder for the results. By default the folder of the run."""
 
     model_options: Annotated[ModelOptions, arg(name="model")] = field(default_factory=ModelOptions)
 

@@ -21,7 +21,7 @@ class ModelOptions:
     """Model, training images and device."""
 
     run: Suppress[Path | None] = None
-    """Folder of the run. Commands declare it themselves, so that it comes first."""
+    """The folder of the run. Commands declare it themselves, so that it comes first."""
 
     model: OptionalStr = None
     """Instead of a run: the name of a model of surrogap or timm."""
@@ -30,28 +30,28 @@ class ModelOptions:
     """With --model: the data set, as a name or path as in surrogap train."""
 
     weights: OptionalPath = None
-    """With --model: the weights, as a .safetensors file or the folder of a run. Default: random
+    """With --model: the weights, as a .safetensors file or the folder of a run. By default random
     weights."""
 
     image_size: OptionalInt = None
-    """With --model: height and width of the images in pixels. Default: 224 for image files."""
+    """With --model: height and width of the images in pixels. By default 224 for image files."""
 
     data_root: OptionalStr = None
-    """Folder of named data sets. Default: that of the run, or data."""
+    """The folder of named data sets. By default that of the run, or data."""
 
     images: int = 1000
-    """Number of training images, drawn at random. They are kept in memory: 1,000 images of 224
+    """The number of training images, drawn at random. They are kept in memory: 1,000 images of 224
     pixels take 0.6 GB."""
 
     batch_size: int = 250
-    """Number of images per batch."""
+    """The number of images per batch."""
 
     num_workers: OptionalInt = None
-    """Number of worker processes that read image files. Default: the number of CPU cores, at most
-    8."""
+    """The number of worker processes that read image files. By default the number of CPU cores, at
+    most 8."""
 
     seed: int = 0
-    """Seed of the drawn images, random directions and random weights."""
+    """The seed of the drawn images, random directions and random weights."""
 
     device: str = "auto"
     """cpu, cuda, or another torch device. auto: cuda if available."""

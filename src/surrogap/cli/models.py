@@ -19,7 +19,7 @@ class Models:
     """List the models that --model takes."""
 
     name: Annotated[Positional[str | None], optional("[NAME]")] = None
-    """Substring to search for in the names of all models, including timm's. Default: list the
+    """A substring to search for in the names of all models, including timm's. By default, list the
     models of surrogap: those of the paper, and small ones."""
 
 

@@ -24,7 +24,7 @@ class Recipes:
     """List the recipes, or show one."""
 
     name: Annotated[Positional[str | None], optional("[NAME]")] = None
-    """Recipe to show with all settings. Default: list all recipes."""
+    """The recipe to show with all settings. By default, list all recipes."""
 
     markdown: bool = False
     """Print the page of all recipes, docs/recipes.md, instead of the list."""

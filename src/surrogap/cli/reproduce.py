@@ -8,9 +8,9 @@ surrogap reproduce fig-rho-alpha --rhos 0.1 0.3 --alphas 0 0.2
 surrogap reproduce theory
 """
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +20,6 @@ from surrogap.checks import integer, one_of
 from surrogap.cli.options import options
 from surrogap.cli.studies import TITLES, StudyOptions, reproduce_study, show
 from surrogap.cli.terminal import print_stopped, progress_bar
-from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
 from surrogap.paper.reproductions import REPRODUCTIONS, Settings
@@ -38,24 +37,25 @@ class Reproduce:
     """
 
     name: Annotated[Positional[str | None], optional("[NAME]")] = None
-    """Table or figure to reproduce, or all for the whole study. Default: list the names."""
+    """The table or figure to reproduce, or all for the whole study. By default, list the names."""
 
     scale: Literal["laptop", "gpu", "paper"] = "laptop"
-    """Size of the study. laptop: the embedded data set, on a CPU. gpu: CIFAR, on one GPU. paper:
-    ImageNet; prints the commands, and trains under torchrun."""
+    """The size of the study. laptop: the embedded data set, on a CPU. gpu: CIFAR, on one GPU.
+    paper: ImageNet; prints the commands, and trains under torchrun."""
 
     data_root: str = "data"
-    """Folder of named data sets, such as cifar10.npz."""
+    """The folder of named data sets, such as cifar10.npz."""
 
     ledger: OptionalPath = None
-    """File with the finished runs of the study. Default: results/study.jsonl, or
+    """The file with the finished runs of the study. By default results/study.jsonl, or
     runs/study-laptop/study.jsonl for --scale laptop."""
 
     jobs: int = 1
-    """Number of runs to train at once, each in its own process."""
+    """The number of runs to train at once, each in its own process."""
 
     time_limit: OptionalFloat = None
-    """Start only runs that are expected to end within this time, in seconds. Default: no limit."""
+    """Start only runs that are expected to end within this time, in seconds. By default there is no
+    limit."""
 
     dry_run: bool = False
     """List the missing runs and their expected time, and train nothing."""
@@ -67,29 +67,30 @@ class Reproduce:
     """Draw the table or figure after training."""
 
     page: OptionalPath = None
-    """Markdown file for a page with all tables and figures of the study. Default: no page."""
+    """The Markdown file for a page with all tables and figures of the study. By default none is
+    written."""
 
     compile: Annotated[bool | None, optional("{True,False}")] = None
-    """Compile the models with torch.compile. Default: that of each experiment."""
+    """Compile the models with torch.compile. By default as each experiment does."""
 
     weights: Path = Path("runs") / "study-weights"
-    """Folder for the weights that table-transfer fine-tunes."""
+    """The folder for the weights that table-transfer fine-tunes."""
 
     commit: OptionalStr = None
-    """Commit of this code, for the ledger. Default: the commit that git reports."""
+    """The commit of this code, for the ledger. By default git's."""
 
     out: OptionalPath = None
-    """Folder for the results. Default: runs/reproduce-NAME."""
+    """The folder for the results. By default runs/reproduce-NAME."""
 
     steps: OptionalInt = None
-    """Number of steps per run. Default: 2000 for theory, 600 for fig-trajectory, and that of the
-    recipe for fig-rho-alpha."""
+    """The number of steps per run. By default 2000 for theory, 600 for fig-trajectory, and that of
+    the recipe for fig-rho-alpha."""
 
     seeds: int = Settings.num_seeds
-    """Number of runs per theorem, or per rho and alpha."""
+    """The number of runs per theorem, or per rho and alpha."""
 
     frames: int = Settings.num_frames
-    """Number of frames of the animation of fig-trajectory."""
+    """The number of frames of the animation of fig-trajectory."""
 
     recipe: Annotated[str, arg(metavar="NAME")] = Settings.recipe
     """fig-rho-alpha: recipe to train, with the objective gsam."""
@@ -140,22 +141,16 @@ def _reproduce(name: str, settings: Settings) -> int:
     reproduction = REPRODUCTIONS[name]
     runs = () if reproduction.runs is None else reproduction.runs(settings)
     files = ResultFiles(settings.folder, "reproduce", name, reproduction.files)
-    stopped_by = _train(runs, settings.folder)
-    if stopped_by is not None:
-        return print_stopped("reproduce", stopped_by)
+    if runs:
+        from surrogap.experiments.measurements import measure_sharpness
+        from surrogap.experiments.run_queue import train_missing
+
+        radius = attrgetter("objective.gap_rho")
+        stopped_by = train_missing(runs, settings.folder, radius=radius, measure=measure_sharpness)
+        if stopped_by is not None:
+            return print_stopped("reproduce", stopped_by)
     with progress_bar(name) as progress:
         found = reproduction.compute(settings, progress)
         files.write(found.numbers, found.writers)
     show(found, files)
     return 0
-
-
-def _train(runs: Sequence[PlannedRun], folder: Path) -> signal.Signals | None:
-    if not runs:
-        return None
-    from surrogap.experiments.measurements import measure_sharpness
-    from surrogap.experiments.run_queue import train_missing
-
-    return train_missing(
-        runs, folder, radius=lambda config: config.objective.gap_rho, measure=measure_sharpness
-    )

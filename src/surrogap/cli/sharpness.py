@@ -7,7 +7,7 @@ surrogap sharpness --model resnet50 --weights model.safetensors --data data/fold
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import arg
 
@@ -17,9 +17,6 @@ from surrogap.cli.options import OptionalRunFolder, options
 from surrogap.cli.terminal import print_cost, progress_bar
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.training.flags import OptionalPath
-
-if TYPE_CHECKING:
-    from surrogap.experiments.sharpness_report import ReportPlan
 
 
 @dataclass(frozen=True)
@@ -33,35 +30,35 @@ class Sharpness:
     """
 
     run: OptionalRunFolder = None
-    """Folder of the run. Without a run, pass --model and --data."""
+    """The folder of the run. Without a run, pass --model and --data."""
 
     eigenvalues: int = 5
-    """Number of largest eigenvalues to compute."""
+    """The number of largest eigenvalues to compute."""
 
     rhos: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2)
-    """Radii of the surrogate gap."""
+    """The radii of the surrogate gap."""
 
     ascent_steps: int = 10
-    """Number of gradients to search for the largest loss in each ball; 0 for no search."""
+    """The number of gradients to search for the largest loss in each ball; 0 for no search."""
 
     trace_products: int = 30
-    """Number of Hessian-vector products for the trace; at least 6."""
+    """The number of Hessian-vector products for the trace; at least 6."""
 
     density_steps: int = 30
-    """Number of Hessian-vector products per random vector for the density; 0 for no density."""
+    """The number of Hessian-vector products per random vector for the density; 0 for no density."""
 
     density_vectors: int = 2
-    """Number of random vectors that the density is averaged over."""
+    """The number of random vectors that the density is averaged over."""
 
     tolerance: float = 0.01
-    """Largest residual of an eigenvalue, relative to the eigenvalue."""
+    """The largest residual of an eigenvalue, relative to the eigenvalue."""
 
     max_products: int = 50
-    """Largest number of Hessian-vector products per end of the spectrum. One vector of the size of
-    the model is kept in memory for each."""
+    """The largest number of Hessian-vector products per end of the spectrum. One vector of the size
+    of the model is kept in memory for each."""
 
     out: OptionalPath = None
-    """Folder for the results. Default: the folder of the run."""
+    """The folder for the results. By default the folder of the run."""
 
     model_options: Annotated[ModelOptions, arg(name="model")] = field(default_factory=ModelOptions)
 
@@ -77,14 +74,31 @@ def main(arguments: Sequence[str]) -> int:
     _check(chosen)
     model_options = replace(chosen.model_options, run=chosen.run)
     loaded = model_options.load()
-    from surrogap.experiments.sharpness_report import report_sharpness
+    from surrogap.analysis import Plan
+    from surrogap.experiments import sharpness_report
 
-    plan, title = _plan(chosen), model_options.title
-    folder = chosen.out or model_options.folder("sharpness")
-    files = ResultFiles(folder, "sharpness", "sharpness", plan.figures)
-    print_cost(plan.cost, f"over {loaded.num_images:,} images")
+    plan = Plan(
+        num_eigenvalues=chosen.eigenvalues,
+        rhos=chosen.rhos,
+        num_ascent_steps=chosen.ascent_steps,
+        num_trace_products=chosen.trace_products,
+        tolerance=chosen.tolerance,
+        max_products=chosen.max_products,
+        seed=model_options.seed,
+    )
+    figures = [sharpness_report.GAPS] + [sharpness_report.SPECTRUM] * bool(chosen.density_steps)
+    folder, title = chosen.out or model_options.folder("sharpness"), model_options.title
+    files = ResultFiles(folder, "sharpness", "sharpness", figures)
+    cost = sharpness_report.density_cost(chosen.density_vectors, chosen.density_steps)
+    print_cost(plan.cost + cost, f"over {loaded.num_images:,} images")
     with progress_bar("sharpness") as progress:
-        report = report_sharpness(loaded.surface, plan, progress)
+        report = sharpness_report.report_sharpness(
+            loaded.surface,
+            plan,
+            num_density_vectors=chosen.density_vectors,
+            num_density_steps=chosen.density_steps,
+            progress=progress,
+        )
     for table in report.tables(title):
         table.print()
         print()
@@ -92,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
         "At a minimum, the worst 2h/rho^2 is the dominant eigenvalue. Here the gradient adds up to "
         f"{2 * report.sharpness.gaps.grad_norm:.2g} / rho to it."
     )
-    values = {"subject": title, **loaded.description(), "plan": asdict(plan.sharpness)}
+    values = {"subject": title, **loaded.description(), "plan": asdict(plan)}
     files.write(values | report.values(), report.figures(title))
     print(files.summary)
     return 0
@@ -114,19 +128,3 @@ def _check(chosen: Sharpness) -> None:
     integer("the number of rhos", len(chosen.rhos), at_least=1, remedy="Pass --rhos 0.05 0.1, say.")
     for rho in chosen.rhos:
         number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
-
-
-def _plan(chosen: Sharpness) -> "ReportPlan":
-    from surrogap.analysis import Plan
-    from surrogap.experiments.sharpness_report import ReportPlan
-
-    plan = Plan(
-        num_eigenvalues=chosen.eigenvalues,
-        rhos=chosen.rhos,
-        num_ascent_steps=chosen.ascent_steps,
-        num_trace_products=chosen.trace_products,
-        tolerance=chosen.tolerance,
-        max_products=chosen.max_products,
-        seed=chosen.model_options.seed,
-    )
-    return ReportPlan(plan, chosen.density_vectors, chosen.density_steps)

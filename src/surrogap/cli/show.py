@@ -21,10 +21,10 @@ class Show:
     """Show the summary and the curves of a run, or the table of a comparison."""
 
     run: RunFolder
-    """Folder of a run, or of surrogap compare."""
+    """The folder of a run, or of surrogap compare."""
 
     png: OptionalPath = None
-    """Image file for the curves. Default: curves.png, in the folder of the run."""
+    """The PNG file for the curves. By default curves.png, in the folder of the run."""
 
 
 def main(arguments: Sequence[str]) -> int:

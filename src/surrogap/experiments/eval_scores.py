@@ -8,7 +8,7 @@ import torch
 
 from surrogap.data import Splits
 from surrogap.evaluation import evaluate, mean_over_corruptions
-from surrogap.experiments.eval_sets import EvalSet
+from surrogap.experiments.eval_sets import EvalSet, MakeBatches
 from surrogap.experiments.text_table import Table
 from surrogap.experiments.trained import TrainedRun
 
@@ -22,6 +22,7 @@ def evaluate_run(
     run: TrainedRun,
     splits: Splits,
     sets: Sequence[EvalSet],
+    make_batches: MakeBatches,
     device: torch.device,
     *,
     dtype: torch.dtype,
@@ -33,6 +34,7 @@ def evaluate_run(
         run: A run with a checkpoint.
         splits: Its data set.
         sets: The test sets.
+        make_batches: Returns the batches of a test split, in order.
         device: The device to compute on.
         dtype: The dtype of the forward pass.
         progress: Called with the number of finished test sets, all of them, and the current name.
@@ -52,7 +54,7 @@ def evaluate_run(
         found = asdict(
             evaluate(
                 model,
-                one.batches(),
+                one.batches(make_batches),
                 truth=one.truth,
                 classes=one.classes,
                 autocast=None if dtype == torch.float32 else dtype,

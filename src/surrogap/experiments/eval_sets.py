@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -92,39 +93,57 @@ class EvalSet:
 
     Attributes:
         name: The name.
-        batches: Returns the batches.
+        splits: Returns a data set with the test set as its test split.
         truth: The kind of labels.
+        labels: Labels of the images in their order; None for those of the test split.
         classes: The indices of the classes that occur in it; None for all.
         corruption: The corruption and its severity; None without one.
     """
 
     name: str
-    batches: Callable[[], Batches]
+    splits: Callable[[], Splits]
     truth: Truth = "label"
+    labels: Tensor | None = None
     classes: Sequence[int] | None = None
     corruption: tuple[str, int] | None = None
 
+    def batches(self, make_batches: MakeBatches) -> Batches:
+        """Return the batches of images and labels.
+
+        Args:
+            make_batches: Returns the batches of a test split, in order.
+        """
+        batches = make_batches(self.splits())
+        return batches if self.labels is None else _with_labels(batches, self.labels)
+
+
+def _with_labels(batches: Batches, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    position = 0
+    for images, _ in batches:
+        yield images, labels[position : position + len(images)]
+        position += len(images)
+
 
 def eval_sets(
-    splits: Splits, paths: EvalSetPaths, make_batches: MakeBatches, *, with_corruptions: bool = True
+    splits: Splits, paths: EvalSetPaths, *, with_corruptions: bool = True
 ) -> Iterator[EvalSet]:
     """Yield the test sets of a model, its own test split first.
 
     Args:
         splits: The data set that the model was trained on.
         paths: The paths of additional test sets.
-        make_batches: Returns the batches of a test split.
         with_corruptions: Whether to corrupt images that are in memory.
 
     Raises:
         ValueError: A test set does not fit the model, or is incomplete.
     """
-    yield EvalSet("test", partial(make_batches, splits))
+    yield EvalSet("test", lambda: splits)
     if paths.votes is not None:
-        yield _voted(splits, paths.votes, make_batches)
-    yield from _imagenet(splits, paths, make_batches)
+        yield _voted(splits, paths.votes)
+    if any((paths.real, paths.v2, paths.r, paths.c)):
+        yield from _imagenet(splits, paths)
     if with_corruptions and isinstance(splits.test, TensorSet):
-        yield from _corrupted(splits, make_batches)
+        yield from _corrupted(splits)
 
 
 def batch_maker(batch_size: int, device: torch.device, **settings: Any) -> MakeBatches:
@@ -132,21 +151,19 @@ def batch_maker(batch_size: int, device: torch.device, **settings: Any) -> MakeB
     return lambda splits: loader(splits, "test", batch_size=batch_size, device=device, **settings)
 
 
-def _corrupted(splits: Splits, make_batches: MakeBatches) -> Iterator[EvalSet]:
-    def batches(name: str, severity: int) -> Batches:
+def _corrupted(splits: Splits) -> Iterator[EvalSet]:
+    def corrupt(name: str, severity: int) -> Splits:
         assert isinstance(splits.test, TensorSet)
         images = corrupted(splits.test.images, name, severity)
-        return make_batches(replace(splits, test=TensorSet(images, splits.test.labels)))
+        return replace(splits, test=TensorSet(images, splits.test.labels))
 
-    for name in CORRUPTIONS:
-        if name == "saturate" and splits.channels == 1:  # no effect on grayscale images
-            continue
-        for severity in SEVERITIES:
-            made = partial(batches, name, severity)
+    for name, severity in product(CORRUPTIONS, SEVERITIES):
+        if name != "saturate" or splits.channels == 3:  # no effect on grayscale images
+            made = partial(corrupt, name, severity)
             yield EvalSet(f"{name} {severity}", made, corruption=(name, severity))
 
 
-def _voted(splits: Splits, path: Path, make_batches: MakeBatches) -> EvalSet:
+def _voted(splits: Splits, path: Path) -> EvalSet:
     votes = read_votes(path)
     shape = (len(splits.test), len(splits.classes))
     if votes.shape != shape:
@@ -154,7 +171,7 @@ def _voted(splits: Splits, path: Path, make_batches: MakeBatches) -> EvalSet:
             f"votes must have a row for each test image and a column for each class, {shape}, got "
             f"{tuple(votes.shape)} in {path}. Pass the votes for this test set."
         )
-    return EvalSet("votes", lambda: _with_truth(make_batches(splits), votes), truth="votes")
+    return EvalSet("votes", lambda: splits, truth="votes", labels=votes)
 
 
 def read_votes(path: Path) -> Tensor:
@@ -196,37 +213,39 @@ def _counts(archive: Mapping[str, np.ndarray]) -> np.ndarray:
     raise ValueError(f"its arrays are {', '.join(archive) or 'missing'}")
 
 
-def _with_truth(batches: Batches, truth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the images of ordered batches with other labels."""
-    position = 0
-    for images, _ in batches:
-        yield images, truth[position : position + len(images)]
-        position += len(images)
-
-
-def _imagenet(splits: Splits, paths: EvalSetPaths, make_batches: MakeBatches) -> Iterator[EvalSet]:
-    if not any((paths.real, paths.v2, paths.r, paths.c)):
-        return
+def _imagenet(splits: Splits, paths: EvalSetPaths) -> Iterator[EvalSet]:
     synsets = _synsets(splits)
-    _check_are_files(splits)
+    if not isinstance(splits.test, FileSet):
+        raise InvalidValueError(
+            f"ImageNet's test sets must be for a run on image files, got {splits.name}, whose "
+            "images are in memory. Leave them out."
+        )
     # The number of images is known, and checked, for all of ImageNet only.
     settings: dict[str, Any] = {} if synsets is None else {"num_images": None}
     if paths.real is not None:
-        yield _real(splits, paths.real, synsets, make_batches, settings)
+        # The validation set is the run's own test split, in folders by class.
+        root = Path(splits.test.paths[0]).parent.parent
+        real = imagenet_real(root, paths.real, synsets, **settings)
+        labels = label_sets([labels for _, labels in real], len(splits.classes))
+        files = partial(_files, splits, [(path, 0) for path, _ in real])
+        yield EvalSet("ImageNet-ReaL", files, truth="set", labels=labels)
     if paths.v2 is not None:
         samples = imagenet_v2(paths.v2, num_classes=len(splits.classes), **settings)
-        yield EvalSet("ImageNet-V2", partial(_files, splits, samples, make_batches))
+        yield EvalSet("ImageNet-V2", partial(_files, splits, samples))
     if paths.r is not None:
         subset = None if synsets is None else [s for s in imagenet_r_synsets() if s in synsets]
         samples, classes = imagenet_r(paths.r, synsets, subset, **settings)
-        made = partial(_files, splits, samples, make_batches)
-        yield EvalSet("ImageNet-R", made, classes=classes)
+        yield EvalSet("ImageNet-R", partial(_files, splits, samples), classes=classes)
     if paths.c is not None:
-        for name in IMAGENET_C:
-            for severity in SEVERITIES:
-                samples = imagenet_c(paths.c, name, severity, synsets, **settings)
-                made = partial(_files, splits, samples, make_batches)
-                yield EvalSet(f"{name} {severity}", made, corruption=(name, severity))
+        for name, severity in product(IMAGENET_C, SEVERITIES):
+            samples = imagenet_c(paths.c, name, severity, synsets, **settings)
+            files = partial(_files, splits, samples)
+            yield EvalSet(f"{name} {severity}", files, corruption=(name, severity))
+
+
+def _files(splits: Splits, samples: Sequence[tuple[Path, int]]) -> Splits:
+    paths, labels = zip(*samples, strict=True)
+    return replace(splits, test=FileSet([str(path) for path in paths], labels))
 
 
 def intact_test_images(
@@ -265,35 +284,3 @@ def _synsets(splits: Splits) -> list[str] | None:
         "ImageNet's test sets must be for a run on ImageNet, or on some of its synsets, got "
         f"{splits.name} with the classes {', '.join(splits.classes[:3])}, ... Leave them out."
     )
-
-
-def _check_are_files(splits: Splits) -> None:
-    if not isinstance(splits.test, FileSet):
-        raise InvalidValueError(
-            f"ImageNet's test sets must be for a run on image files, got {splits.name}, whose "
-            "images are in memory. Leave them out."
-        )
-
-
-def _files(
-    splits: Splits, samples: Sequence[tuple[Path, int]], make_batches: MakeBatches
-) -> Batches:
-    paths, labels = zip(*samples, strict=True)
-    return make_batches(replace(splits, test=FileSet([str(path) for path in paths], labels)))
-
-
-def _real(
-    splits: Splits,
-    path: Path,
-    synsets: Sequence[str] | None,
-    make_batches: MakeBatches,
-    settings: dict[str, Any],
-) -> EvalSet:
-    # The validation set is the run's own test split, in folders by class.
-    assert isinstance(splits.test, FileSet)
-    root = Path(splits.test.paths[0]).parent.parent
-    samples = imagenet_real(root, path, synsets, **settings)
-    sets = label_sets([labels for _, labels in samples], len(splits.classes))
-    ordered = [(path, 0) for path, _ in samples]
-    made: Callable[[], Batches] = lambda: _with_truth(_files(splits, ordered, make_batches), sets)  # noqa: E731
-    return EvalSet("ImageNet-ReaL", made, truth="set")

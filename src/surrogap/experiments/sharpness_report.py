@@ -19,37 +19,6 @@ GAPS, SPECTRUM = "sharpness.png", "spectrum.png"
 
 @final
 @dataclass(frozen=True)
-class ReportPlan:
-    """The measurements of a report.
-
-    Attributes:
-        sharpness: Eigenvalues, trace and surrogate gaps.
-        num_density_vectors: The number of random vectors for the density of the eigenvalues.
-        num_density_steps: The number of Hessian-vector products per vector; 0 for no density.
-    """
-
-    sharpness: Plan
-    num_density_vectors: int
-    num_density_steps: int
-
-    @property
-    def cost(self) -> float:
-        """The largest possible cost, in gradients."""
-        return self.sharpness.cost + self.density_cost
-
-    @property
-    def density_cost(self) -> float:
-        """The cost of the density, in gradients."""
-        return float(GRADIENTS_PER_PRODUCT * self.num_density_vectors * self.num_density_steps)
-
-    @property
-    def figures(self) -> list[str]:
-        """The names of the figures' files."""
-        return [GAPS, SPECTRUM] if self.num_density_steps else [GAPS]
-
-
-@final
-@dataclass(frozen=True)
 class SharpnessReport:
     """The results of a report.
 
@@ -103,31 +72,40 @@ class SharpnessReport:
         return figures
 
 
+def density_cost(num_vectors: int, num_steps: int) -> float:
+    """Return the cost of the density, in gradients."""
+    return float(GRADIENTS_PER_PRODUCT * num_vectors * num_steps)
+
+
 def report_sharpness(
-    surface: Surface, plan: ReportPlan, progress: Callable[[float, float], object]
+    surface: Surface,
+    plan: Plan,
+    *,
+    num_density_vectors: int,
+    num_density_steps: int,
+    progress: Callable[[float, float], object],
 ) -> SharpnessReport:
     """Measure the sharpness of a model.
 
     Args:
         surface: The loss.
-        plan: The measurements.
+        plan: The measurements of eigenvalues, trace and gaps.
+        num_density_vectors: The number of random vectors for the density of the eigenvalues.
+        num_density_steps: The number of Hessian-vector products per vector; 0 for no density.
         progress: Called with the cost so far and the whole cost, in gradients.
     """
     start = time.perf_counter()
-    before = plan.sharpness.cost
-    found = sharpness_of(
-        surface, plan.sharpness, progress=lambda done, _: progress(done, plan.cost)
-    )
+    last_cost = density_cost(num_density_vectors, num_density_steps)
+    cost = plan.cost + last_cost
+    found = sharpness_of(surface, plan, progress=lambda done, _: progress(done, cost))
     density = None
-    if plan.num_density_steps:
+    if num_density_steps:
         density = density_of(
             Hessian(surface),
-            num_vectors=plan.num_density_vectors,
-            num_steps=plan.num_density_steps,
-            seed=plan.sharpness.seed,
-            progress=lambda done, total: progress(
-                before + plan.density_cost * done / total, plan.cost
-            ),
+            num_vectors=num_density_vectors,
+            num_steps=num_density_steps,
+            seed=plan.seed,
+            progress=lambda done, total: progress(plan.cost + last_cost * done / total, cost),
         )
     return SharpnessReport(found, density, time.perf_counter() - start)
 

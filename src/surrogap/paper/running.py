@@ -287,8 +287,8 @@ def _scores(
     paths = EvalSetPaths(votes=archived_votes(data.name, data.data_root))
     make_batches = batch_maker(eval_batch_size(config), device, size=config.model.image_size)
     found = {
-        one.name: _scored(model, one.batches(), config, truth=one.truth)
-        for one in eval_sets(splits, paths, make_batches, with_corruptions=False)
+        one.name: _scored(model, one.batches(make_batches), config, truth=one.truth)
+        for one in eval_sets(splits, paths, with_corruptions=False)
     }
     assert isinstance(splits.test, TensorSet)
     kinds = tuple((kind, severity) for kind in scale.corruptions for severity in scale.severities)
