@@ -205,21 +205,26 @@ def verdict(result: dict[str, Any]) -> dict[str, str]:
 
 
 def figure(results: dict[str, dict[str, Any]]) -> Figure:
-    """Test accuracy against the radius, with the suggestion shaded."""
+    """Test accuracy against the radius, with the suggested range shaded."""
     drawn = Figure(figsize=(4.2 * len(results), 3.6), dpi=150, layout="constrained")
+    drawn.suptitle("Fashion-MNIST: test accuracy of SAM against rho, and the range of find-rho")
     panels = drawn.subplots(1, len(results), squeeze=False)[0]
     for axes, (network, result) in zip(panels, results.items(), strict=True):
         found = {float(rho): values for rho, values in result["accuracies"].items()}
         vanilla = found.pop(0.0)
-        axes.axhline(100 * statistics.fmean(vanilla), color="grey", linestyle="--", label="vanilla")
+        axes.axhline(
+            100 * statistics.fmean(vanilla), color="grey", linestyle="--", label="vanilla, mean"
+        )
         points = [(rho, 100 * value) for rho, values in found.items() for value in values]
-        axes.semilogx(*zip(*points, strict=True), "o", color="C0", alpha=0.5)
+        axes.semilogx(*zip(*points, strict=True), "o", color="C0", alpha=0.5, label="SAM, one seed")
         means = [100 * statistics.fmean(values) for values in found.values()]
-        axes.semilogx(list(found), means, color="C0", label="SAM")
+        axes.semilogx(list(found), means, color="C0", label="SAM, mean")
         low, high = (result["suggestion"][end] for end in ("low", "high"))
         if low is not None:
             axes.axvspan(low, high or max(found), color="C2", alpha=0.15, label="suggested")
         axes.set(title=network, xlabel="rho")
+        axes.set_xticks(list(found), [f"{rho:g}" for rho in found])
+        axes.minorticks_off()
     panels[0].set(ylabel="test accuracy, %")
     panels[0].legend(frameon=False)
     return drawn

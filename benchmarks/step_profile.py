@@ -202,7 +202,10 @@ def draw_timelines(record: dict[str, Any], path: Path) -> None:
 def draw_growth(record: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
     shown: list[float] = []
-    labels = {"widths": "parameters, millions (batch 128)", "batches": "batch (21 million)"}
+    labels = {
+        "widths": "parameters, millions (batch 128)",
+        "batches": "batch size (21 million parameters)",
+    }
     for axis, (key, label) in zip(axes, labels.items(), strict=True):
         for name, costs in record[key].items():
             xs = [
@@ -218,10 +221,11 @@ def draw_growth(record: dict[str, Any], path: Path) -> None:
         axis.set(xscale="log", xlabel=label, xticks=xs, xticklabels=[f"{x:.3g}" for x in xs])
         axis.minorticks_off()
     # Limits by the medians: wide bands would leave nothing to see of the curves.
-    axes[0].set(ylabel="GSAM over two passes", ylim=(min(shown) - 0.05, max(shown) + 0.05))
+    axes[0].set(ylabel="time of GSAM over two passes", ylim=(min(shown) - 0.05, max(shown) + 0.05))
     axes[0].legend(frameon=False)
     figure.suptitle(
-        f"A ViT of depth 12 for 32 px, bf16 autocast, {_gpu(record)}", fontsize="medium"
+        f"A ViT of depth 12 for 32 px, bf16 autocast, {_gpu(record)}; bands: 95 % intervals",
+        fontsize="medium",
     )
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -157,7 +157,10 @@ def test_gap_curves_have_a_panel_for_each_radius_and_a_line_for_each_alpha(
 ) -> None:
     found = summaries(GPU, ARTIFACTS["fig-gap-curves"].cells, ledger)
     axes = drawings.gap_figure(GPU, found, ledger).axes
-    assert [axis.get_title() for axis in axes] == ["rho 0.1", "rho 0.2"]
+    assert [axis.get_title() for axis in axes] == [
+        "rho 0.1 (tuning run, 1 seed)",
+        "rho 0.2 (tuning run, 1 seed)",
+    ]
     for axis in axes:
         labels = [line.get_label() for line in axis.lines]
         assert labels == ["alpha 0 (SAM)", "alpha 0.1", "alpha 0.3"]

@@ -75,7 +75,7 @@ def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "
                     drawn[METHODS[one.cell.method].title] = bar
         axis.set_xticks(range(len(grouped)), list(grouped))
         axis.set(xlabel=title, xlim=(-0.6, len(grouped) - 0.4))
-    axes[0].set_ylabel("test accuracy, %")
+    axes[0].set_ylabel("test accuracy, % (95 % interval)")
     if drawn:
         figure.legend(
             list(drawn.values()), list(drawn), loc="outside lower center", ncols=len(drawn)
@@ -91,7 +91,7 @@ def cosine_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Fi
         curves = [_curve(line, "cosine") for line in one.lines.values()]
         if curves:
             curves_with_bands(axis, one.cell.title, curves)
-    axis.set(xlabel="epoch", ylabel="cosine of g and g_p")
+    axis.set(xlabel="epoch", ylabel="cosine of g and g_p (mean and range over seeds)")
     _legend(axis)
     return figure
 
@@ -112,7 +112,7 @@ def gap_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figur
         for alpha, line in lines.items():
             label = "alpha 0 (SAM)" if alpha == 0 else f"alpha {alpha:g}"
             axis.plot(*zip(*_curve(line, "gap"), strict=True), label=label)
-        axis.set(xlabel="epoch", title=f"rho {rho:g}")
+        axis.set(xlabel="epoch", title=f"rho {rho:g} (tuning run, 1 seed)")
         _legend(axis)
     axes[0].set_ylabel("surrogate gap h")
     return figure

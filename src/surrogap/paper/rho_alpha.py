@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
 from surrogap.checks import integer, number, one_of
@@ -116,7 +117,8 @@ def _check(settings: Settings) -> None:
 def reproduce(settings: Settings) -> Reproduced:
     """Return the table, the figure and the trends of the finished runs."""
     runs, config = list(map(GridRun.read, grid(settings))), shared_config(settings)
-    title = f"{config.model.name} on {config.data.name}, constant rho"
+    data = "Fashion-MNIST" if config.data.name == "embedded" else Path(config.data.name).stem
+    title = f"{config.model.name} on {data}, constant rho"
     summary = [
         {"rho": rho, "alpha": alpha}
         | {name: moments([run.values[name] for run in cell]) for name in QUANTITIES}
@@ -162,10 +164,13 @@ def table(runs: Sequence[GridRun], title: str) -> Table:
 
 def figure(runs: Sequence[GridRun], title: str) -> "Figure":
     """The paper's three panels: a curve for each alpha against rho, with a band over its seeds."""
-    drawn, axes = new_figure(1, len(_PANELS), title)
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     rhos, alphas, seeds = (
         sorted({getattr(run, name) for run in runs}) for name in ("rho", "alpha", "seed")
     )
+    band = f"{len(seeds)} seeds: mean, and band from lowest to highest" * (len(seeds) > 1)
+    drawn, axes = new_figure(1, len(_PANELS), f"{title} ({band or '1 seed'})")
     are_positive = all(min(run.values[name] for name in _PANELS[1:]) > 0 for run in runs)
     for axis, name in zip(axes, _PANELS, strict=True):
         label, factor = QUANTITIES[name]
@@ -183,6 +188,10 @@ def figure(runs: Sequence[GridRun], title: str) -> "Figure":
         axis.set(xlabel="rho", ylabel=label, xscale="log")
         if name != "test_accuracy" and are_positive:
             axis.set_yscale("log")
+            # The values span less than a decade, where the default has few labels, as powers.
+            axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 4.0, 6.0)))
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter(NullFormatter())
         axis.set_xticks(rhos, [f"{rho:g}" for rho in rhos])
         axis.set_xticks([], minor=True)
     axes[0].legend()

@@ -215,20 +215,20 @@ _FINE_TUNING: Changes = {
 GPU = Scale(
     name="gpu",
     setups={
-        "A": Setup("ResNet-18, 10,000 of CIFAR-10", _A, _SGD_TRIALS, 0.25, tuple(METHODS)),
+        "A": Setup("ResNet-18, 10,000 images of CIFAR-10", _A, _SGD_TRIALS, 0.25, tuple(METHODS)),
         "B": Setup(
-            "ResNet-18, 10,000 of CIFAR-100",
+            "ResNet-18, 10,000 images of CIFAR-100",
             {**_A, "data": "cifar100", "train_per_class": 100, "val_per_class": 50},
             *(_SGD_TRIALS, 0.25, SHORT),
             remark="Images were read from JPEG of quality 97, which is near lossless.",
         ),
         "C": Setup(
-            "ViT, 10,000 of CIFAR-10",
+            "ViT, 10,000 images of CIFAR-10",
             {**_A, **_TOKENS, "model": "small_vit", "compile": True},
             *(_ADAMW_TRIALS, 0.3, SHORT),
         ),
         "D": Setup(
-            "Mixer, 10,000 of CIFAR-10",
+            "Mixer, 10,000 images of CIFAR-10",
             {**_A, **_TOKENS, "model": "small_mixer", "compile": True},
             *(_ADAMW_TRIALS, 0.3, SHORT),
         ),

@@ -124,7 +124,7 @@ def gap_figure(toy: GapToy) -> "Figure":
         top = float(toy.perturbed_loss(center))
         label = f"w_{index + 1}: f_p = {top:.4g}, h = {gap:.4g}"
         axes.plot([float(center)], [top], f"k{'os^'[index]}", markersize=5, label=label)
-    axes.set(xlabel="w", ylabel="loss", ylim=(0, 8))
+    axes.set(xlabel="w (an invented loss: three parabolas)", ylabel="loss", ylim=(0, 8))
     # Below the curves, which it would cover otherwise.
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     return figure
@@ -307,14 +307,20 @@ def trajectory_figure(hills: Hills, descent: Descent, found: Trajectories) -> "F
     figure, (axes,) = new_figure(1, 1, title, size=(7.5, 4.2))
     x, y = torch.linspace(-4.6, 4.6, 231), torch.linspace(-2.2, 2.2, 111)
     grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1).double()
-    axes.contourf(x, y, hills(grid), levels=30, cmap="Greys_r")
+    shown = axes.contourf(x, y, hills(grid), levels=30, cmap="Greys_r", alpha=0.6)
+    figure.colorbar(shown, ax=axes, label="loss")
+    for number, well in enumerate(hills.wells, start=1):
+        y_label = well.y + (well.width if well.y > 0 else -2.4 * well.width)  # beside the paths
+        axes.text(well.x, y_label, f"sharp {number}", ha="center", fontsize="small")
+    axes.text(hills.flat, 0.15, "flat region", ha="center", fontsize="small")
     for index, (method, one) in enumerate(found.items()):
         label = f"{method}: {one.end}, eigenvalue {one.sharpness:.2g}; "
         label += f"flat from {one.reached_flat:.0%} of {NUM_STARTS} starts"
         x, y = one.path.T
-        axes.plot(x, y, color=f"C{index}", label=label, linewidth=1.5)
-        axes.plot(x[-1:], y[-1:], "o", color=f"C{index}", markersize=4)
+        axes.plot(x, y, color=f"C{index}", label=label, linewidth=2)
+        axes.plot(x[-1:], y[-1:], "o", color=f"C{index}", markersize=6)
     axes.plot(*START, "kx")
+    axes.text(START[0], START[1] - 0.3, "start", ha="center", fontsize="small")
     axes.set(xlabel="w_1", ylabel="w_2")
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     return figure
