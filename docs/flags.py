@@ -77,8 +77,12 @@ def _command(name: str) -> str:
 
 
 def _usage(name: str, found: argparse.ArgumentParser) -> str:
-    positional = [action.metavar for action in found._actions if not action.option_strings]
-    return " ".join(["surrogap", name, *(f"[{metavar}]" for metavar in positional), "[OPTIONS]"])
+    positional = [
+        str(a.metavar) if a.nargs != "?" else f"[{str(a.metavar).strip('[]')}]"
+        for a in found._actions
+        if not a.option_strings
+    ]
+    return " ".join(["surrogap", name, *positional, "[OPTIONS]"])
 
 
 def _objectives() -> Iterator[str]:
@@ -101,11 +105,11 @@ def _objectives() -> Iterator[str]:
 def _groups(
     found: argparse.ArgumentParser,
 ) -> Iterator[tuple[str, str, list[argparse.Action]]]:
-    """Yield title, description and actions; the title is empty for a command's own options."""
+    """Yield groups of a configuration, and groups of a command's own options without a name."""
     for group in found._action_groups:
-        path = str(group.title).removesuffix(" options").partition(".")
         actions = [a for a in group._group_actions if a.dest != "help"]
-        yield path[2], str(group.description or ""), actions
+        names = {a.dest.split(".")[1] for a in actions if a.dest.startswith("config.")}
+        yield "".join(names), str(group.description or ""), actions
 
 
 def _definitions(actions: list[argparse.Action], title: Callable[[argparse.Action], str]) -> str:
