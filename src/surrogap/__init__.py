@@ -1,4 +1,4 @@
-"""Sharpness-aware training in PyTorch: a better gradient, and every optimizer as it is."""
+"""Sharpness-aware training in PyTorch: SAM, GSAM and related objectives, with any optimizer."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

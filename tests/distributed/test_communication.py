@@ -20,7 +20,7 @@ from tests.distributed.processes import Processes
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "benchmarks" / "communication.py"
-# A forward-backward pass of 100 ms, of which backward takes 60; its gradients fill one message.
+# A forward-backward pass of 100 ms (60 ms for backward), whose gradients fill one message.
 COMPUTE = {"vanilla_ms": 110.0, "gsam_ms": 215.0, "backward_ms": 60.0, "parameter_bytes": 24e6}
 
 

@@ -145,7 +145,7 @@ def test_a_parameter_unused_in_one_process_with_global_scope(two: Processes) -> 
 
 
 def raising_in(failing: int) -> tuple[bool, bool]:
-    """Whether weights and gradients are unchanged after an error in any process."""
+    """Return whether weights and gradients are unchanged after an error in any process."""
     model = DistributedDataParallel(toy_models.convnet().double())
     rank = dist.get_rank()
     for parameter in model.parameters():
