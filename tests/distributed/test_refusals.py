@@ -108,7 +108,7 @@ def static() -> str:
 
 def test_a_static_graph(two: Processes) -> None:
     for message in two.run(static):
-        assert message.startswith("model must be wrapped without static_graph=True, got it. DDP ")
+        assert message.startswith("model must be wrapped without static_graph=True, got it. It ")
 
 
 def sharded_with_another() -> None:
