@@ -46,10 +46,12 @@ def asking_in_every_pass(step: EagerStep) -> Step:
         return closure
 
     def call(images: Tensor, targets: Tensor) -> Tensor:
-        num_parts = step._num_parts
-        parts = list(zip(images.chunk(num_parts), targets.chunk(num_parts), strict=True))
+        num_micro_batches = step._num_micro_batches
+        parts = list(
+            zip(images.chunk(num_micro_batches), targets.chunk(num_micro_batches), strict=True)
+        )
         closures = [closure_of(*part) for part in parts]
-        if step._shares_perturbation or num_parts == 1:
+        if step._shares_perturbation or num_micro_batches == 1:
             report = step.objective.backward(closures)
         else:
             reports = [

@@ -1,21 +1,21 @@
-"""Equality of tensors: bit for bit, or by their relative error."""
+"""Equality of tensors: bit for bit, or up to a relative error."""
 
 import torch
 from torch import Tensor, nn
 
 
 def bits(model: nn.Module) -> list[Tensor]:
-    """The weights and buffers of `model`, as copies."""
+    """Copies of the weights and buffers of `model`."""
     return [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
 
 
 def same_bits(before: list[Tensor], after: list[Tensor]) -> bool:
-    """Whether two lists hold the same bytes: NaN equals NaN, and 0.0 is not -0.0."""
+    """Return whether two lists hold the same bytes: NaN equals NaN, but 0.0 differs from -0.0."""
     return not differing(before, after)
 
 
 def differing(before: list[Tensor], after: list[Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
-    """The tensors in two lists that do not hold the same bytes, by their index."""
+    """The tensors whose bytes differ between two lists, by their index."""
     return {
         index: (a, b)
         for index, (a, b) in enumerate(zip(before, after, strict=True))

@@ -1,4 +1,4 @@
-"""The classes of docs/how-to/new-objective.md, as the page has them."""
+"""The classes that docs/how-to/new-objective.md defines."""
 
 import re
 from pathlib import Path

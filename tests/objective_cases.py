@@ -1,4 +1,4 @@
-"""The objectives under test, each with its reference; they drive the contracts."""
+"""The objectives under test, each with its reference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ WALK = {"gamma": 0.5, "inner_lr": 0.2, "averaging": 0.6}
 
 @dataclass(frozen=True)
 class Case:
-    # From a model; keyword arguments override the entry's own.
+    # Takes a model; keyword arguments override those of the case.
     make: Callable[..., Objective]
-    # From the loss, the weights, and a function from a selection of parameters to a mask.
+    # Takes the loss, the weights, and a function that turns a selection of parameters into a mask.
     reference: Callable[[reference.Loss, Tensor, "Masks"], Tensor]
 
 
@@ -67,7 +67,7 @@ def _partial(f: reference.Loss, w: Tensor, masks: Masks) -> Tensor:
 
 
 def _adaptive(f: reference.Loss, w: Tensor, masks: Masks) -> Tensor:
-    return reference.adaptive_climb(f, w, RHO, ETA, masks(reference.is_no_bias))
+    return reference.adaptive_climb(f, w, RHO, ETA, masks(reference.is_not_bias))
 
 
 OBJECTIVES = {
@@ -115,14 +115,14 @@ OBJECTIVES = {
         lambda f, w, m: reference.entropy_sgd([f] * 3, w, **WALK),
     ),
 }
-# Their passes, of which the first runs at `w` except in MomentumSAM.
+# The number of passes. The first runs at `w`, except in MomentumSAM.
 NUM_PASSES = dict.fromkeys(OBJECTIVES, 2) | {"Vanilla": 1, "MomentumSAM": 1, "EntropySGD": 3}
 TWO_PASS = [name for name in OBJECTIVES if NUM_PASSES[name] == 2]
-# Those in which all parameters climb.
+# The objectives in which all parameters climb.
 WHOLE = [name for name in TWO_PASS if "partial" not in name]
 
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)
-# Those whose reference holds at every step: MomentumSAM's is for one momentum.
+# The objectives whose reference holds at every step: MomentumSAM's is for one momentum.
 every_memoryless = pytest.mark.parametrize("name", [n for n in OBJECTIVES if n != "MomentumSAM"])
 every_two_pass = pytest.mark.parametrize("name", TWO_PASS)
 every_whole_climb = pytest.mark.parametrize("name", WHOLE)

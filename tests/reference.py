@@ -1,4 +1,4 @@
-"""The paper's equations, slowly, in float64, over one flat weight vector.
+"""A slow reference: the paper's equations in float64, on one flat weight vector.
 
 Nothing here is shared with `src`: a loss is a function of a vector, a gradient is
 `torch.autograd.grad`, and each direction is its formula.
@@ -18,8 +18,8 @@ EPS = 1e-12
 def loss_of(model: nn.Module, compute: Callable[[nn.Module], Tensor]) -> tuple[Loss, Tensor]:
     """`compute(model)` as a function of one flat vector of its trainable parameters.
 
-    Returns:
-        The function, and the vector at which `model` stands. Both in float64.
+        Returns:
+    The function, and the vector of the model's current weights. Both in float64.
     """
     model = model.double()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -36,12 +36,12 @@ def loss_of(model: nn.Module, compute: Callable[[nn.Module], Tensor]) -> tuple[L
 
 
 def selected(model: nn.Module, select: Callable[[str, nn.Parameter], bool]) -> Tensor:
-    """For each weight, whether `select` takes its parameter."""
+    """A mask of the weights whose parameters `select` selects."""
     named = model.named_parameters()
     return torch.cat([torch.full((p.numel(),), select(name, p)) for name, p in named])
 
 
-def is_no_bias(name: str, _: nn.Parameter) -> bool:
+def is_not_bias(name: str, _: nn.Parameter) -> bool:
     return not name.endswith("bias")
 
 
@@ -51,14 +51,14 @@ def gradient(f: Loss, w: Tensor) -> Tensor:
 
 
 def climb(f: Loss, w: Tensor, rho: float, *, mask: Tensor | None = None) -> Tensor:
-    """`rho g / (||g|| + eps)`; with `mask`, of the weights it selects alone."""
+    """`rho g / (||g|| + eps)`; with `mask`, only for the weights that it selects."""
     g = gradient(f, w)
     g = g if mask is None else g * mask
     return rho * g / (g.norm() + EPS)
 
 
 def adaptive_climb(f: Loss, w: Tensor, rho: float, eta: float, scaled: Tensor) -> Tensor:
-    """`rho T^2 g / (||T g|| + eps)`, `T = |w| + eta` where `scaled`, else 1."""
+    """`rho T^2 g / (||T g|| + eps)`, with `T = |w| + eta` if `scaled`, else 1."""
     g = gradient(f, w)
     scaling = torch.where(scaled, w.abs() + eta, 1.0)
     return rho * scaling**2 * g / ((scaling * g).norm() + EPS)
@@ -106,7 +106,7 @@ def entropy_sgd(
     noise: float = 0.0,
     normals: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """One loss for each inner step, and one draw of N(0, I) if there is noise."""
+    """EntropySGD's direction, from one loss and one draw of N(0, I) per inner step."""
     v, mu = w.clone(), w.clone()
     for step, f in enumerate(losses):
         normal = normals[step] if normals else torch.zeros_like(w)

@@ -1,4 +1,4 @@
-"""Toy models, batches and losses, and the gradients on them."""
+"""Toy models, batches and losses, and their gradients."""
 
 import copy
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def convnet() -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Pixels as tokens, one block, a parameter without dimensions and a tied one."""
+    """A transformer block with pixels as tokens, a zero-dimensional and a tied parameter."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 class Followed(nn.Module):
-    """A network, and beside it a frozen one that follows it in each forward pass."""
+    """A model and a frozen one that follows it in each forward pass, like a momentum encoder."""
 
     def __init__(self, assigns: bool = False) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def batch(size: int = 8, *, device: torch.device | str = "cpu", seed: int = 1) -> Batch:
-    """Images of 3 x 4 x 4 in float64, and labels."""
+    """Images of shape 3 x 4 x 4 in float64, and labels."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(size, 3, 4, 4, generator=generator, dtype=torch.float64)
     y = torch.randint(3, (size,), generator=generator)
@@ -88,7 +88,7 @@ def closure_of(model: nn.Module, data: Batch) -> Callable[[], Tensor]:
 
 
 def flat_grad(model: nn.Module) -> Tensor:
-    """`.grad` of the trainable parameters as one vector, zeros where it is None."""
+    """`.grad` of the trainable parameters as one vector, with zeros for None."""
     return torch.cat(
         [
             (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1).cpu()
@@ -99,7 +99,7 @@ def flat_grad(model: nn.Module) -> Tensor:
 
 
 def direction(make: Callable[[nn.Module], Objective], model: nn.Module, data: Batch) -> Tensor:
-    """What an objective adds to the empty `.grad` of a copy of `model`."""
+    """The direction that an objective adds to the empty `.grad` of a copy of `model`."""
     model = copy.deepcopy(model)
     make(model).backward(closure_of(model, data))
     return flat_grad(model)

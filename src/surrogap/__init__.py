@@ -1,4 +1,4 @@
-"""Sharpness-aware training in PyTorch: a better gradient, and every optimizer as it is."""
+"""Sharpness-aware training in PyTorch: SAM, GSAM and related objectives, with any optimizer."""
 
 # As in typing, whose import takes 20 ms: an interrupt during those would print a traceback.
 TYPE_CHECKING = False

@@ -1,4 +1,4 @@
-"""Builds every kernel, in each of its forms, for an H100 or H200. It needs no GPU.
+"""Compile every kernel in each of its forms for an H100 or H200. It does not need a GPU.
 
 In each, a thread must read whole blocks 16 bytes at a time.
 """

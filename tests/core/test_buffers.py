@@ -1,4 +1,4 @@
-"""Buffers end as the first pass leaves them: BatchNorm's statistics, and all others."""
+"""Buffers end as the first pass leaves them: BatchNorm's statistics and all others."""
 
 import copy
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.objective_cases import OBJECTIVES, every_objective, every_two_pass
 
 
 class Averaging(nn.Module):
-    """A running mean that is assigned anew instead of written in place, and a constant."""
+    """A running mean that is replaced by a new tensor, not written in place; and a constant."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -144,8 +144,8 @@ def test_a_buffer_registered_in_mid_call_is_gone_if_the_call_raises() -> None:
     assert float(model.seen) == 1.0
 
 
-def test_buffers_of_all_sorts() -> None:
-    """Sparse, complex, boolean, of odd sizes, empty, without dimensions, in half precision."""
+def test_buffers_of_all_kinds() -> None:
+    """Buffers that are sparse, complex, boolean, empty, zero-dimensional or in half precision."""
 
     class Sorts(nn.Linear):
         def __init__(self) -> None:
@@ -185,7 +185,7 @@ def test_a_buffer_whose_storage_is_swapped_is_followed() -> None:
 
 
 class Assigning(nn.Linear):
-    """A running mean, written to and assigned anew by each pass."""
+    """A running mean that each pass both writes to and replaces."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(3, 3)
@@ -220,7 +220,7 @@ def shift(module: nn.Module, *_: object) -> None:
 
 
 def shifted(module: nn.Module) -> None:
-    """Puts a forward pass of its own into a module, as some libraries do."""
+    """Replace the forward method of a module, as some libraries do."""
 
     def forward(x: Tensor) -> Tensor:
         shift(module)
@@ -238,7 +238,7 @@ def shifted(module: nn.Module) -> None:
     ],
     ids=["hook", "pre-hook", "forward"],
 )
-def test_what_else_a_norm_runs_is_undone(alter: Callable[[nn.Module], object]) -> None:
+def test_other_effects_of_a_norm_layer_are_undone(alter: Callable[[nn.Module], object]) -> None:
     models = [nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     (plain, model), x = models, torch.randn(4, 3)
@@ -253,7 +253,7 @@ def test_what_else_a_norm_runs_is_undone(alter: Callable[[nn.Module], object]) -
 
 
 class Bypassed(nn.Module):
-    """A BatchNorm whose statistics are written by someone else."""
+    """A BatchNorm whose statistics another module writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class Bypassed(nn.Module):
 
 
 class Counted(nn.Sequential):
-    """A BatchNorm whose batches its parent counts too."""
+    """A BatchNorm whose parent counts batches too."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(3, 3), nn.BatchNorm1d(3))
@@ -308,7 +308,7 @@ def test_a_norm_added_by_the_first_pass_moves_once() -> None:
     assert int(model[1].num_batches_tracked) == 1
 
 
-def test_what_a_hook_of_all_modules_writes_moves_once() -> None:
+def test_buffers_written_by_a_global_hook_move_once() -> None:
     model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
     plain, objective = copy.deepcopy(model), SAM(model)
     objective.backward(lambda: model(x).square().mean())
@@ -381,7 +381,7 @@ def test_a_compiled_model_is_not_compiled_twice() -> None:
 
 
 def test_spectral_norm_iterates_once() -> None:
-    """Its vectors are buffers of a parametrization, which a forward pass moves."""
+    """Its vectors are buffers of a parametrization, which a forward pass updates."""
     model = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4))
     plain, x = copy.deepcopy(model), torch.randn(3, 5)
     plain(x).square().mean().backward()

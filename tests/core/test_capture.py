@@ -1,4 +1,4 @@
-"""Recorded steps against the same steps without a graph, and what cannot be recorded."""
+"""Captured steps against eager ones, and steps that cannot be captured."""
 
 import copy
 import warnings
@@ -53,7 +53,7 @@ def deterministic() -> Iterator[None]:
 
 
 class Run:
-    """A model in training, with or without a graph."""
+    """A training run of a model, with captured or eager steps."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ def pair(*arguments: Any, **settings: Any) -> tuple[Run, Run]:
     return Run(*arguments, **settings), Run(*arguments, **settings)
 
 
-# Every objective with every model, and every optimizer.
+# Every objective with every model and every optimizer.
 CROSSED = [(name, kind, "Nesterov") for name in OBJECTIVES for kind in MODELS]
 CROSSED += [(name, "dropout", kind) for name in ("Vanilla", "GSAM") for kind in OPTIMIZERS]
 
@@ -135,7 +135,7 @@ def test_fifty_captured_steps_are_fifty_eager_ones(
 @every_memoryless
 @pytest.mark.parametrize("kind", toy_models.MODELS)
 def test_the_direction_is_the_reference(name: str, kind: str) -> None:
-    """In float64, as what plain SGD with a learning rate of 1 takes off."""
+    """In float64: plain SGD with a learning rate of 1 subtracts the direction."""
     run = Run(toy_models.MODELS[kind](), OBJECTIVES[name].make, partial(SGD, lr=1.0, fused=True))
     run.model.double()
     run.dtype = torch.float64
@@ -156,7 +156,7 @@ def test_the_direction_is_the_reference(name: str, kind: str) -> None:
 @every_two_pass
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_come_back(name: str, dtype: torch.dtype) -> None:
-    """A learning rate of zero leaves every bit, however often the step goes up and back."""
+    """With a learning rate of zero, weights stay bit-identical over many steps."""
     run = Run(MODELS["dropout"](), OBJECTIVES[name].make, partial(SGD, lr=0.0, fused=True), dtype)
     step, before = run.captured(), equality.bits(run.model)
     for index in range(20):
@@ -169,7 +169,7 @@ def test_weights_come_back(name: str, dtype: torch.dtype) -> None:
 @every_objective
 @every_optimizer
 @pytest.mark.parametrize("num_steps", [0, 3])
-def test_recording_changes_nothing(name: str, kind_of_optimizer: str, num_steps: int) -> None:
+def test_capturing_changes_nothing(name: str, kind_of_optimizer: str, num_steps: int) -> None:
     arguments = (toy_models.convnet(), OBJECTIVES[name].make, OPTIMIZERS[kind_of_optimizer])
     run, untouched = pair(*arguments)
     for _ in range(num_steps):
@@ -268,8 +268,8 @@ def test_micro_batches(name: str, shares: bool) -> None:
     step = graph.captured()
     for index in range(3):
         report = step(*graph.batch(index))
-        parts = zip(*(t.chunk(4) for t in eager.batch(index)), strict=True)
-        closures = [lambda part=part: eager.loss(*part)[0] / 4 for part in parts]
+        chunks = zip(*(t.chunk(4) for t in eager.batch(index)), strict=True)
+        closures = [lambda chunk=chunk: eager.loss(*chunk)[0] / 4 for chunk in chunks]
         eager.optimizer.zero_grad()
         calls = [closures] if shares else closures
         reports = [eager.objective.backward(call) for call in calls]
@@ -299,7 +299,7 @@ def test_clipping(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
+@pytest.mark.filterwarnings("ignore")  # the compiler's own warnings
 @pytest.mark.parametrize("name", ["Vanilla", "GSAM", "EntropySGD"])
 @pytest.mark.parametrize("kind", ["convnet", "dropout"])
 def test_compiled_models(name: str, kind: str) -> None:
@@ -316,7 +316,7 @@ def test_compiled_models(name: str, kind: str) -> None:
     assert report.loss.isfinite()
     if kind == "convnet":
         assert equality.same_bits(eager.state, graph.state)
-    else:  # the compiler draws its seeds apart
+    else:  # the compiler draws its seeds separately
         assert equality.relative_error(*map(_weights, (graph, eager))) < 0.2
 
 
@@ -338,7 +338,7 @@ def test_a_compiled_model_draws_the_same_masks_in_both_passes() -> None:
 
 
 @pytest.mark.gpu
-def test_what_a_step_returned_stays() -> None:
+def test_later_steps_do_not_overwrite_a_report() -> None:
     run = Run(toy_models.mlp(), GSAM)
     step = run.captured()
     first = step(*run.batch(0))
@@ -396,7 +396,7 @@ CHANGES: dict[str, Callable[[Run], object]] = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("what", CHANGES)
-def test_changes_that_a_graph_cannot_follow_are_refused(what: str) -> None:
+def test_changes_after_the_capture_are_refused(what: str) -> None:
     run = Run(toy_models.convnet(), GSAM, OPTIMIZERS["AdamW"])
     step = run.captured()
     step(*run.batch(0))
@@ -411,7 +411,7 @@ def test_changes_that_a_graph_cannot_follow_are_refused(what: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_loss_that_waits_for_the_gpu_is_refused_and_harms_nothing() -> None:
+def test_a_loss_that_synchronises_is_refused_and_changes_nothing() -> None:
     run, untouched = pair(MODELS["dropout"](), GSAM)
     loss = run.loss
 
@@ -447,7 +447,7 @@ class Counting(nn.Module):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", [Counting, partial(toy_models.Followed, assigns=True)])
-def test_what_is_assigned_anew_is_refused(make: Callable[[], nn.Module]) -> None:
+def test_tensors_that_are_replaced_are_refused(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(RuntimeError, match="model must write to its weights and buffers in place"):
         Run(make(), GSAM).captured()
 
@@ -480,7 +480,7 @@ CHEAPER: dict[str, Callable[..., Objective]] = {
 @pytest.mark.parametrize("kind", ["convnet", "dropout"])
 @pytest.mark.parametrize("kind_of_optimizer", ["Nesterov", "AdamW"])
 def test_cheaper_steps_are_eager_ones(name: str, kind: str, kind_of_optimizer: str) -> None:
-    """From new optimizers on, whose first momentum is zero in the graph and none outside."""
+    """With new optimizers, whose initial momentum is zero in the graph and absent outside."""
     eager, graph = pair(MODELS[kind](), Vanilla, OPTIMIZERS[kind_of_optimizer])
     for run in (eager, graph):
         run.objective = CHEAPER[name](run.model, run.optimizer)
@@ -521,7 +521,7 @@ def test_a_climb_on_a_fraction_of_the_batch(make: Callable[..., Objective]) -> N
 
 
 @pytest.mark.gpu
-def test_alpha_must_not_leave_zero_where_norms_alone_climb() -> None:
+def test_alpha_must_stay_zero_if_only_norms_climb() -> None:
     run = Run(toy_models.convnet(), partial(GSAM, perturb="norms", alpha=0.0))
     step = run.captured()
     step(*run.batch(0))

@@ -1,4 +1,4 @@
-"""The table of names against the classes."""
+"""The catalog of objectives against their classes."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""climb=: a first pass on a part of the batch."""
+"""`climb=`: a first pass on a fraction of the batch."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.objective_cases import RHO
 PART = 3
 
 
-def part_of(data: toy_models.Batch) -> toy_models.Batch:
+def subset_of(data: toy_models.Batch) -> toy_models.Batch:
     return data[0][:PART], data[1][:PART]
 
 
@@ -36,16 +36,16 @@ def test_the_direction_is_the_reference(name: str, device: torch.device) -> None
     whole, w = reference.loss_of(
         copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data)
     )
-    part, _ = reference.loss_of(
-        copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, part_of(data))
+    subset, _ = reference.loss_of(
+        copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, subset_of(data))
     )
-    g = reference.gradient(part, w)
-    point = w + reference.climb(part, w, RHO)
+    g = reference.gradient(subset, w)
+    point = w + reference.climb(subset, w, RHO)
     expected = combine(g, reference.gradient(whole, point))
     objective = make(model)
     report = objective.backward(
         lambda: (toy_models.cross_entropy(model, data), "whole"),
-        climb=lambda: (toy_models.cross_entropy(model, part_of(data)), "part"),
+        climb=lambda: (toy_models.cross_entropy(model, subset_of(data)), "subset"),
     )
     assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-11
     assert report.aux == "whole"
@@ -58,7 +58,7 @@ def test_the_direction_is_the_reference(name: str, device: torch.device) -> None
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_whole_batch_is_no_climb_at_all(name: str) -> None:
+def test_a_climb_on_the_whole_batch_changes_nothing(name: str) -> None:
     model, data = toy_models.mlp(), toy_models.batch()
     closure = toy_models.closure_of(model, data)
     OBJECTIVES[name][0](model).backward(closure, climb=closure)
@@ -85,9 +85,9 @@ def test_lists_of_closures() -> None:
 def test_statistics_move_in_the_pass_at_w() -> None:
     model, data = toy_models.convnet(), toy_models.batch()
     plain = copy.deepcopy(model)
-    plain(part_of(data)[0].float())
+    plain(subset_of(data)[0].float())
     SAM(model).backward(
-        toy_models.closure_of(model, data), climb=toy_models.closure_of(model, part_of(data))
+        toy_models.closure_of(model, data), climb=toy_models.closure_of(model, subset_of(data))
     )
     assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
 

@@ -1,4 +1,4 @@
-"""The walk of Entropy-SGD against the reference."""
+"""The Langevin steps of Entropy-SGD against the reference."""
 
 import copy
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_noise_is_normal_and_scaled_by_the_root_of_the_step(device: torch.device
 
 
 def test_scoping_raises_gamma_with_the_step() -> None:
-    """In the released Entropy-SGD the step never counts, so its scoping is dead."""
+    """In the authors' code the step is never incremented, so scoping has no effect."""
     model, data = toy_models.mlp().double(), toy_models.batch()
     objective = EntropySGD(model, inner_steps=2, noise=0.0, scoping=0.1, **WALK)
     fs, w = losses(model, [data, data])
@@ -72,7 +72,7 @@ def test_scoping_raises_gamma_with_the_step() -> None:
     assert resumed.gamma_now == objective.gamma_now == pytest.approx(WALK["gamma"] * 1.1**4)
 
 
-def test_scoping_beyond_all_numbers() -> None:
+def test_scoping_that_overflows() -> None:
     objective = EntropySGD(nn.Linear(2, 1), scoping=0.01)
     objective.load_state_dict({"num_steps": 80_000})
     with pytest.raises(
@@ -89,8 +89,8 @@ def test_micro_batches_share_a_step_of_scoping() -> None:
     assert objective.state_dict() == {"num_steps": 1}
 
 
-def test_walk_in_half_precision_is_kept_in_single() -> None:
-    """Steps smaller than a unit of bfloat16 add up."""
+def test_inner_steps_in_half_precision_are_kept_in_float32() -> None:
+    """Inner steps below the resolution of bfloat16 add up."""
     model = nn.Linear(4, 1, bias=False).bfloat16()
     nn.init.ones_(model.weight)
     objective = EntropySGD(

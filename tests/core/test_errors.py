@@ -1,4 +1,4 @@
-"""Errors of the core: each is marked as the user's to correct, and is the built-in one as well."""
+"""Errors of the core are user errors, and subclasses of the built-in types."""
 
 import ast
 import builtins
@@ -13,7 +13,7 @@ from tests import toy_models
 
 FILES = sorted(Path(surrogap.core.__file__).parent.rglob("*.py"))
 BUILT_IN = {name for name in vars(builtins) if name.endswith("Error")}
-# Who loads a damaged checkpoint says which file it is.
+# The caller that loads a damaged checkpoint reports the file.
 OF_STATES = {("along.py", "ValueError"), ("rho.py", "ValueError")}
 
 
@@ -23,7 +23,7 @@ def raised(path: Path) -> set[tuple[str, str]]:
     return {(path.name, name) for name in names}
 
 
-def test_every_error_is_marked_as_the_users() -> None:
+def test_every_error_is_a_user_error() -> None:
     all_raised = set().union(*map(raised, FILES))
     assert {(path, name) for path, name in all_raised if name in BUILT_IN} == OF_STATES
 

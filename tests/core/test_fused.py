@@ -1,4 +1,4 @@
-"""The fused arithmetic against the plain one. Without a GPU, Triton's interpreter runs it."""
+"""The fused arithmetic against the plain one. Without a GPU it runs in Triton's interpreter."""
 
 import os
 import subprocess
@@ -57,7 +57,7 @@ def step(
     rho: Number = 0.3,
     along: Gradients | None = None,
 ) -> tuple[list[Tensor], Gradients, Tensor]:
-    """Where an arithmetic climbs to, its direction and its products, on copies of everything."""
+    """The perturbed weights, the direction and the products of an arithmetic, on copies."""
     weights = [t.clone() for t in w]
     arithmetic = cls(task(weights, kinds, eta=0.01, eps=1e-3, memory=memory))
     g = [None if t is None else t.clone() for t in g]
@@ -69,13 +69,13 @@ def step(
     copies: Gradients = [None if t is None else t.clone() for t in g_p]
     direction, products = arithmetic.combination(copies, coefficients)
     assert equality.same_bits(w, weights)
-    arithmetic.restore()  # there is nothing left to put back
+    arithmetic.restore()  # there is nothing left to restore
     assert equality.same_bits(w, weights)
     return moved, direction, products()
 
 
 def assert_close(actual: Gradients, expected: Gradients, dtype: torch.dtype) -> None:
-    # One unit in the last place: the two may round a tie, or fuse a product and a sum, differently.
+    # One unit in the last place: the two may round ties, or fuse multiply-adds, differently.
     tolerance = 2 * torch.finfo(dtype).eps
     for one, other in zip(actual, expected, strict=True):
         assert (one is None) == (other is None)
@@ -120,8 +120,8 @@ def test_a_climb_along_another_vector(dtype: torch.dtype, kinds: str, device: to
 
 
 @pytest.mark.parametrize("objective", COEFFICIENTS)
-def test_one_gradient_may_be_that_of_two_tensors(objective: str, device: torch.device) -> None:
-    """`torch.autograd.grad` gives the two sides of a sum the same tensor."""
+def test_two_parameters_may_share_a_gradient(objective: str, device: torch.device) -> None:
+    """`torch.autograd.grad` returns the same tensor for both terms of a sum."""
     w, g, g_p = (2 * [torch.randn(9, device=device)] for _ in range(3))
     empty = 2 * [torch.empty(0, device=device)]
     results = []
@@ -134,16 +134,16 @@ def test_one_gradient_may_be_that_of_two_tensors(objective: str, device: torch.d
 
 
 def test_empty_gradients_are_not_copied(device: torch.device) -> None:
-    """As pieces of small tensors are, in most of many processes."""
+    """As for shards of small tensors in most of many processes."""
     gradients = [torch.randn(3, device=device), *(torch.empty(0, device=device) for _ in range(2))]
     assert fused._apart(gradients) is gradients
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, in the interpreter, of overflow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
 @pytest.mark.parametrize("cls", [Flat, Fused])
 @pytest.mark.parametrize("are_there", [False, True], ids=["numbers", "on the device"])
 @pytest.mark.parametrize("objective", ["SAM", "GapPenalty"])
-def test_a_norm_beyond_float32_needs_no_ratio(
+def test_a_norm_that_overflows_float32(
     cls: type[Arithmetic], are_there: bool, objective: str, device: torch.device
 ) -> None:
     numbers = COEFFICIENTS[objective]
@@ -159,10 +159,8 @@ def test_a_norm_beyond_float32_needs_no_ratio(
 
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("objective", COEFFICIENTS)
-def test_low_memory_finds_the_gradient_again(
-    kinds: str, objective: str, device: torch.device
-) -> None:
-    """To the rounding of the weights: a climb of 0.3 over 10,000 weights is 0.003 in each."""
+def test_low_memory_recovers_the_gradient(kinds: str, objective: str, device: torch.device) -> None:
+    """Up to the rounding of the weights: a climb of 0.3 over 10,000 weights is 0.003 in each."""
     w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
     arguments = (w, g, g_p, KINDS[kinds], COEFFICIENTS[objective])
     moved, direction, products = step(Fused, *arguments, memory="low")
@@ -178,11 +176,11 @@ def test_low_memory_finds_the_gradient_again(
         assert bool(((ours - theirs).abs() <= 4 * tolerance).all())
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy, in the interpreter
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, in the interpreter
 @pytest.mark.filterwarnings("ignore:divide by zero")
 @pytest.mark.parametrize("poison", [float("inf"), float("nan"), 0.0])
 def test_low_memory_without_a_climb(poison: float, device: torch.device) -> None:
-    """The second pass repeats the first then, so that the gradients are the same."""
+    """Then both passes run at the same weights, and the gradients are equal."""
     w, g = (tensors(torch.float32, device, seed) for seed in (1, 2))
     g[2][3, 4] = poison
     g = [t * 0.0 for t in g] if poison == 0.0 else g
@@ -194,7 +192,7 @@ def test_low_memory_without_a_climb(poison: float, device: torch.device) -> None
 
 @pytest.mark.parametrize("memory", ["exact", "low"])
 @pytest.mark.parametrize("cls", [Flat, Fused])
-def test_numbers_may_lie_on_the_device(
+def test_numbers_may_be_on_the_device(
     cls: type[Arithmetic], memory: Memory, device: torch.device
 ) -> None:
     w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
@@ -223,7 +221,7 @@ def test_missing_gradients_are_zero(device: torch.device) -> None:
 
 @pytest.mark.parametrize("offsets", [(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 2, 3)])
 def test_tensors_need_not_be_aligned(offsets: tuple[int, ...], device: torch.device) -> None:
-    """A view may begin anywhere in its memory; whole blocks of aligned ones move faster."""
+    """A view may start anywhere in memory; aligned blocks have a faster path."""
     plain = [[torch.randn(2 * fused.BLOCK + 3, device=device)] for _ in range(3)]
     moved = [
         [torch.cat([t.new_zeros(offset), t])[offset:] for t in some]
@@ -247,7 +245,7 @@ BOTH = pytest.mark.parametrize("cls", [Flat, Fused])
 
 @BOTH
 def test_a_scale_multiplies_eps(cls: type[Arithmetic], device: torch.device) -> None:
-    """An eps that shows: a tenth of the norm."""
+    """With a large eps: a tenth of the norm."""
     w, g = torch.randn(2, 50, device=device)
     points = []
     for scale in (None, torch.tensor(2.0**14, device=device)):
@@ -272,7 +270,7 @@ def test_gradients_in_another_memory_format(cls: type[Arithmetic], device: torch
 
 
 def test_a_gradient_in_the_same_order_is_not_copied(device: torch.device) -> None:
-    """Whatever strides it has where they do not matter, as those of convolutions by one pixel."""
+    """Whatever strides its dimensions of size 1 have, as in 1x1 convolutions."""
     w = torch.randn(4, 3, 1, 1, device=device)
     g_p = torch.randn(4, 3, device=device).as_strided((4, 3, 1, 1), (3, 1, 3, 3))
     assert g_p.stride() != w.stride()
@@ -284,10 +282,10 @@ def test_a_gradient_in_the_same_order_is_not_copied(device: torch.device) -> Non
 
 @BOTH
 @pytest.mark.parametrize("is_whole", [False, True], ids=["cut short", "whole"])
-def test_weights_come_back_to_where_a_pass_has_put_them(
+def test_weights_are_restored_in_the_memory_that_a_pass_assigned(
     cls: type[Arithmetic], is_whole: bool, device: torch.device
 ) -> None:
-    """As those do whose forward pass assigns to `p.data`, to keep their norm, say."""
+    """For models whose forward pass assigns to `p.data`, for example to normalise it."""
     w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
     expected = step(Flat, w, g, g_p, KINDS["plain"], COEFFICIENTS["GSAM"])[1]
     parameters = [t.clone() for t in w]
@@ -303,7 +301,7 @@ def test_weights_come_back_to_where_a_pass_has_put_them(
     else:
         arithmetic.restore()
     assert equality.same_bits(w, parameters)
-    assert equality.same_bits(climbed, places)  # which are another's by now, perhaps
+    assert equality.same_bits(climbed, places)  # which may belong to another tensor by now
 
 
 def test_weights_that_a_pass_has_reshaped_are_refused(device: torch.device) -> None:
@@ -315,7 +313,7 @@ def test_weights_that_a_pass_has_reshaped_are_refused(device: torch.device) -> N
     with pytest.raises(RuntimeError, match="closure must not replace the data of parameters"):
         arithmetic.restore()
     assert not torch.equal(parameters[1], weights[1])
-    arithmetic.restore()  # what can be, as an objective does
+    arithmetic.restore()  # as an objective does
     assert torch.equal(parameters[1], weights[1])
     assert parameters[0].tolist() == [0.0, 0.0]
 
@@ -342,7 +340,7 @@ def test_an_interrupt_while_weights_are_found(
     assert torch.equal(old, climbed)
 
 
-def test_new_parameters_in_the_same_memory_are_taken_over(device: torch.device) -> None:
+def test_new_parameters_in_the_same_memory_are_adopted(device: torch.device) -> None:
     weight = torch.randn(3, 4, device=device)
     old, new = weight.clone(), torch.empty(0, device=device)
     new.data = old.data
@@ -366,7 +364,7 @@ def test_a_capture_refuses_weights_that_move(device: torch.device) -> None:
 
 
 @BOTH
-def test_weights_come_back_from_a_climb_cut_short(
+def test_weights_are_restored_after_an_interrupted_climb(
     cls: type[Arithmetic], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w, g = (tensors(torch.float32, device, seed) for seed in (1, 2))
@@ -388,7 +386,7 @@ def test_weights_come_back_from_a_climb_cut_short(
 
 @BOTH
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_a_bad_gradient_of_what_stands_still_does_not_stop_the_climb(
+def test_a_non_finite_gradient_of_a_fixed_parameter_does_not_stop_the_climb(
     cls: type[Arithmetic], device: torch.device
 ) -> None:
     w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
@@ -417,10 +415,10 @@ def test_the_climb_in_half_precision_is_rounded_once(kind: Kind, device: torch.d
     assert float((parameter != nearest).double().mean()) < 1e-3
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy, in the interpreter
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, in the interpreter
 @pytest.mark.filterwarnings("ignore:divide by zero")
 @pytest.mark.parametrize("poison", [float("inf"), float("nan"), 0.0])
-def test_no_direction_to_climb_in(poison: float, device: torch.device) -> None:
+def test_no_climb_along_a_zero_or_non_finite_vector(poison: float, device: torch.device) -> None:
     w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
     g[2][3, 4] = poison
     g = [t * 0.0 for t in g] if poison == 0.0 else g
@@ -447,7 +445,7 @@ def test_mixed_dtypes(device: torch.device) -> None:
 
 @pytest.mark.gpu
 def test_rounded_once_on_the_device() -> None:
-    """The interpreter cuts bfloat16 off where a GPU rounds to nearest, so this one needs a GPU."""
+    """Needs a GPU: the interpreter truncates bfloat16, where a GPU rounds to nearest."""
     device = torch.device("cuda")
     w, g, g_p = (tensors(torch.bfloat16, device, seed) for seed in (1, 2, 3))
     direction = step(Fused, w, g, g_p, KINDS["plain"], Coefficients(-0.40371, 1.40513))[1]
@@ -472,7 +470,7 @@ def test_choice() -> None:
 
 
 @pytest.mark.gpu
-def test_the_last_one_serves_while_it_fits() -> None:
+def test_the_last_arithmetic_is_reused_if_compatible() -> None:
     cuda = [torch.ones(3, device="cuda"), torch.ones(2, 2, device="cuda")]
     last = chosen(cuda)
     assert chosen(cuda, last) is last
@@ -486,14 +484,14 @@ def test_the_last_one_serves_while_it_fits() -> None:
     assert choose(task(cuda, [Kind.FIXED, Kind.PLAIN]), last=last) is not last
 
 
-def test_where_kernels_cannot_be_built_a_warning_says_so(
+def test_a_warning_if_kernels_cannot_be_compiled(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoCompiler:
         def __getitem__(self, _: object) -> object:
             raise RuntimeError("Failed to find C compiler")
 
-    device = torch.ones(1, device=device).device  # with its index, as parameters have it
+    device = torch.ones(1, device=device).device  # with its index, like a parameter's device
     launching.can_launch.cache_clear()
     assert launching.can_launch(device)
     launching.can_launch.cache_clear()
@@ -506,13 +504,13 @@ def test_where_kernels_cannot_be_built_a_warning_says_so(
     launching.can_launch.cache_clear()
 
 
-def test_the_plain_arithmetic_serves_the_cpu() -> None:
+def test_the_cpu_uses_the_plain_arithmetic() -> None:
     assert isinstance(chosen([torch.ones(3)]), Flat)
 
 
 @BOTH
 def test_settings_may_change_from_step_to_step(cls: type[Arithmetic], device: torch.device) -> None:
-    """Also from whole numbers, which Triton would build into a kernel, to others."""
+    """Also from integers, on which Triton would specialise a kernel, to other numbers."""
     w, g, g_p = (tensors(torch.float32, device, seed) for seed in (1, 2, 3))
     parameters = [t.clone() for t in w]
     kept = cls(task(parameters, eps=1))
@@ -532,8 +530,8 @@ def test_settings_may_change_from_step_to_step(cls: type[Arithmetic], device: to
         assert equality.same_bits(direction, expected)
 
 
-def test_kernels_can_be_built_for_a_gpu() -> None:
-    """Without one, too: the interpreter takes what the compiler does not."""
+def test_kernels_compile_for_a_gpu() -> None:
+    """Also without a GPU: the interpreter accepts code that the compiler does not."""
     script = Path(__file__).with_name("build_kernels.py")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-W", "ignore", script]

@@ -1,4 +1,4 @@
-"""Intermittent: which steps use the objective, what is counted, and what is kept."""
+"""Intermittent: the steps that use the objective, their count, and the state."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_schedules_advance_at_every_step() -> None:
     assert [float(reports[t].rho) for t in (0, 4, 8)] == pytest.approx([0.6, 0.6 / 5**0.5, 0.2])
 
 
-def test_state_goes_on_where_it_was() -> None:
+def test_a_run_resumes_from_its_state() -> None:
     model = toy_models.mlp()
     objective = Intermittent(SAM(model, rho=InverseSqrt(0.6)), every=3)
     closure = toy_models.closure_of(model, toy_models.batch())

@@ -1,4 +1,4 @@
-"""`objective.loss`: a scalar that any loop can take in place of its loss."""
+"""`objective.loss`: a scalar that replaces the loss in any training loop."""
 
 import copy
 import gc
@@ -29,7 +29,7 @@ def pair(name: str, kind: str = "convnet", **to: object) -> tuple[nn.Module, nn.
 def test_backward_adds_what_objective_backward_adds(
     name: str, kind: str, device: torch.device
 ) -> None:
-    """To the bit, on what `.grad` held before, and all else is what that leaves too."""
+    """Bit for bit, in addition to an existing `.grad`; buffers and generators agree too."""
     model, twin = pair(name, kind, device=device)
     data = toy_models.batch(device=device)
     objective, other = (OBJECTIVES[name].make(each) for each in (model, twin))
@@ -79,12 +79,12 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
 def plain_loop(
     model: nn.Module, make_loss: Callable[[nn.Module, toy_models.Batch], Tensor]
 ) -> Tensor:
-    """Accumulation, loss scaling and clipping; the weights after three steps."""
+    """The weights after three steps with accumulation, loss scaling and clipping."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = GradScaler("cpu", init_scale=SCALE)
     for step in range(3):
-        for part in range(4):
-            loss = make_loss(model, toy_models.batch(seed=10 * step + part)) / 4
+        for index in range(4):
+            loss = make_loss(model, toy_models.batch(seed=10 * step + index)) / 4
             scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -96,7 +96,7 @@ def plain_loop(
 
 @pytest.mark.parametrize("make", [Vanilla, partial(SAM, rho=0.0)])
 @pytest.mark.parametrize("kind", toy_models.MODELS)
-def test_without_a_perturbation_it_is_the_loop_as_it_was(
+def test_without_a_perturbation_the_loop_is_unchanged(
     make: Callable[[nn.Module], Objective], kind: str
 ) -> None:
     model, twin = pair("SAM", kind)
@@ -107,8 +107,8 @@ def test_without_a_perturbation_it_is_the_loop_as_it_was(
 
 
 @every_objective
-def test_a_loop_with_everything_is_the_loop_by_hand(name: str) -> None:
-    """A perturbation for each micro-batch, their mean, scaled and clipped: in float64."""
+def test_accumulation_scaling_and_clipping_together(name: str) -> None:
+    """In float64: one perturbation per micro-batch; the mean, scaled and clipped."""
     model, twin = pair(name, "mlp", dtype=torch.float64)
     objective, other = (OBJECTIVES[name].make(each) for each in (model, twin))
     actual = plain_loop(model, lambda net, data: objective.loss(toy_models.closure_of(net, data)))
@@ -120,7 +120,7 @@ def test_a_loop_with_everything_is_the_loop_by_hand(name: str) -> None:
         directions = [p.grad for p in net.parameters()]
         for parameter, gradient in zip(net.parameters(), before, strict=True):
             parameter.grad = gradient
-        # A loss that is linear in the parameters, with that gradient.
+        # A loss that is linear in the parameters, with this gradient.
         pairs = zip(net.parameters(), directions, strict=True)
         return sum(((p * d).sum() for p, d in pairs), start=torch.zeros(()))
 
@@ -129,7 +129,7 @@ def test_a_loop_with_everything_is_the_loop_by_hand(name: str) -> None:
 
 @every_objective
 def test_with_a_scaler_the_passes_are_scaled(name: str, device: torch.device) -> None:
-    """By as much as the loss will be, while the report is unscaled."""
+    """By the factor that the caller scales the loss with. The report is unscaled."""
     model, data = toy_models.mlp().double().to(device), toy_models.batch(device=device)
     plain, scaler, scales = copy.deepcopy(model), scaler_for(device), []
     objective, closure = OBJECTIVES[name].make(model), toy_models.closure_of(model, data)
@@ -194,7 +194,7 @@ def test_both_passes_run_in_the_callers_autocast(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         loss = OBJECTIVES[name].make(model).loss(toy_models.closure_of(model, data))
         OBJECTIVES[name].make(twin).backward(toy_models.closure_of(twin, data))
-    loss.backward()  # outside, as loops do
+    loss.backward()  # outside of the closure, as training loops do
     assert torch.equal(toy_models.flat_grad(model), toy_models.flat_grad(twin))
 
 
@@ -231,7 +231,7 @@ def test_a_second_backward_is_an_error() -> None:
 
 
 @every_objective
-def test_a_loss_that_is_dropped_leaves_a_forward_pass(name: str) -> None:
+def test_without_backward_it_is_a_forward_pass(name: str) -> None:
     model, twin = pair(name)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 0.5)
@@ -252,7 +252,7 @@ def test_a_loss_that_is_dropped_leaves_a_forward_pass(name: str) -> None:
 
 
 def tensors_of(loss: Tensor) -> list[Tensor]:
-    """What a loss holds until it goes backward."""
+    """The memory that a loss holds until `backward`."""
     cells = loss.grad_fn.on_backward.__closure__
     (direction,) = (c.cell_contents for c in cells if type(c.cell_contents).__name__ == "Direction")
     return [tensor for tensor in direction._tensors if tensor is not None]
@@ -267,7 +267,7 @@ def test_the_direction_becomes_grad_without_a_copy() -> None:
     references = [weakref.ref(parameter.grad) for parameter in model.parameters()]
     model.zero_grad()
     gc.collect()
-    assert all(reference() is None for reference in references)  # though the loss is alive
+    assert all(reference() is None for reference in references)  # the loss is still alive
     assert loss.grad_fn is not None
 
 
@@ -411,7 +411,7 @@ def test_several_losses_add_up() -> None:
     )
 
 
-def test_a_penalty_of_the_callers_adds_up() -> None:
+def test_other_terms_of_the_loss_add_up() -> None:
     model, twin = pair("GSAM", "mlp", dtype=torch.float64)
     data = toy_models.batch()
     (GSAM(model).loss(toy_models.closure_of(model, data)) + penalty(model)).backward()
@@ -425,7 +425,7 @@ def penalty(model: nn.Module) -> Tensor:
 
 
 def test_hooks_of_parameters_act_once_on_each_gradient() -> None:
-    """A mask or a factor in a hook must not act on the direction again."""
+    """A mask or a factor in a hook must not be applied again to the direction."""
     model, data = toy_models.mlp().double(), toy_models.batch()
     expected = toy_models.direction(GSAM, model, data)
     calls: list[int] = []

@@ -1,4 +1,4 @@
-"""What a step holds on to: two copies of the parameters while it runs, none afterwards."""
+"""The memory of a step: two copies of the parameters while it runs, none afterwards."""
 
 import gc
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 def wide_network(dtype: torch.dtype) -> nn.Module:
-    """64 MiB of float32 and next to no activations."""
+    """64 MiB of float32 parameters, and almost no activations."""
     layers = (nn.Linear(1024, 1024, dtype=dtype, device="cuda") for _ in range(16))
     return nn.Sequential(*layers)
 
@@ -24,7 +24,7 @@ def allocated() -> int:
     return torch.cuda.memory_allocated()
 
 
-# float64 takes the plain arithmetic, the others the fused one.
+# float64 uses the plain arithmetic, the others the fused one.
 @every_objective
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("fails", [False, True])
@@ -82,12 +82,12 @@ def test_a_loss_that_is_dropped_is_freed(name: str) -> None:
         (torch.float32, "exact", 2.05),
         (torch.float32, "low", 1.05),
         (torch.bfloat16, "exact", 2.05),
-        # The plain arithmetic has some chunks of intermediate results besides.
+        # The plain arithmetic also holds chunks of intermediate results.
         (torch.float64, "exact", 2.7),
     ],
 )
 def test_copies_while_it_runs(name: str, dtype: torch.dtype, memory: Memory, limit: float) -> None:
-    """Beyond the peak of a plain pass, which holds one gradient, even without activations."""
+    """In addition to the peak of a plain pass, which holds one gradient."""
     model, x = wide_network(dtype), torch.randn(8, 1024, dtype=dtype, device="cuda")
     objective = OBJECTIVES[name].make(model, memory=memory)
     size = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""Models that are more than plain modules: compiled, parametrized."""
+"""Compiled and parametrized models."""
 
 import copy
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from tests import equality, toy_models
 from tests.objective_cases import OBJECTIVES, every_objective
 
 
-@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
+@pytest.mark.filterwarnings("ignore")  # the compiler's own warnings
 @every_objective
 @pytest.mark.parametrize("kind", ["mlp", "convnet"])
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_compiled_models(name: str, kind: str, backend: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
 @every_objective
-def test_models_compiled_to_cuda_graphs(name: str) -> None:
-    """They reuse the memory of their outputs and gradients from call to call."""
+def test_models_compiled_with_cuda_graphs(name: str) -> None:
+    """Such models reuse the memory of their outputs and gradients in every call."""
     torch.compiler.reset()
     model, data = toy_models.mlp().double().cuda(), toy_models.batch(device="cuda")
     expected = copy.deepcopy(model)
@@ -80,7 +80,7 @@ class Symmetric(nn.Module):
 
 @every_objective
 def test_parametrized_models(name: str) -> None:
-    """The direction is that of the parameters beneath, as if the formula stood in the model."""
+    """The direction is for the original parameters, as if the model computed the formula."""
 
     class ByHand(nn.Module):
         def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
@@ -105,7 +105,7 @@ def test_parametrized_models(name: str) -> None:
 
 @every_objective
 def test_parametrizations_that_are_cached(name: str) -> None:
-    """A cache around the whole call holds no weights of one pass for another."""
+    """A cache around the whole call does not carry weights from one pass to the other."""
     model, x = nn.Linear(5, 5).double(), torch.randn(7, 5, dtype=torch.float64)
     parametrize.register_parametrization(model, "weight", Symmetric())
     directions = []

@@ -1,4 +1,4 @@
-"""MomentumSAM: trajectories against a loop by hand, and what it refuses."""
+"""MomentumSAM: trajectories against a plain loop, and refused optimizers."""
 
 import copy
 from collections.abc import Callable
@@ -45,7 +45,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_twenty_steps_are_those_of_a_loop_by_hand(kind: str, device: torch.device) -> None:
+def test_twenty_steps_are_those_of_a_plain_loop(kind: str, device: torch.device) -> None:
     make, update = OPTIMIZERS[kind]
     model = toy_models.mlp().double().to(device)
     w, state = flat(list(model.parameters())), {}
@@ -79,7 +79,7 @@ def stepped(model: nn.Module, **settings: object) -> tuple[optim.Optimizer, Mome
     return optimizer, objective
 
 
-def test_one_pass_and_what_it_reports() -> None:
+def test_one_pass_and_its_report() -> None:
     model, calls = toy_models.mlp().double(), []
     _, objective = stepped(model, rho=RHO)
     closure = toy_models.closure_of(model, toy_models.batch())
@@ -185,7 +185,7 @@ class ZeroRedundancyOptimizer(optim.SGD):
 
 
 class Heavy(optim.Optimizer):
-    """An optimizer whose momentum has a name of its own."""
+    """An optimizer whose momentum has another name."""
 
     def __init__(self, parameters: object) -> None:
         super().__init__(parameters, {"lr": 0.1, "momentum": 0.9})

@@ -1,4 +1,4 @@
-"""The page's Friendly-SAM: against a float64 reference, with a scaler, captured, resumed."""
+"""Friendly-SAM of the how-to page: against a float64 reference, scaled, captured, resumed."""
 
 import copy
 import io
@@ -16,7 +16,7 @@ from tests.new_objective import BLOCKS, FriendlySAM
 RHO, SIGMA = 0.2, 0.7
 
 
-def test_it_is_short_and_uses_public_names_alone() -> None:
+def test_it_is_short_and_uses_only_public_names() -> None:
     lines = [line for line in BLOCKS[0].splitlines() if line.strip()]
     assert len(lines) <= 25
     imports = [line for line in lines if line.startswith(("import", "from"))]
@@ -24,7 +24,7 @@ def test_it_is_short_and_uses_public_names_alone() -> None:
 
 
 def friendly(f: reference.Loss, w: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-    """The direction, and the next m."""
+    """The direction and the next `m`."""
     g = reference.gradient(f, w)
     v = g - m
     return reference.gradient(f, w + RHO * v / (v.norm() + 1e-12)), SIGMA * m + (1 - SIGMA) * g
@@ -67,7 +67,7 @@ def test_twenty_steps_are_the_reference(kind: str, memory: str, device: torch.de
 
 
 def test_with_a_scaler_and_clipping(device: torch.device) -> None:
-    """m is unscaled, and a step that overflows in either pass leaves it."""
+    """`m` is unscaled, and a step that overflows in either pass does not change it."""
     model = toy_models.mlp().to(device)
     plain = copy.deepcopy(model)
     scaler = torch.amp.GradScaler(device.type, init_scale=2.0**12)
@@ -132,7 +132,7 @@ def test_a_state_dict_round_trip() -> None:
     assert not torch.equal(directions[0], directions[2])
     assert all("weight" in name or "bias" in name for name in objective.state_dict()["along"])
     other = make(toy_models.Attention())
-    with pytest.raises(ValueError, match=r"state must be of this model, got one with a parameter"):
+    with pytest.raises(ValueError, match="state must belong to this model, got one with"):
         other.load_state_dict(objective.state_dict())
 
 
@@ -155,7 +155,7 @@ def test_in_half_precision() -> None:
 
 
 class Backwards(Along):
-    """The optimizer's last gradient, kept by hand: a vector that needs no first pass."""
+    """The gradient of the last step: a vector that does not need a first pass."""
 
     needs_gradient = False
     has_state = True
@@ -211,7 +211,7 @@ def test_captured_steps_are_eager_ones(wrap) -> None:
 
 
 def test_it_composes_with_a_combination() -> None:
-    """The direction of GSAM, with the climb of Friendly-SAM: both vectors are kept apart."""
+    """GSAM's direction with Friendly-SAM's climb: `g` and the climb's vector are separate."""
     from surrogap import Objective
     from surrogap.parts import SurrogateGap
     from tests.new_objective import namespace

@@ -1,4 +1,4 @@
-"""Which way: directions against the reference, identities, closed forms, and wrong arguments."""
+"""Directions against the reference, identities, closed forms, and wrong arguments."""
 
 import copy
 import math
@@ -71,12 +71,12 @@ def test_perturb_selects_what_climbs_and_all_descend(name: str) -> None:
 def test_asam_with_perturb() -> None:
     model, data = toy_models.mlp().double(), toy_models.batch()
     f, w = reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data))
-    no_bias, g = reference.selected(model, reference.is_no_bias), reference.gradient(f, w)
-    scaling = torch.where(no_bias, w.abs() + 0.01, 0.0)
+    not_bias, g = reference.selected(model, reference.is_not_bias), reference.gradient(f, w)
+    scaling = torch.where(not_bias, w.abs() + 0.01, 0.0)
     delta = 0.5 * scaling**2 * g / (scaling * g).norm()
     only = toy_models.direction(lambda m: ASAM(m, perturb=lambda _, p: p.ndim >= 2), model, data)
     assert equality.relative_error(only, reference.sam(f, w, delta)) < 1e-11
-    # Where only vectors climb, T is 1, and ASAM is SAM.
+    # If only biases climb, T is 1, and ASAM is SAM.
     vectors = toy_models.direction(lambda m: ASAM(m, perturb=lambda _, p: p.ndim < 2), model, data)
     sam = toy_models.direction(
         lambda m: SAM(m, rho=0.5, perturb=lambda _, p: p.ndim < 2), model, data
@@ -156,14 +156,14 @@ def test_ascent_is_orthogonal_to_the_perturbed_gradient() -> None:
     g = toy_models.direction(Vanilla, model, data)
     assert g_perp.norm() > 1e-3 * g.norm()
     assert abs(float(g_perp @ g_p)) < 1e-13 * float(g_perp.norm() * g_p.norm())
-    assert float(g_perp @ g) > 0  # an ascent: along g_perp the loss rises
+    assert float(g_perp @ g) > 0  # an ascent: the loss rises along g_perp
 
 
 @every_two_pass
 @pytest.mark.parametrize("factor", [2.0**-10, 1e3])
 def test_direction_scales_with_the_loss(name: str, factor: float) -> None:
     model, data = toy_models.mlp().double(), toy_models.batch()
-    make = partial(OBJECTIVES[name].make, eps=0.0)  # eps alone is not homogeneous
+    make = partial(OBJECTIVES[name].make, eps=0.0)  # only eps is not homogeneous
     one = toy_models.direction(make, model, data)
     closure = toy_models.closure_of(model, data)
     make(model).backward(lambda: factor * closure())
@@ -193,7 +193,7 @@ def test_quadratic_gap_has_its_closed_form() -> None:
 
 
 def test_gap_at_a_minimum_gives_the_top_eigenvalue() -> None:
-    """Lemma 3.3: `sigma_max = 2 h / rho^2`, approached along the top eigenvector."""
+    """Lemma 3.3: `sigma_max = 2 h / rho^2`, for a climb along the top eigenvector."""
     model = Quadratic()
     with torch.no_grad():
         model.w.copy_(1e-9 * model.top)
@@ -203,7 +203,7 @@ def test_gap_at_a_minimum_gives_the_top_eigenvalue() -> None:
 
 @every_whole_climb
 @pytest.mark.parametrize("eps", [0.0, 1e-12])
-def test_zero_gradient_climbs_nowhere(name: str, eps: float) -> None:
+def test_no_climb_along_a_zero_gradient(name: str, eps: float) -> None:
     model = Quadratic()
     nn.init.zeros_(model.w)
     report = OBJECTIVES[name].make(model, eps=eps).backward(model)
@@ -220,14 +220,14 @@ def test_direction_at_a_cosine_of_almost_one(device: torch.device) -> None:
     other = reference.orthogonal_part(other, g)
     g, g_p = g.float(), (math.cos(angle) * g + math.sin(angle) * other * g.norm() / other.norm())
     g_p = g_p.float()
-    # What the passes return is given by hand: a linear loss whose slope is g, then g_p.
+    # The gradients of the passes are set explicitly: linear losses with slope g, then g_p.
     model = nn.Linear(size, 1, bias=False).to(device)
     slopes = iter([g.to(device), g_p.to(device)])
     report = GSAM(model, alpha=ALPHA).backward(lambda: model(next(slopes)).sum())
     expected = g_p.double() - ALPHA * reference.orthogonal_part(g.double(), g_p.double())
     assert equality.relative_error(toy_models.flat_grad(model), expected) < 3e-7
     assert abs(1 - float(report.cosine) - 1e-7) < 2.5e-7
-    # The part that the ascent adds is itself right to what rounding g and g_p left of it.
+    # The term that the ascent adds is accurate up to the rounding of g and g_p.
     ascent = toy_models.flat_grad(model).double() - g_p.double()
     assert equality.relative_error(ascent, expected - g_p.double()) < 1e-3
 
@@ -335,8 +335,8 @@ def test_settings_are_checked_at_each_step(kind: type[Objective], name: str, val
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_perturb_is_asked_at_each_step() -> None:
-    """Freezing the only part that climbs is caught at the next step, not ignored."""
+def test_perturb_is_evaluated_at_each_step() -> None:
+    """Freezing the only parameters that climb is an error at the next step."""
     model, data = toy_models.mlp(), toy_models.batch()
     objective = SAM(model, perturb=select_first_layer)
     objective.backward(toy_models.closure_of(model, data))
@@ -393,12 +393,12 @@ def test_repr_shows_the_settings(objective: Callable[[nn.Module], Objective], te
     assert repr(objective(toy_models.mlp())) == text
 
 
-def test_repr_shows_what_else_was_set() -> None:
+def test_repr_shows_settings_that_are_not_defaults() -> None:
     assert repr(SAM(toy_models.convnet(), perturb="norms")) == "SAM(rho=0.05, perturb='norms')"
 
 
 @every_objective
-def test_state_is_empty_where_there_is_nothing_to_keep(name: str) -> None:
+def test_state_is_empty_without_state(name: str) -> None:
     model = toy_models.mlp()
     objective = OBJECTIVES[name].make(model)
     objective.backward(toy_models.closure_of(model, toy_models.batch()))

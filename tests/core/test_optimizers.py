@@ -1,4 +1,4 @@
-"""Any base optimizer, any scheduler: none of them notices who filled `.grad`."""
+"""Every base optimizer and scheduler works with an objective as with plain gradients."""
 
 import copy
 import io
@@ -28,7 +28,7 @@ def plain(cls: Callable[..., optim.Optimizer], **options: Any) -> Make:
 
 
 def muon(model: nn.Module) -> optim.Optimizer:
-    """Muon takes matrices alone."""
+    """Muon supports only matrices."""
     return optim.Muon([p for p in model.parameters() if p.ndim == 2], lr=0.01)
 
 
@@ -62,13 +62,13 @@ for base in ("AdaBelief", "Yogi", "AdaBound"):
 every_optimizer = pytest.mark.parametrize("base", BASE_OPTIMIZERS)
 
 
-def test_the_table_holds_every_dense_optimizer() -> None:
+def test_every_dense_optimizer_is_listed() -> None:
     known = {
         name
         for name, cls in vars(optim).items()
         if isinstance(cls, type) and issubclass(cls, optim.Optimizer)
     }
-    # SparseAdam takes sparse gradients alone; LBFGS has its own test, since it takes a closure.
+    # SparseAdam needs sparse gradients; LBFGS has its own test, since it takes a closure.
     assert known - {"Optimizer", "SparseAdam", "LBFGS"} <= set(BASE_OPTIMIZERS)
 
 
@@ -170,7 +170,7 @@ SCHEDULERS: dict[str, Callable[[optim.Optimizer], Any]] = {
 }
 
 
-def test_the_table_holds_every_scheduler() -> None:
+def test_every_scheduler_is_listed() -> None:
     public = {name for name in lr_scheduler.__all__ if name != "LRScheduler"}
     assert public <= set(SCHEDULERS)
 
@@ -184,7 +184,7 @@ def advance(scheduler: Any) -> None:
 
 @pytest.mark.parametrize("scheduled", SCHEDULERS)
 def test_schedulers(scheduled: str) -> None:
-    """The learning rate goes as it goes without us, and the radius follows it."""
+    """The learning rate is the same as without an objective, and the radius follows it."""
     model, twin = toy_models.mlp().double(), toy_models.mlp().double()
     bounds = {"rho_max": 0.2, "rho_min": 0.02, "lr_max": 0.1, "lr_min": 0.001}
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -210,7 +210,7 @@ def test_schedulers(scheduled: str) -> None:
 
 
 class Run:
-    """Model, optimizer, scheduler, scaler and objective, as a training script holds them."""
+    """Model, optimizer, scheduler, scaler and objective, as in a training script."""
 
     def __init__(self, base: str, make: Callable[[nn.Module, optim.Optimizer], Objective] | None):
         torch.manual_seed(4)

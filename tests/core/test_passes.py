@@ -15,7 +15,7 @@ from tests.objective_cases import OBJECTIVES, RHO, every_objective
 
 @every_objective
 def test_gradients_accumulate(name: str, device: torch.device) -> None:
-    """Several calls are m-sharpness: the sum of the directions of each."""
+    """Several calls are m-sharpness: the sum of their directions."""
     model = toy_models.mlp().double().to(device)
     first, second = toy_models.batch(device=device, seed=1), toy_models.batch(device=device, seed=2)
     make = OBJECTIVES[name].make
@@ -34,10 +34,13 @@ def test_gradients_accumulate(name: str, device: torch.device) -> None:
 def test_a_list_of_closures_is_one_batch(name: str, sizes: list[int]) -> None:
     model, (x, y) = toy_models.mlp().double(), toy_models.batch(8)
     whole = toy_models.direction(OBJECTIVES[name].make, model, (x, y))
-    parts = zip(x.split(sizes), y.split(sizes), strict=True)
+    chunks = zip(x.split(sizes), y.split(sizes), strict=True)
     closures = [
-        lambda part=part: (toy_models.cross_entropy(model, part) * len(part[1]) / 8, len(part[1]))
-        for part in parts
+        lambda chunk=chunk: (
+            toy_models.cross_entropy(model, chunk) * len(chunk[1]) / 8,
+            len(chunk[1]),
+        )
+        for chunk in chunks
     ]
     report = OBJECTIVES[name].make(model).backward(closures)
     assert equality.relative_error(toy_models.flat_grad(model), whole) < 1e-13
@@ -48,7 +51,7 @@ def test_a_list_of_closures_is_one_batch(name: str, sizes: list[int]) -> None:
 
 
 def test_the_list_differs_from_separate_calls() -> None:
-    """One perturbation for all of them is not one each."""
+    """One shared perturbation differs from one for each."""
     model, (x, y) = toy_models.mlp().double(), toy_models.batch(8)
     whole = toy_models.direction(partial(SAM, rho=RHO), model, (x, y))
     halves = [
@@ -78,7 +81,7 @@ def test_backward_runs_in_the_calling_thread(name: str, device: torch.device) ->
     seen: set[tuple[int, bool]] = set()
 
     def observe(gradient: Tensor) -> None:
-        # On a CPU torch does so whatever it is told.
+        # On a CPU torch always uses this thread, hence the flag.
         seen.add((threading.get_ident(), torch._C._is_multithreading_enabled()))
 
     model[3].weight.register_hook(observe)
@@ -87,7 +90,7 @@ def test_backward_runs_in_the_calling_thread(name: str, device: torch.device) ->
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_what_thread_torch_uses_is_the_callers_choice_again(mode: bool) -> None:
+def test_the_callers_threading_mode_is_restored(mode: bool) -> None:
     model, data = toy_models.mlp(), toy_models.batch()
 
     def fail(gradient: Tensor) -> None:

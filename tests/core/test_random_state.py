@@ -14,7 +14,7 @@ from tests.objective_cases import OBJECTIVES, every_two_pass
 
 
 class Noisy(nn.Module):
-    """Every source of randomness that a forward pass may have."""
+    """A model with every source of randomness that a forward pass may have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Noisy(nn.Module):
 
 
 def draws(device: torch.device) -> list[float]:
-    """What each generator yields next."""
+    """The next random number of each generator."""
     return [
         float(torch.rand(())),
         float(torch.rand((), device=device)),
@@ -44,13 +44,13 @@ def seed_everything() -> None:
 @every_two_pass
 def test_both_passes_draw_the_same_numbers(name: str, device: torch.device) -> None:
     model, x = Noisy().double().to(device), torch.randn(32, 16, device=device).double()
-    # With no climb, both passes are the same function if their masks are the same.
+    # Without a climb, both passes compute the same if their masks are the same.
     seed_everything()
     report = OBJECTIVES[name].make(model, rho=0.0).backward(lambda: model(x))
     assert float(report.gap) == 0.0
     assert name == "SAM-partial" or float(report.cosine) == pytest.approx(1.0, abs=1e-14)
     after = draws(device)
-    # One plain pass, and what it leaves behind.
+    # One plain pass, and the state of the generators after it.
     seed_everything()
     plain = copy.deepcopy(model)
     plain.zero_grad()
@@ -62,7 +62,7 @@ def test_both_passes_draw_the_same_numbers(name: str, device: torch.device) -> N
 
 
 @every_two_pass
-def test_generators_are_where_one_pass_leaves_them_though_the_second_draws_more(name: str) -> None:
+def test_generators_are_as_after_one_pass_if_the_second_draws_more(name: str) -> None:
     model, x, counts = Noisy(), torch.randn(4, 16), iter([0, 5])
 
     def closure() -> Tensor:
@@ -80,7 +80,7 @@ def test_generators_are_where_one_pass_leaves_them_though_the_second_draws_more(
 
 
 @every_two_pass
-def test_generators_are_where_one_pass_leaves_them_though_the_second_raises(name: str) -> None:
+def test_generators_are_as_after_one_pass_if_the_second_raises(name: str) -> None:
     model, x, numbers = Noisy(), torch.randn(4, 16), iter([1, 2])
 
     def closure() -> Tensor:

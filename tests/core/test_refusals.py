@@ -1,4 +1,4 @@
-"""Set-ups whose steps would be wrong without a word are refused by name."""
+"""Refused set-ups, whose steps would otherwise be silently wrong."""
 
 from functools import partial
 from types import ModuleType
@@ -13,7 +13,7 @@ from tests.objective_cases import OBJECTIVES, every_objective
 
 
 def stepping(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """As timm's NativeScaler does."""
+    """Call `backward` and step, as timm's NativeScaler does."""
     loss.backward()
     optimizer.step()
 
@@ -56,7 +56,7 @@ def test_a_backward_that_steps_another_optimizer() -> None:
 
 
 class Scaled(nn.Module):
-    """A loss with a parameter of its own."""
+    """A loss with its own parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Scaled(nn.Module):
 
 @every_objective
 @pytest.mark.parametrize("way", ["backward", "loss"])
-def test_a_parameter_outside_of_the_model(name: str, way: str) -> None:
+def test_a_parameter_outside_the_model(name: str, way: str) -> None:
     model, criterion = toy_models.mlp(), Scaled()
     x, y = toy_models.batch()
     objective = OBJECTIVES[name].make(model)
@@ -77,7 +77,7 @@ def test_a_parameter_outside_of_the_model(name: str, way: str) -> None:
     assert criterion.temperature.grad is None
 
 
-def test_what_may_be_in_the_graph_beside_the_model() -> None:
+def test_other_tensors_that_may_be_in_the_graph() -> None:
     """Inputs that require gradients, frozen parameters, and modules in one list."""
     model, criterion = toy_models.mlp(), Scaled()
     x, y = toy_models.batch()
@@ -89,14 +89,14 @@ def test_what_may_be_in_the_graph_beside_the_model() -> None:
     SAM(model).backward(lambda: criterion(model(x), y))
 
 
-def test_the_graph_is_looked_at_once_for_a_model() -> None:
+def test_the_graph_is_checked_once_per_model() -> None:
     model, other = toy_models.mlp(), toy_models.mlp()
     x, y = toy_models.batch()
     x = x.float()
     objective = SAM(model)
     objective.backward(lambda: nn.functional.cross_entropy(model(x), y))
     objective.backward(lambda: nn.functional.cross_entropy(model(x) + other(x), y))
-    model.append(nn.Identity())  # another model, so it looks again
+    model.append(nn.Identity())  # the model has changed, so it is checked again
     with pytest.raises(RuntimeError, match="outside the objective's model"):
         objective.backward(lambda: nn.functional.cross_entropy(model(x) + other(x), y))
 
@@ -144,12 +144,12 @@ def test_closures_that_are_bound() -> None:
         model.zero_grad()
     assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
     closure = toy_models.closure_of(model, batches[0])
-    EntropySGD(model).backward([closure] * 2)  # one function twice is meant
+    EntropySGD(model).backward([closure] * 2)  # the same function twice is intended
 
 
 @pytest.fixture
 def engines() -> dict[str, type[nn.Module]]:
-    """Classes as the engines define them, which need not be installed."""
+    """Classes with the names of the engines' own, which are not installed."""
 
     class DeepSpeedEngine(nn.Sequential):
         __module__ = "deepspeed.runtime.engine"
@@ -184,7 +184,7 @@ def test_engines(name: str, message: str, engines: dict[str, type[nn.Module]]) -
 
 
 def test_hooks_of_deepspeed() -> None:
-    """ZeRO's are on the parameters of the model that it was given."""
+    """ZeRO adds hooks to the parameters of the model."""
     model, module = toy_models.mlp(), ModuleType("deepspeed.runtime.zero.stage_1_and_2")
     exec("def reduce(parameter): ...", module.__dict__)
     objective = SAM(model)

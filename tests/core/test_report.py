@@ -1,4 +1,4 @@
-"""What a report says, where it lives, and that making it does not wait for the device."""
+"""The values of a report, their device, and that creating it does not synchronise."""
 
 import copy
 import math
@@ -19,8 +19,8 @@ def test_fields(name: str, dtype: torch.dtype, device: torch.device) -> None:
     model, data = toy_models.mlp().to(device, dtype), toy_models.batch(device=device)
     f, w = reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data))
     report = OBJECTIVES[name].make(model).backward(toy_models.closure_of(model, data))
-    masks = {k: reference.selected(model, k).to(device) for k in (reference.is_no_bias, is_large)}
-    adaptive = reference.adaptive_climb(f, w, RHO, ETA, masks[reference.is_no_bias])
+    masks = {k: reference.selected(model, k).to(device) for k in (reference.is_not_bias, is_large)}
+    adaptive = reference.adaptive_climb(f, w, RHO, ETA, masks[reference.is_not_bias])
     mask = masks[is_large] if name.endswith("partial") else None
     delta = adaptive if name.startswith("ASAM") else reference.climb(f, w, RHO, mask=mask)
     g, g_p = reference.gradient(f, w), reference.gradient(f, w + delta)
@@ -39,7 +39,7 @@ def test_fields(name: str, dtype: torch.dtype, device: torch.device) -> None:
     for field, value in expected.items():
         found = float(getattr(report, field))
         assert found == pytest.approx(float(value), rel=tolerance, nan_ok=True), field
-    assert not float(report.cosine) > 0.9999  # the two gradients are not the same one
+    assert not float(report.cosine) > 0.9999  # the two gradients differ
 
 
 @every_objective
@@ -72,8 +72,8 @@ def test_a_report_prints_its_measures() -> None:
     assert text.endswith("rho=0.5)")
 
 
-def test_a_report_keeps_what_it_saw() -> None:
-    """It is derived when it is asked for, even after later steps and changes to `.grad`."""
+def test_a_report_does_not_change_later() -> None:
+    """Values derived after later steps, and after changes to `.grad`, are those of its step."""
     model, data = toy_models.mlp(), toy_models.batch()
     objective, closure = SAM(model), toy_models.closure_of(model, data)
     early, late = objective.backward(closure), objective.backward(closure)
@@ -85,7 +85,7 @@ def test_a_report_keeps_what_it_saw() -> None:
 
 
 def test_the_report_owns_its_loss() -> None:
-    """A model compiled to CUDA graphs writes its next loss where the last one lay."""
+    """A model compiled with CUDA graphs overwrites its last loss."""
     model, seen = nn.Linear(3, 1), []
 
     def closure() -> Tensor:
@@ -106,15 +106,15 @@ def test_cosine_is_bounded() -> None:
 
 
 def test_cosine_of_small_gradients() -> None:
-    """The product of their squared norms is beyond float32."""
+    """The product of their squared norms underflows in float32."""
     model = nn.Linear(2, 1, bias=False)
     slopes = iter([torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])])
     report = SAM(model).backward(lambda: (1e-12 * next(slopes) * model.weight).sum())
     assert float(report.cosine) == pytest.approx(0.5**0.5, rel=1e-6)
 
 
-def test_norms_are_of_this_call_alone() -> None:
-    """Not of what earlier calls have left in `.grad`."""
+def test_norms_are_those_of_this_call() -> None:
+    """Gradients of earlier calls in `.grad` are not included."""
     model, data = toy_models.mlp().double(), toy_models.batch()
     objective = SAM(model)
     first = objective.backward(toy_models.closure_of(model, data))
@@ -123,7 +123,7 @@ def test_norms_are_of_this_call_alone() -> None:
 
 
 def test_the_mean_of_micro_batches() -> None:
-    """Of halves with a perturbation each, whose losses had been divided by two."""
+    """For two halves with one perturbation each, whose losses were divided by two."""
     model = toy_models.mlp().double()
     objective = SAM(model, rho=RHO)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -158,7 +158,7 @@ def test_the_mean_of_micro_batches() -> None:
 @pytest.mark.parametrize("kind", toy_models.MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_synchronisation(name: str, kind: str, dtype: torch.dtype) -> None:
-    """Dropout, BatchNorm, a scaler and clipping included: CUDA would raise at the first wait."""
+    """With dropout, BatchNorm, a scaler and clipping: CUDA raises at a synchronisation."""
     model = toy_models.Attention(dropout=0.1) if kind == "attention" else toy_models.MODELS[kind]()
     model = model.to("cuda", dtype)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -180,8 +180,8 @@ def test_no_synchronisation(name: str, kind: str, dtype: torch.dtype) -> None:
         torch.cuda.set_sync_debug_mode("error")
         report = step()
         for measure in MEASURES:
-            assert getattr(report, measure).is_cuda  # derived on the device, and not read
+            assert getattr(report, measure).is_cuda  # derived on the device, but not read
         with pytest.raises(RuntimeError, match="synchroniz"):
-            float(report.loss)  # else the test would show nothing
+            float(report.loss)  # otherwise the test would show nothing
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -1,4 +1,4 @@
-"""How far: the radius schedules."""
+"""The radius schedules."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ def optimizer(lr: float = 0.5) -> torch.optim.Optimizer:
         (0.3, 0.35),
         (0.1, 0.1),
         (0.05, 0.0375),  # warm-up: below lr_min, still on the line
-        (0.02, 0.0),  # the line has gone below zero
+        (0.02, 0.0),  # the line is below zero
         (0.0, 0.0),
         (0.5 * (1 + 1e-9), 0.6),  # a scheduler's rounding
     ],
@@ -36,7 +36,7 @@ def test_proportional_to_lr(lr: float, rho: float) -> None:
     assert 0 <= schedule.value() <= 0.6
 
 
-def test_proportional_to_lr_reads_tensors_and_the_group_it_is_told() -> None:
+def test_proportional_to_lr_reads_tensors_and_the_given_group() -> None:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.3)]
     both = torch.optim.SGD(groups)
     both.param_groups[1]["lr"] = torch.tensor(0.3, dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_inverse_sqrt_counts_steps() -> None:
     objective, closure = SAM(model, rho=schedule), toy_models.closure_of(model, data)
     used = [float(objective.backward(closure).rho) for _ in range(4)]
     assert used == pytest.approx([0.4 / math.sqrt(t) for t in (1, 2, 3, 4)])
-    # Micro-batches of one step share its radius, and a step that fails is none.
+    # Micro-batches of one step share its radius, and a failed step does not count.
     used = [float(objective.backward(closure, sync=last).rho) for last in (False, False, True)]
     assert used == pytest.approx([0.4 / math.sqrt(5)] * 3)
     with pytest.raises(TypeError):
@@ -105,7 +105,7 @@ def test_inverse_sqrt_counts_steps() -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"num_steps": -5}, {"num_steps": "3"}])
-def test_state_that_is_none(state: dict[str, Any]) -> None:
+def test_a_state_without_a_count_is_refused(state: dict[str, Any]) -> None:
     for counter in (InverseSqrt(0.4), EntropySGD(nn.Linear(1, 1), scoping=0.1)):
         with pytest.raises(ValueError, match="state must hold num_steps, a count of steps, got"):
             counter.load_state_dict(state)
@@ -117,7 +117,7 @@ def test_inverse_sqrt_refuses(rho_0: float) -> None:
         InverseSqrt(rho_0)
 
 
-def test_a_schedule_of_ones_own() -> None:
+def test_a_custom_schedule() -> None:
     class Halving(Schedule):
         rho = 1.0
 

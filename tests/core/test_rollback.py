@@ -1,4 +1,4 @@
-"""What a capture must leave as it was."""
+"""Rollback: tensors that a capture must not move."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests import equality
 
 
 @pytest.mark.parametrize("name", ["0.weight", "1.bias", "1.running_mean"])
-def test_what_has_moved_is_moved_back_and_told(name: str, device: torch.device) -> None:
+def test_tensors_that_moved_are_restored_and_reported(name: str, device: torch.device) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(device)
     model[1].requires_grad_(False)
     tensors = dict(model.state_dict(keep_vars=True))
@@ -25,7 +25,7 @@ def test_what_has_moved_is_moved_back_and_told(name: str, device: torch.device) 
     assert equality.same_bits(before, list(tensors.values()))
 
 
-def test_what_is_written_in_place_may_change(device: torch.device) -> None:
+def test_writes_in_place_are_allowed(device: torch.device) -> None:
     model = nn.Linear(3, 3).to(device)
     with memory_kept(Weights(model)):
         model.weight.data.add_(1.0)

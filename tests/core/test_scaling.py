@@ -1,4 +1,4 @@
-"""Loss scaling and autocast: one `unscale_`, ordinary clipping, and overflows that hurt nothing."""
+"""Loss scaling and autocast: one `unscale_`, ordinary clipping, and overflows."""
 
 import copy
 from contextlib import suppress
@@ -54,7 +54,7 @@ def train(
     scaler: GradScaler | None,
     dtype: torch.dtype,
 ) -> list[float]:
-    """Three clipped steps under autocast; the gradient norms that clipping saw."""
+    """The gradient norms before clipping in three steps under autocast."""
     objective = OBJECTIVES[name].make(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     norms, x = [], data[0].float()
@@ -82,7 +82,7 @@ def train(
 def test_clipped_training_under_autocast(
     name: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Three steps are what they are in float32 without a scaler, to half precision."""
+    """Three steps match float32 without a scaler, up to half precision."""
     model, data = toy_models.mlp().to(device), toy_models.batch(device=device)
     plain = copy.deepcopy(model)
     scaler = scaler_for(device) if dtype == torch.float16 else None
@@ -99,7 +99,7 @@ def test_clipped_training_under_autocast(
 def test_autocast_around_the_call_is_autocast_in_the_closure(
     name: str, device: torch.device
 ) -> None:
-    """Its cache of cast weights, which lives as long as it, must not hide the perturbation."""
+    """Autocast's cache of cast weights must not hide the perturbation."""
     model, data = toy_models.mlp().to(device), toy_models.batch(device=device)
     inside, outside = copy.deepcopy(model), copy.deepcopy(model)
     closure = toy_models.closure_of(inside, data)
@@ -119,8 +119,8 @@ def test_autocast_around_the_call_is_autocast_in_the_closure(
 
 @every_objective
 @pytest.mark.parametrize("raises", [False, True])
-def test_autocast_around_the_call_remembers_nothing_of_it(name: str, raises: bool) -> None:
-    """Its cache must not hold the weights of the last pass for what comes after."""
+def test_autocast_around_the_call_caches_no_weights(name: str, raises: bool) -> None:
+    """Autocast's cache must not hold the weights of the last pass afterwards."""
     model, data = toy_models.mlp(), toy_models.batch()
     plain, losses = copy.deepcopy(model), iter([1.0])
     with torch.autocast("cpu", torch.bfloat16):
@@ -136,7 +136,7 @@ def test_autocast_around_the_call_remembers_nothing_of_it(name: str, raises: boo
 
 
 def loud(name: str) -> dict[str, float]:
-    """A radius that bfloat16 cannot miss."""
+    """A radius that is visible in bfloat16."""
     return {} if name in ("Vanilla", "EntropySGD") else {"rho": 0.5}
 
 
@@ -144,7 +144,7 @@ def loud(name: str) -> dict[str, float]:
 @pytest.mark.parametrize("overflowing", [{1}, {2}, {1, 2}], ids=["first", "second", "both"])
 @pytest.mark.parametrize("poison", [float("inf"), float("nan")])
 def test_overflow(name: str, overflowing: set[int], poison: float, device: torch.device) -> None:
-    """An infinite gradient skips one step: weights intact, scale halved, the next step right."""
+    """An infinite gradient skips one step and halves the scale. The next step is right."""
     if NUM_PASSES[name] == 1:
         overflowing = {1}
     model, data = toy_models.convnet().to(device), toy_models.batch(device=device)
@@ -156,7 +156,7 @@ def test_overflow(name: str, overflowing: set[int], poison: float, device: torch
     def overflow() -> Tensor:
         loss = closure()
         if next(number) in overflowing:
-            # The loss is finite, and one entry of one gradient is not.
+            # The loss is finite, but one entry of one gradient is not.
             first = model[0].weight.reshape(-1)[0]
             loss = loss + (first - first.detach()) * torch.tensor(poison, device=device)
             return torch.nan_to_num(loss.detach()) + (loss - loss.detach())
@@ -187,7 +187,7 @@ def test_overflow(name: str, overflowing: set[int], poison: float, device: torch
 
 @every_objective
 def test_without_a_scaler_non_finite_gradients_reach_grad(name: str) -> None:
-    """So that a guard in the caller's loop sees them."""
+    """So a check in the caller's loop can see them."""
     model = toy_models.mlp()
     before, closure = equality.bits(model), toy_models.closure_of(model, toy_models.batch())
     OBJECTIVES[name].make(model).backward(lambda: closure() * float("inf"))
@@ -196,7 +196,7 @@ def test_without_a_scaler_non_finite_gradients_reach_grad(name: str) -> None:
 
 
 @pytest.mark.parametrize("poison", [float("inf"), float("nan")])
-def test_a_non_finite_gradient_climbs_nowhere(poison: float) -> None:
+def test_no_climb_along_a_non_finite_gradient(poison: float) -> None:
     model, seen = nn.Linear(4, 1, bias=False), []
     slope = torch.tensor([1.0, poison, 3.0, -2.0])
 
@@ -213,8 +213,8 @@ def test_a_non_finite_gradient_climbs_nowhere(poison: float) -> None:
 
 @pytest.mark.parametrize("averaging", [0.75, 0.0])
 @pytest.mark.parametrize("poison", [float("inf"), float("nan")])
-def test_a_non_finite_gradient_leads_no_walk_astray(poison: float, averaging: float) -> None:
-    """It reaches `.grad`, for a scaler to see, while the loss of the passes to come is finite."""
+def test_inner_steps_after_a_non_finite_gradient(poison: float, averaging: float) -> None:
+    """It reaches `.grad`, so that a scaler sees it, but later passes have a finite loss."""
     model, seen = nn.Linear(4, 1, bias=False), []
     slopes = iter([torch.tensor([1.0, poison, 3.0, -2.0]), *[torch.ones(4)] * 3])
     before = equality.bits(model)
@@ -231,8 +231,8 @@ def test_a_non_finite_gradient_leads_no_walk_astray(poison: float, averaging: fl
     assert model.weight.grad.isfinite().tolist() == [[True, False, True, True]]
 
 
-def test_entropy_sgd_with_a_scaler_walks_unscaled() -> None:
-    """The walk is not homogeneous in the loss: a scale left in it would show."""
+def test_entropy_sgd_unscales_its_inner_steps() -> None:
+    """The inner steps are not homogeneous in the loss, so they must be unscaled."""
     model, data = toy_models.mlp().double(), toy_models.batch()
     plain = copy.deepcopy(model)
     torch.manual_seed(2)

@@ -1,4 +1,4 @@
-"""perturb=: which parameters climb, and which gradients the first pass computes for it."""
+"""`perturb=`: the parameters that climb, and the gradients that the first pass computes."""
 
 import copy
 
@@ -26,7 +26,7 @@ class LlamaRMSNorm(nn.Module):
 
 
 class WeightNorm(nn.Module):
-    """A name that ends in Norm, and a matrix: it is a layer, not a normalisation."""
+    """Its name ends in Norm, but it has a matrix, so it is not a normalisation layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_frozen_norms_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [SAM, GSAM, ASAM, GapPenalty])
-def test_norms_are_what_a_function_would_select(kind: type[Objective]) -> None:
+def test_norms_equal_the_selection_of_a_function(kind: type[Objective]) -> None:
     model, data = toy_models.convnet(), toy_models.batch()
     norms = toy_models.direction(lambda m: kind(m, perturb="norms"), model, data)
     named = toy_models.direction(
@@ -117,7 +117,7 @@ def gradients_of_passes(objective: Objective, model: nn.Module) -> list[set[str]
     return passes
 
 
-def test_the_first_pass_computes_what_climbs_alone() -> None:
+def test_the_first_pass_computes_only_gradients_that_climb() -> None:
     model = toy_models.convnet()
     every = {name for name, _ in model.named_parameters()}
     norms = {"1.weight", "1.bias"}

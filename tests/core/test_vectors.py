@@ -1,4 +1,4 @@
-"""One long vector made of many tensors: exact copies, precise sums, one rounding."""
+"""Vectors of many tensors: exact copies, accurate sums, one rounding."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ HALVES = [torch.bfloat16, torch.float16]
 
 
 def pieces(dtype: torch.dtype, device: torch.device | str = "cpu") -> list[Tensor]:
-    """Shapes of all kinds: no dimension, none at all, odd sizes, channels last, a transpose."""
+    """Tensors of all shapes: zero-dimensional, empty, odd sizes, channels last, transposed."""
     tensors = [
         torch.randn(()),
         torch.randn(0, 3),
@@ -85,7 +85,7 @@ def test_dot(dtype: torch.dtype, device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_dot_over_many_elements_in_half_precision(dtype: torch.dtype, device: torch.device) -> None:
-    """10^8 elements with a mean, as the sums that lose digits have: right to 1e-5 relative."""
+    """The relative error is 1e-5 for 10^8 elements of nonzero mean, where sums lose digits."""
     size = 10**8
     tensor = torch.empty(size, dtype=dtype, device=device)
     tensor.normal_(0.02, 0.01, generator=torch.Generator(device).manual_seed(0))
@@ -105,11 +105,11 @@ def test_dot_over_many_elements_in_single_precision(device: torch.device) -> Non
     assert float(squared_norm([tensor], tensor)) == pytest.approx(expected, rel=3e-7)
 
 
-def test_the_norm_of_what_is_not_there(device: torch.device) -> None:
+def test_the_norm_of_no_gradients(device: torch.device) -> None:
     like = torch.ones(3, dtype=torch.bfloat16, device=device)
     for gradients in ([], [None], [like[:0]]):
         result = squared_norm(gradients, like)
-        assert result.dtype == squared_norm([like], like).dtype  # processes add theirs up
+        assert result.dtype == squared_norm([like], like).dtype  # processes add up their sums
         assert result.device == like.device
         assert float(result) == 0.0
     assert float(squared_norm([None, like, like[:0]], like)) == pytest.approx(3.0)
@@ -117,7 +117,7 @@ def test_the_norm_of_what_is_not_there(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_combination_is_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
-    """Within half a unit of the float32 value; products rounded on the way would exceed it."""
+    """Within half a unit of the float32 value. Rounded intermediate products would exceed it."""
     x, y = pieces(dtype, device), pieces(dtype, device)
     a, b = torch.tensor(-0.40371), torch.tensor(1.40513)
     terms = float(a) * flat(x).double(), float(b) * flat(y).double()

@@ -1,4 +1,4 @@
-"""There and back: the weights come back bit for bit, and `.grad` is never lost."""
+"""The weights are restored bit for bit, and `.grad` is never lost."""
 
 import copy
 import random
@@ -20,11 +20,11 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
 class BrokenError(Exception):
-    """What a closure raises in these tests."""
+    """The error that closures raise in these tests."""
 
 
 def raising_in_pass(number: int, error: BaseException, closure: Callable[[], Tensor]) -> Callable:
-    """A closure that raises after its forward pass, in the pass with this number."""
+    """A closure that raises after the forward pass of the given pass."""
     passes = iter(range(1, 100))
 
     def run() -> Tensor:
@@ -39,7 +39,9 @@ def raising_in_pass(number: int, error: BaseException, closure: Callable[[], Ten
 @every_objective
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["mlp", "attention"])
-def test_weights_come_back(name: str, dtype: torch.dtype, kind: str, device: torch.device) -> None:
+def test_weights_are_restored(
+    name: str, dtype: torch.dtype, kind: str, device: torch.device
+) -> None:
     model = toy_models.MODELS[kind]().to(device, dtype)
     objective, closure = (
         OBJECTIVES[name].make(model),
@@ -54,8 +56,8 @@ def test_weights_come_back(name: str, dtype: torch.dtype, kind: str, device: tor
 
 
 @every_objective
-def test_the_second_pass_runs_elsewhere(name: str) -> None:
-    """Else the test above would hold for an objective that never moves."""
+def test_the_second_pass_runs_at_other_weights(name: str) -> None:
+    """Otherwise the test above would pass for an objective that never moves the weights."""
     model = toy_models.mlp()
     seen: list[Tensor] = []
     closure = toy_models.closure_of(model, toy_models.batch())
@@ -92,7 +94,7 @@ def test_nothing_changes_when_the_closure_raises(
     assert model[0].weight.grad is kept
     assert torch.equal(kept, torch.ones_like(kept))
     assert all(p.grad is None for p in list(model.parameters())[1:])
-    # And the objective is as good as new.
+    # The objective still works.
     model[0].weight.grad = None
     expected = toy_models.direction(OBJECTIVES[name].make, model, toy_models.batch(device=device))
     objective.backward(closure)
@@ -116,11 +118,11 @@ def test_nothing_changes_when_the_backward_pass_raises(name: str) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-# An interrupt in a callback of the garbage collector is dropped by Python, with a warning.
+# Python drops an interrupt in a callback of the garbage collector, with a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["SAM", "ASAM", "EntropySGD"])
 def test_an_interrupt_at_any_moment(name: str) -> None:
-    """A real signal, which may also strike while the weights are on their way there or back."""
+    """A real signal, which may also interrupt the climb and the restore."""
     model, x = nn.Sequential(*(nn.Linear(32, 32) for _ in range(20))), torch.randn(4, 32)
     objective, before = OBJECTIVES[name].make(model), equality.bits(model)
     generator, num_interrupts = random.Random(0), 0
@@ -132,7 +134,7 @@ def test_an_interrupt_at_any_moment(name: str) -> None:
     try:
         for _ in range(300):
             try:
-                # Again after a second, since Python drops an interrupt that strikes in a finalizer.
+                # Again after a second, since Python drops an interrupt in a finalizer.
                 signal.setitimer(signal.ITIMER_REAL, generator.uniform(0.2, 1.2) * duration, 1.0)
                 while True:
                     objective.backward(lambda: model(x).square().mean())
@@ -140,7 +142,7 @@ def test_an_interrupt_at_any_moment(name: str) -> None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 num_interrupts += 1
             assert equality.same_bits(before, equality.bits(model))
-            torch.set_grad_enabled(True)  # torch's own contexts can be cut short too
+            torch.set_grad_enabled(True)  # torch's own contexts can be interrupted too
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
@@ -148,7 +150,7 @@ def test_an_interrupt_at_any_moment(name: str) -> None:
 
 
 @every_objective
-def test_graphs_from_before_the_call_stay_good(name: str, device: torch.device) -> None:
+def test_graphs_from_before_the_call_stay_valid(name: str, device: torch.device) -> None:
     model, data = toy_models.mlp().double().to(device), toy_models.batch(device=device)
     expected = toy_models.direction(OBJECTIVES[name].make, model, data)
     other = toy_models.closure_of(model, toy_models.batch(seed=5, device=device))()
@@ -164,7 +166,7 @@ def test_graphs_from_before_the_call_stay_good(name: str, device: torch.device) 
 
 
 def test_a_climb_that_fails_midway_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two dtypes, the first is there already when the second fails."""
+    """With two dtypes, the first has moved already when the second fails."""
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
     before, copy_, calls = equality.bits(model), torch._foreach_copy_, iter(range(100))
 
@@ -180,14 +182,14 @@ def test_a_climb_that_fails_midway_is_undone(monkeypatch: pytest.MonkeyPatch) ->
     assert equality.same_bits(before, equality.bits(model))
 
 
-def test_an_interrupt_while_weights_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two dtypes, the first is back already when it strikes."""
+def test_an_interrupt_while_weights_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two dtypes, the first is restored already when the interrupt comes."""
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
     before, copy_, calls, passes = equality.bits(model), torch._foreach_copy_, [], iter([1.0])
 
     def struck(*arguments: object) -> None:
         calls.append(None)
-        if len(calls) == 4:  # two for the climb, and the second of two back
+        if len(calls) == 4:  # two writes for the climb, and the second of two to restore
             raise KeyboardInterrupt
         copy_(*arguments)
 
@@ -201,7 +203,7 @@ def test_an_interrupt_while_weights_are_put_back(monkeypatch: pytest.MonkeyPatch
 
 
 class Switching(nn.Module):
-    """Four layers, of which each pass uses those that the next item of `plan` names."""
+    """Four layers. Each pass uses those that the next item of `plan` names."""
 
     def __init__(self, plan: list[str]) -> None:
         super().__init__()
@@ -230,7 +232,7 @@ def test_gradient_in_one_pass_only(name: str, dtype: torch.dtype) -> None:
 
 
 def test_direction_where_one_pass_has_no_gradient() -> None:
-    """What a pass does not reach has gradient zero there: `d = -alpha g` on b, `b g_p` on c."""
+    """A missing gradient counts as zero: `d = -alpha g` on b, `b g_p` on c."""
     model = Switching(["ab", "ac"]).double()
     alpha, x = 0.4, torch.randn(3, 4, dtype=torch.float64)
     twin = copy.deepcopy(model)
@@ -252,7 +254,7 @@ def test_direction_where_one_pass_has_no_gradient() -> None:
 
 
 def test_set_of_used_layers_may_change_from_step_to_step() -> None:
-    """At learning rate 0 nothing may drift, whichever layers a step uses (a fault of peers)."""
+    """At learning rate 0 weights do not drift, whichever layers a step uses, unlike in peers."""
     model = Switching(["ab", "ab", "cd", "cd", "bc", "bd", "a", "a"])
     before = equality.bits(model)
     optimizer, objective = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9), SAM(model)
@@ -351,7 +353,7 @@ def test_parameters_that_are_views_with_gaps(name: str) -> None:
 
 
 def test_the_model_may_change_between_steps() -> None:
-    """A layer replaced, added or removed is seen at the next step, without a word."""
+    """The next step uses layers that were replaced or added, and not those removed."""
     model, data = toy_models.mlp().double(), toy_models.batch()
     objective = SAM(model)
 
@@ -377,7 +379,7 @@ def test_the_model_may_change_between_steps() -> None:
 
 
 def test_a_thousand_steps_in_bfloat16_at_learning_rate_zero_do_not_drift() -> None:
-    """Restoring by subtraction drifts by 1.7e-3 here (a fault of peers)."""
+    """Restoring by subtraction, as peers do, drifts by 1.7e-3 here."""
     model = toy_models.mlp().bfloat16()
     before, closure = equality.bits(model), toy_models.closure_of(model, toy_models.batch())
     objective = GSAM(model, rho=0.5)
@@ -408,7 +410,7 @@ def test_a_frozen_parameter_that_a_pass_writes_moves_once(assigns: bool, name: s
         assert equality.same_bits(equality.bits(plain), equality.bits(model))
 
 
-def test_a_frozen_parameter_is_what_one_pass_makes_of_it_when_the_second_raises() -> None:
+def test_a_frozen_parameter_is_as_after_one_pass_if_the_second_raises() -> None:
     model, data = toy_models.Followed(assigns=False), toy_models.batch()
     plain, losses = copy.deepcopy(model), iter([1.0])
     plain(data[0].float())
@@ -418,13 +420,13 @@ def test_a_frozen_parameter_is_what_one_pass_makes_of_it_when_the_second_raises(
 
 
 class Quantised(nn.Parameter):
-    """A class of its own, whose data are not to be looked at."""
+    """A parameter of a special class, whose data must not be read."""
 
     def data_ptr(self) -> int:
         raise RuntimeError
 
 
-def test_frozen_parameters_of_other_kinds_are_let_be() -> None:
+def test_frozen_parameters_of_other_classes_are_ignored() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     model[0].weight = Quantised(torch.randn(3, 3), requires_grad=False)
     with torch.inference_mode():
@@ -436,7 +438,7 @@ def test_frozen_parameters_of_other_kinds_are_let_be() -> None:
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "Vanilla"])
 @pytest.mark.parametrize("adds", [False, True])
-def test_parameters_that_a_pass_adds_or_thaws_are_refused(adds: bool, name: str) -> None:
+def test_parameters_that_a_pass_adds_or_unfreezes_are_refused(adds: bool, name: str) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
     parameters, before = list(model.parameters()), equality.bits(model)
@@ -461,8 +463,8 @@ def test_parameters_that_a_pass_adds_or_thaws_are_refused(adds: bool, name: str)
     objective.backward(lambda: model(torch.ones(2, 3)).sum())  # now that it is there
 
 
-def test_a_teacher_may_be_made_in_the_first_pass() -> None:
-    """It is trainable, going by its parameters, and has no gradient."""
+def test_a_teacher_may_be_created_in_the_first_pass() -> None:
+    """The parameters of the teacher require gradients, but do not get any."""
     model, x = nn.Sequential(nn.Linear(3, 1)), torch.randn(4, 3)
 
     def closure() -> Tensor:
@@ -556,7 +558,7 @@ def test_one_model_on_two_devices(name: str) -> None:
         report = objective.backward(closure)
         assert equality.same_bits(before, equality.bits(model))
         assert report.loss.device.type == second
-        assert len(set(threads)) == 1  # as torch has it, so that both devices work at a time
+        assert len(set(threads)) == 1  # torch's default, so that both devices work in parallel
         return toy_models.flat_grad(model), float(report.perturbed_grad_norm)
 
     (one, norm), (two, same_norm) = run("cpu"), run("cuda")

@@ -1,4 +1,4 @@
-"""Real processes that the tests hand functions to, connected by gloo or NCCL."""
+"""Processes that run functions for the tests, connected by gloo or NCCL."""
 
 import datetime
 import multiprocessing
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 
 class Processes:
-    """Some processes, started once, that run one function after another.
+    """Processes that are started once, and run one function after another.
 
     Args:
         number: How many.
@@ -44,7 +44,7 @@ class Processes:
     def try_run(
         self, function: Callable[..., Any], *args: Any, timeout: float = 120.0
     ) -> list[Any]:
-        """What `function(*args)` gives in each process: its result, or an exception's traceback."""
+        """Return the result of `function(*args)` in each process, or its traceback."""
         message = pickle.dumps((function, args))
         for connection in self._connections:
             connection.send_bytes(message)
@@ -57,14 +57,14 @@ class Processes:
         return results
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
-        """What `function(*args)` returns in each process; it must not raise in any."""
+        """Return the result of `function(*args)` in each process. It must not raise."""
         results = self.try_run(function, *args, timeout=timeout)
         failures = [f"process {rank}:\n{r}" for rank, r in enumerate(results) if is_failure(r)]
         assert not failures, "\n".join(failures)
         return results
 
     def stop(self) -> None:
-        """Ends them."""
+        """End the processes."""
         for process in self._processes:
             process.kill()
             process.join()

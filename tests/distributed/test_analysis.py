@@ -1,4 +1,4 @@
-"""Curvature over processes is that of one process with all of the data."""
+"""Curvature measured by several processes equals that of one process with all the data."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,7 @@ def replicated(name: str, share: list[int]) -> tuple[float, Tensor, Tensor, bool
 
 
 @pytest.mark.parametrize("name", list(toy_models.MODELS))
-def test_ddp_is_one_process_with_all_of_the_data(name: str, two: Processes) -> None:
+def test_ddp_is_one_process_with_all_the_data(name: str, two: Processes) -> None:
     whole = Surface(network(name), batches())
     loss, gradient = whole.gradient()
     results = two.run(replicated, name, SHARES[name])
@@ -59,13 +59,13 @@ def sharded(model: nn.Module, *, is_hybrid: bool = False) -> nn.Module:
 
 
 def gathered(surface: Surface, vector: Tensor) -> Tensor:
-    """The whole vector, from the pieces of all processes."""
+    """The whole vector, from the shards of all processes."""
     pieces = zip(surface.space.pieces(vector), surface.weights.parameters, strict=True)
     return torch.cat([whole_of(piece, p).full_tensor().reshape(-1) for piece, p in pieces])
 
 
 def pieces(sizes: tuple[int, ...]) -> list[toy_models.Batch]:
-    """A batch of another size for each process."""
+    """A batch of a different size for each process."""
     return [batches(sizes)[dist.get_rank()]]
 
 
@@ -87,7 +87,7 @@ def spread(is_hybrid: bool) -> tuple[list[Tensor], list[float], bool]:
 
 
 @pytest.mark.parametrize("is_hybrid", [False, True])
-def test_fsdp_is_one_process_with_all_of_the_data(is_hybrid: bool, four: Processes) -> None:
+def test_fsdp_is_one_process_with_all_the_data(is_hybrid: bool, four: Processes) -> None:
     whole = Surface(network("mlp"), batches())
     v = whole.space.random(5)
     loss, gradient = whole.gradient()

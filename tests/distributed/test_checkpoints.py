@@ -1,4 +1,4 @@
-"""A run continues from a distributed checkpoint, also on fewer processes or wrapped otherwise."""
+"""Runs resume from a distributed checkpoint, also with fewer processes or another wrapper."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,15 +23,15 @@ from surrogap.rho import InverseSqrt
 from tests import equality, toy_models
 from tests.distributed.processes import Processes
 
-NUM_PARTS, SIZE = 4, 4  # of a global batch, and samples in each
+NUM_MICRO_BATCHES, SIZE = 4, 4  # micro-batches of a global batch, and samples in each
 SAVED_AT, NUM_STEPS = 3, 7
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, by names that processes can be sent; in all of them something counts steps.
+    """The objective and optimizer of a case. Each case has state that counts steps.
 
-    A scope of "global" is one climb by the whole batch; "replica" is one for each part of it.
+    Scope "global" is one climb for the whole batch; "replica" one for each micro-batch.
     """
 
     wrapper: Literal["ddp", "fsdp2"]
@@ -50,7 +50,7 @@ CASES = {
     "fsdp2-momentum": Case("fsdp2", "SAM", "SGD"),
     "fsdp2-entropy": Case("fsdp2", "EntropySGD", "AdamW"),
 }
-# Its statistics are those of a process's own samples, so it is another model on fewer processes.
+# Its statistics depend on the samples of a process, so fewer processes are another model.
 BATCH_NORM = {"ddp-batch-norm": Case("ddp", "GSAM", "SGD", "replica", "convnet")}
 
 
@@ -59,7 +59,7 @@ def scaled(closure: Callable[[], Tensor], factor: float) -> Callable[[], Tensor]
 
 
 class Run:
-    """A process's share of a training run."""
+    """A training run in one process."""
 
     def __init__(self, case: Case, seed: int) -> None:
         torch.manual_seed(seed)
@@ -86,7 +86,7 @@ class Run:
     def train(self, steps: range) -> None:
         for step in steps:
             batches = self._batches(step)
-            # A walk does not scale with the loss, so there the gradients are divided instead.
+            # Entropy-SGD is not homogeneous in the loss, so its gradients are divided instead.
             shares = (1 / len(batches), 1.0)
             of_loss, of_grad = reversed(shares) if self.objective is self.counter else shares
             for index, batch in enumerate(batches):
@@ -99,15 +99,17 @@ class Run:
             self.scheduler.step()
 
     def _batches(self, step: int) -> list[toy_models.Batch]:
-        """This process's parts of the global batch: in one, unless each has its own climb."""
-        num_mine = NUM_PARTS // dist.get_world_size()
+        """This process's micro-batches: together, unless each has its own climb."""
+        num_mine = NUM_MICRO_BATCHES // dist.get_world_size()
         first = dist.get_rank() * num_mine
-        parts = [
+        micro_batches = [
             toy_models.batch(SIZE, seed=100 * step + first + index) for index in range(num_mine)
         ]
         if self.case.scope == "replica":
-            return parts
-        return [(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))]
+            return micro_batches
+        return [
+            (torch.cat([x for x, _ in micro_batches]), torch.cat([y for _, y in micro_batches]))
+        ]
 
     def save(self, folder: Path) -> None:
         weights, moments = get_state_dict(self.model, self.optimizer)
@@ -127,7 +129,7 @@ class Run:
         )
 
     def state(self) -> list[Tensor]:
-        """Weights, buffers and what the optimizer remembers of each weight, whole."""
+        """The unsharded weights, buffers and optimizer state."""
         parameters = list(self.model.parameters())
         moments = [self.optimizer.state[parameter] for parameter in parameters]
         return [
@@ -140,7 +142,7 @@ class Run:
 
 
 def start_save_and_go_on(case: Case, folder: Path) -> tuple[list[Tensor], list[Tensor]]:
-    """In each process: the state when it was saved, and that at the end."""
+    """In each process: the state when it was saved, and at the end."""
     run = Run(case, seed=0)
     run.train(range(SAVED_AT))
     run.save(folder)
@@ -152,8 +154,8 @@ def start_save_and_go_on(case: Case, folder: Path) -> tuple[list[Tensor], list[T
 def resume(
     case: Case, folder: Path, *, without_counter: bool = False
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """In each process: the state that was found in the files, and that at the end."""
-    run = Run(case, seed=1)  # other weights, which must not matter
+    """In each process: the state that was loaded, and at the end."""
+    run = Run(case, seed=1)  # other initial weights, which loading replaces
     run.load(folder, without_counter=without_counter)
     found = run.state()
     run.train(range(SAVED_AT, NUM_STEPS))
@@ -177,7 +179,7 @@ def one() -> Iterator[Processes]:
 
 @pytest.fixture(scope="module")
 def saved(four: Processes, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
-    """From a case's name: four processes' checkpoint, and where they went from there."""
+    """A checkpoint of four processes for each case, and their final state."""
 
     @cache
     def run(name: str) -> Saved:
@@ -196,7 +198,7 @@ def error(actual: list[Tensor], expected: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("name", [*CASES, *BATCH_NORM])
-def test_as_many_processes_go_on_bit_for_bit(
+def test_as_many_processes_resume_bit_for_bit(
     name: str, four: Processes, saved: Callable[[str], Saved]
 ) -> None:
     run = saved(name)
@@ -207,7 +209,7 @@ def test_as_many_processes_go_on_bit_for_bit(
 
 @pytest.mark.parametrize("number", ["two", "one"])
 @pytest.mark.parametrize("name", CASES)
-def test_fewer_processes_go_on_to_rounding(
+def test_fewer_processes_resume_up_to_rounding(
     name: str, number: str, saved: Callable[[str], Saved], request: pytest.FixtureRequest
 ) -> None:
     run = saved(name)
@@ -218,7 +220,7 @@ def test_fewer_processes_go_on_to_rounding(
 
 @pytest.mark.parametrize("number", ["four", "two", "one"])
 @pytest.mark.parametrize("name", ["ddp-global", "ddp-global-momentum", "fsdp2", "fsdp2-momentum"])
-def test_copies_go_on_as_pieces_and_pieces_as_copies(
+def test_replicas_resume_as_shards_and_shards_as_replicas(
     name: str, number: str, saved: Callable[[str], Saved], request: pytest.FixtureRequest
 ) -> None:
     run = saved(name)
@@ -229,10 +231,10 @@ def test_copies_go_on_as_pieces_and_pieces_as_copies(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_without_the_count_of_steps_it_goes_elsewhere(
+def test_without_the_count_of_steps_the_result_differs(
     name: str, four: Processes, saved: Callable[[str], Saved]
 ) -> None:
-    # So the tests above would notice if the radius or the scoping began anew.
+    # So the tests above would notice if the radius or the scoping restarted.
     run = saved(name)
     for found, last in four.run(partial(resume, without_counter=True), run.case, run.folder):
         assert equality.same_bits(found, run.state)

@@ -1,4 +1,4 @@
-"""What crosses between processes: the counts of `benchmarks/communication.py`, and its command."""
+"""Communication between processes: the counts of `benchmarks/communication.py`."""
 
 import json
 import math
@@ -20,18 +20,18 @@ from tests.distributed.processes import Processes
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "benchmarks" / "communication.py"
-# A forward-backward pass of 100 ms, of which backward takes 60; its gradients fill one message.
+# A forward-backward pass of 100 ms (60 ms for backward), whose gradients fill one message.
 COMPUTE = {"vanilla_ms": 110.0, "gsam_ms": 215.0, "backward_ms": 60.0, "parameter_bytes": 24e6}
 
 
 def counted(processes: Processes, variant: Variant) -> dict[str, Any]:
-    """What all processes counted, each the same."""
+    """The counts, which are the same in all processes."""
     first, *others = processes.run(count, variant, "tiny")
     assert all(other == first for other in others)
     return first
 
 
-def test_the_counter_sees_what_ddp_sends(two: Processes) -> None:
+def test_the_counter_counts_the_messages_of_ddp(two: Processes) -> None:
     record = counted(two, Variant())
     assert bytes_of(record, "all_reduce") == record["parameter_bytes"] > 0
     assert bytes_of(record, "broadcast") == record["buffer_bytes"] > 0
@@ -69,7 +69,7 @@ def test_sharded_weights_move_twice_and_two_sums_once(objective: str, two: Proce
 
 
 def reported_by_gloo(variant: Variant) -> Counter[tuple[str, int]]:
-    """In each process: names and numbers of elements of what gloo says that it ran in a step."""
+    """In each process: names and sizes of the collectives that gloo reports for a step."""
     step, _ = communication.trainer(variant, "tiny")
     for _ in range(communication.NUM_WARM_UP):
         step()
@@ -99,18 +99,18 @@ def test_an_unknown_collective_is_not_left_out() -> None:
         communication.call("alltoall_.default", ())
 
 
-def test_a_ring_within_a_node_is_the_textbooks() -> None:
+def test_a_ring_within_a_node_matches_the_formula() -> None:
     links = Links(inner_rate=1e9, outer_rate=1e8, inner_latency=1e-3, outer_latency=1e-2)
     assert links.all_reduce_s(1e6, 8) == pytest.approx(14 * 1e-3 + 2 * 7 / 8 * 1e6 / 1e9)
-    # Between 4 nodes: two steps up a tree, two down, each with an eighth.
+    # Between 4 nodes: two steps up a tree and two down, each with an eighth of the data.
     between = 4 * 1e-2 + 2 * 3 / 4 * 1e6 / 8 / 1e8
     assert links.all_reduce_s(1e6, 32) == pytest.approx(links.all_reduce_s(1e6, 8) + between)
-    # Each 25 MiB are a message, and wait for each step.
+    # Each 25 MiB are one message, which waits for each step.
     one, two = (links.all_reduce_s(number * 25 * 2**20, 32) for number in (1, 2))
     assert two == pytest.approx(2 * one)
 
 
-def test_the_projection_exposes_what_each_scope_sends_after_backward() -> None:
+def test_the_projection_exposes_messages_sent_after_backward() -> None:
     rows = {(row["links"], row["num_gpus"], row["scope"]): row for row in project(COMPUTE)}
     for name, links in LINKS.items():
         assert (name, 8, "node") not in rows
@@ -127,7 +127,7 @@ def test_the_projection_exposes_what_each_scope_sends_after_backward() -> None:
         assert exposed == pytest.approx(2 * rows[name, 8, "replica"]["exposed_ms"])
 
 
-def test_the_projection_shows_ddp_what_backward_cannot_hide() -> None:
+def test_the_projection_exposes_what_backward_cannot_hide_in_ddp() -> None:
     compute = COMPUTE | {"parameter_bytes": 24e9}
     for row in project(compute):
         if row["scope"] == "vanilla":
@@ -142,7 +142,7 @@ def test_measured_compute_can_be_projected(
 
     def on_the_cpu(*args: object, **settings: object) -> dict[str, Any]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        # Beside other work, a difference of two short times may come out below zero.
+        # On a busy machine, the difference of two short times may be negative.
         return measure(communication.tiny(), 32, 2, "cpu", num_rounds=1) | {"backward_ms": 1.0}
 
     monkeypatch.setattr(communication, "measure_compute", on_the_cpu)

@@ -28,7 +28,7 @@ def model_of(network: str) -> nn.Module:
 
 
 def direction(name: str, network: str, scope: str | int | None) -> Tensor:
-    """In each process: `.grad` after one call; a number stands for groups of that size."""
+    """In each process: `.grad` after one call; a number as scope means groups of that size."""
     model = DistributedDataParallel(model_of(network))
     group = dist.new_subgroups(scope)[0] if isinstance(scope, int) else scope
     settings = {} if group is None else {"scope": group}

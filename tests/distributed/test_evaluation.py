@@ -18,13 +18,13 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split((8, 3, 5)), y.split((8, 3, 5)), strict=True))
 
 
-def part(share: list[int]) -> list[tuple[Tensor, Tensor]]:
-    """The batches that this process has: process r has those that `share` gives to r."""
+def batches_of_this_process(share: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """The batches of this process: those whose entry in `share` is its rank."""
     return [b for b, rank in zip(batches(), share, strict=True) if rank == dist.get_rank()]
 
 
 def shared(share: list[int]) -> Scores:
-    return evaluate(toy_models.convnet(), part(share))
+    return evaluate(toy_models.convnet(), batches_of_this_process(share))
 
 
 def alone() -> Scores | None:
@@ -36,7 +36,7 @@ def alone() -> Scores | None:
 
 
 @pytest.mark.parametrize("share", [[0, 1, 0], [1, 0, 0], [1, 1, 1]])
-def test_the_whole_set_for_each(share: list[int], two: Processes) -> None:
+def test_every_process_gets_the_scores_of_the_whole_set(share: list[int], two: Processes) -> None:
     torch.manual_seed(0)
     whole = evaluate(toy_models.convnet(), batches())
     results = two.run(shared, share)
@@ -53,14 +53,14 @@ def test_one_process_alone(two: Processes) -> None:
 
 
 def wrapped(share: list[int]) -> tuple[Scores, float]:
-    """DDP whose statistics differ between the processes, as they do after a training step."""
+    """A DDP model whose statistics differ between processes, as after a training step."""
     model = DistributedDataParallel(toy_models.convnet())
     statistics = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert statistics
     for norm in statistics:
         assert norm.running_mean is not None
         norm.running_mean.fill_(0.1 + dist.get_rank())
-    scores = evaluate(model, part(share))
+    scores = evaluate(model, batches_of_this_process(share))
     assert all(module.training for module in model.modules())
     return scores, float(statistics[0].running_mean.mean())  # type: ignore[union-attr]
 
@@ -85,7 +85,7 @@ def mistaken() -> Scores:
     return evaluate(toy_models.convnet(), [(x, y + 3 * dist.get_rank())])
 
 
-def test_a_mistake_in_one_process_is_told_in_each(two: Processes) -> None:
+def test_an_error_in_one_process_is_raised_in_all(two: Processes) -> None:
     for result in two.try_run(mistaken):
         assert is_failure(result)
         assert "labels must be classes of the model" in result

@@ -1,4 +1,4 @@
-"""The examples for several processes run, as a user would run them."""
+"""The examples for several processes, run as a user would run them."""
 
 import os
 import re
@@ -18,7 +18,7 @@ ACCURACY = re.compile(r"^test accuracy ([\d.]+)$", re.MULTILINE)
 
 
 def torchrun(num_processes: int, name: str, checkpoint: Path) -> tuple[dict[int, float], float]:
-    """The loss of each epoch and the accuracy that an example printed, once each."""
+    """The loss of each epoch and the accuracy that an example printed."""
     for _ in range(5):
         before = set(checkpoint.iterdir())
         result = subprocess.run(
@@ -34,8 +34,8 @@ def torchrun(num_processes: int, name: str, checkpoint: Path) -> tuple[dict[int,
             check=False,
             timeout=300,
         )
-        # torch aborts now and then at exit, with or without surrogap, if gloo's threads outlive
-        # Python: https://github.com/pytorch/pytorch/pull/179291. Once more from the start, then.
+        # torch sometimes aborts at exit, with or without surrogap, if gloo's threads outlive
+        # Python: https://github.com/pytorch/pytorch/pull/179291. Then the test starts again.
         if "terminate called without an active exception" not in result.stderr:
             break
         for folder in set(checkpoint.iterdir()) - before:
@@ -52,20 +52,20 @@ def test_two_processes_learn_and_one_continues(name: str, tmp_path: Path) -> Non
     losses, accuracy = torchrun(2, name, tmp_path)
     last = len(losses)
     assert list(losses) == list(range(1, last + 1))
-    assert accuracy > 0.9  # chance has 0.1, logistic regression 0.92
+    assert accuracy > 0.9  # chance is 0.1, logistic regression 0.92
 
     shutil.rmtree(tmp_path / f"epoch_{last:03}")
     continued, accuracy_of_one = torchrun(1, name, tmp_path)
     assert list(continued) == [last]
-    # Under FSDP2 the last epoch is the same but for rounding. Under DDP one process climbs by the
-    # gradient of the whole batch and two did not, but either is far from the first epoch's loss.
+    # Under FSDP2 the last epoch is the same up to rounding. Under DDP one process climbs along the
+    # gradient of the whole batch and two did not, but both losses are far below the first epoch's.
     tolerance = {"rel": 0.5} if name == "ddp" else {"rel": 1e-2}
     assert continued[last] == pytest.approx(losses[last], **tolerance)
     assert accuracy_of_one == pytest.approx(accuracy, abs=0.02)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_without_torchrun_it_says_so(
+def test_without_torchrun_the_error_mentions_it(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = f"examples/{name}.py"
@@ -77,5 +77,5 @@ def test_without_torchrun_it_says_so(
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_it_fits_a_screen(name: str) -> None:
+def test_the_example_fits_on_a_screen(name: str) -> None:
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 80

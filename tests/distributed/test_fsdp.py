@@ -54,7 +54,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Rows that two and four processes do not divide, and `gate`, where all but one get none."""
+    """Rows that two and four processes do not divide evenly, and `gate`, on one process only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def sharded(
 
 
 def pieces(model: nn.Module) -> list[Tensor]:
-    """What this process holds of the weights, as copies."""
+    """Copies of this process's shards of the weights."""
     return [p.to_local().detach().clone() for p in model.parameters()]
 
 
@@ -125,7 +125,7 @@ def flat_weights(model: nn.Module) -> Tensor:
 
 
 def measures(report: Report) -> Tensor:
-    """What is the same in all processes; zeros stand for NaN."""
+    """The measurements that all processes share, with zeros for NaN."""
     return torch.stack([getattr(report, name) for name in MEASURES]).nan_to_num()
 
 
@@ -137,7 +137,7 @@ def step(
 
 
 def alone(name: str, number: int, **settings: Any) -> tuple[Tensor, Report]:
-    """The direction and report of one process that has the batches of `number`."""
+    """The direction and report of one process with the batches of `number` processes."""
     model = network()
     report = step(model, name, whole(number), **settings)
     return toy_models.flat_grad(model), report
@@ -146,7 +146,7 @@ def alone(name: str, number: int, **settings: Any) -> tuple[Tensor, Report]:
 def direction(
     name: str, nested: bool, settings: dict[str, Any], prepare: Callable[[Any], None] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """In each process: `.grad`, the report's measures, and its gap."""
+    """In each process: `.grad`, the report's measurements, and its gap."""
     model = sharded(network(), nested=nested, **settings)
     before = pieces(model)
     if prepare is not None:
@@ -180,7 +180,7 @@ def test_the_direction_is_that_of_the_whole_batch(
 
 def keep_gathered(model: Any) -> None:
     model.set_reshard_after_backward(False)
-    parameters = list(model.parameters())  # those it has while it is not gathered
+    parameters = list(model.parameters())  # the parameters while they are sharded
     toy_models.cross_entropy(model, mine()).backward()
     for parameter in parameters:
         parameter.grad = None
@@ -205,12 +205,12 @@ WAYS: dict[str, tuple[bool, dict[str, Any], Callable[[Any], None] | None]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["GSAM", "EntropySGD"])
-def test_however_fsdp_gathers(name: str, way: str, two: Processes) -> None:
+def test_settings_of_fsdp(name: str, way: str, two: Processes) -> None:
     assert_like_one(two.run(direction, name, *WAYS[way]), *alone(name, 2))
 
 
 @pytest.mark.parametrize("prepare", [None, evaluate])
-def test_weights_in_halves_after_the_forward_pass(
+def test_reshard_after_forward_to_a_smaller_group(
     prepare: Callable[[Any], None] | None, four: Processes
 ) -> None:
     results = four.run(direction, "GSAM", True, {"reshard_after_forward": 2}, prepare)
@@ -231,7 +231,7 @@ def leave_out(model: Network) -> None:
 
 
 def changed(change: Callable[[Network], None]) -> list[Tensor | None]:
-    """In each process: `.grad` of a network with a change, from an objective older than shards."""
+    """In each process: `.grad` of a changed model, from an objective built before sharding."""
     model = network()
     change(model)
     objective = OBJECTIVES["GSAM"].make(model)
@@ -241,7 +241,7 @@ def changed(change: Callable[[Network], None]) -> list[Tensor | None]:
 
 
 @pytest.mark.parametrize("change", [freeze, tie, leave_out])
-def test_parameters_frozen_or_tied_or_out_of_reach(
+def test_parameters_that_are_frozen_tied_or_unused(
     change: Callable[[Network], None], two: Processes
 ) -> None:
     model = network()
@@ -254,7 +254,7 @@ def test_parameters_frozen_or_tied_or_out_of_reach(
 
 
 class Moving(nn.Module):
-    """With statistics and random numbers."""
+    """A model with BatchNorm and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class Moving(nn.Module):
 
 
 def moved() -> None:
-    """Statistics, random numbers and a radius of next to nothing are those of a plain pass."""
+    """Statistics, random numbers and, with a tiny radius, gradients are those of a plain pass."""
     results = []
     for backward in (lambda f: f().backward(), None):
         torch.manual_seed(0)
@@ -306,7 +306,7 @@ def test_loss_scaling(two: Processes) -> None:
 
 
 def by_hand(model: nn.Module, closure: Callable[[], Tensor], rho: float, alpha: float) -> Tensor:
-    """GSAM's direction in this process's pieces, with FSDP's own backward alone."""
+    """GSAM's direction in this process's shards, computed with FSDP's own backward."""
 
     def grad() -> Tensor:
         closure().backward()
@@ -346,7 +346,7 @@ def in_mixed_precision() -> float:
     return equality.relative_error(actual, expected)
 
 
-def test_mixed_precision_is_two_passes_by_hand(two: Processes) -> None:
+def test_mixed_precision_equals_two_plain_passes(two: Processes) -> None:
     assert max(two.run(in_mixed_precision)) < 1e-6
 
 
@@ -371,7 +371,7 @@ def train(
 def trained(
     name: str, optimizer: str, mesh: Callable[[], DeviceMesh]
 ) -> tuple[Tensor, list[Tensor]]:
-    """In each process: the weights after five steps, and its pieces of them."""
+    """In each process: the weights after five steps, and its shards of them."""
     model = sharded(network(), mesh())
     train(model, name, optimizer, mine(), steps=5)
     return flat_weights(model), pieces(model)
@@ -398,12 +398,12 @@ def on_copies_of_shards(name: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @every_objective
-def test_copies_of_shards(name: str, four: Processes) -> None:
+def test_replicated_shards(name: str, four: Processes) -> None:
     assert_like_one(four.run(on_copies_of_shards, name), *alone(name, 4))
 
 
 @pytest.mark.parametrize("name", ["GSAM", "ASAM", "EntropySGD"])
-def test_copies_of_shards_stay_the_same(name: str, four: Processes) -> None:
+def test_replicated_shards_stay_the_same(name: str, four: Processes) -> None:
     results = four.run(trained, name, "AdamW", copies_of_shards)
     assert equality.relative_error(results[0][0], trained_alone(name, "AdamW", 4)) < 1e-11
     (_, first), (_, second), (_, first_copy), (_, second_copy) = results
@@ -418,7 +418,7 @@ def with_noise_on_copies() -> None:
         objective.backward(toy_models.closure_of(model, mine()))
 
 
-def test_noise_is_refused_on_copies_of_shards(four: Processes) -> None:
+def test_noise_is_refused_on_replicated_shards(four: Processes) -> None:
     four.run(with_noise_on_copies)
 
 
@@ -436,7 +436,7 @@ def test_noise_on_shards(two: Processes) -> None:
 
 
 class Tokens(nn.Module):
-    """Pixels as tokens, for layers that are split over processes."""
+    """A model with pixels as tokens, for tensor parallelism."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -458,13 +458,13 @@ def tokens() -> Tokens:
     return Tokens().double()
 
 
-# The norms are plain parameters here, the same in all processes.
+# Here the norms are plain parameters, the same in all processes.
 BY_COLUMNS_AND_ROWS = {
     "up": ColwiseParallel(),
     "down": RowwiseParallel(),
     "unembed": ColwiseParallel(output_layouts=Replicate()),
 }
-# Here they are spread as copies, with gradients that are still to be added up.
+# Here they are replicated DTensors, whose gradients are partial sums.
 BY_SEQUENCE = {
     "embed": ColwiseParallel(output_layouts=Shard(1)),
     "norm": SequenceParallel(),
@@ -486,7 +486,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def split(plan: str, num_batches: int) -> tuple[nn.Module, toy_models.Batch]:
-    """In each process: the model over all of them, and the batch of its group."""
+    """In each process: the model sharded over all of them, and the batch of its group."""
     shape = (num_batches, dist.get_world_size() // num_batches)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     model = parallelize_module(tokens(), mesh["tp"], PLANS[plan])
@@ -512,7 +512,7 @@ def split_direction(name: str, plan: str, num_batches: int, adds: bool) -> tuple
 @pytest.mark.parametrize("num_batches", [1, 2])
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", ["GSAM", "ASAM", "EntropySGD"])
-def test_split_layers(
+def test_tensor_parallelism(
     name: str, plan: str, num_batches: int, adds: bool, four: Processes, two: Processes
 ) -> None:
     processes = two if num_batches == 1 else four
@@ -550,7 +550,7 @@ def test_global_scope(two: Processes) -> None:
 
 
 def test_perturb_by_name(two: Processes) -> None:
-    """All that climbs lies in one process."""
+    """All parameters that climb are in one process."""
     expected = alone("GSAM", 2, **OF_GATE)
     assert equality.relative_error(expected[0], alone("GSAM", 2)[0]) > 1e-3
     assert_like_one(two.run(with_settings, True), *expected)
@@ -616,7 +616,7 @@ class BrokenError(Exception):
 
 
 class Fault:
-    """Breaks one forward pass of `module`, or the backward pass through its output."""
+    """Make one forward pass of `module` raise, or the backward pass through its output."""
 
     def __init__(self, module: nn.Module, pass_number: int, place: str) -> None:
         self._handle = module.register_forward_hook(self._forward)
@@ -638,7 +638,7 @@ class Fault:
 
 
 def prefetched(settings: dict[str, Any]) -> Any:
-    """A model each of whose modules gathers the next one ahead of time."""
+    """A model in which each module prefetches the next one."""
     model = sharded(network(), **settings)
     model.set_modules_to_forward_prefetch([model.blocks[0]])
     model.blocks[0].set_modules_to_forward_prefetch([model.blocks[1]])
@@ -682,14 +682,14 @@ def test_an_error_leaves_no_trace(
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("place", ["forward", "backward"])
-def test_an_error_in_a_walk_leaves_no_trace(
+def test_an_error_in_an_inner_step_leaves_no_trace(
     place: str, settings: dict[str, Any], two: Processes
 ) -> None:
     two.run(broken, "EntropySGD", "blocks.1.up", 2, place, settings)
 
 
 class Messages(TorchDispatchMode):
-    """Notes each collective call, and how many numbers it takes."""
+    """Record each collective call and its number of elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -705,7 +705,7 @@ class Messages(TorchDispatchMode):
 
 
 def num_messages(name: str | None, warm: int) -> dict[str, list[int]]:
-    """In each process: what a step sends, of FSDP's own backward if there is no name."""
+    """In each process: the messages of a step; without a name, of FSDP's own backward."""
     model = sharded(network())
     closure = toy_models.closure_of(model, mine())
     backward = OBJECTIVES[name].make(model).backward if name else lambda f: f().backward()
@@ -714,7 +714,7 @@ def num_messages(name: str | None, warm: int) -> dict[str, list[int]]:
     messages = Messages()
     with messages:
         backward(closure)
-    if name is None:  # torch's own count, which does not last for two passes in torch 2.11
+    if name is None:  # torch's own count, which torch 2.11 does not support for two passes
         with CommDebugMode() as count:
             backward(closure)
         assert sum(map(len, messages.sizes.values())) == count.get_total_counts()
@@ -724,7 +724,7 @@ def num_messages(name: str | None, warm: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("warm", [0, 1])
 def test_messages_are_those_of_two_passes_and_four_numbers(warm: int, two: Processes) -> None:
     plain = two.run(num_messages, None, warm)[0]
-    # Two blocks gathered there and back, and the root that stays gathered between.
+    # Two blocks are gathered for forward and backward; the root stays gathered in between.
     assert {name: len(sizes) for name, sizes in plain.items()} == {
         "_allgather_base_": 5,
         "_reduce_scatter_base_": 3,
@@ -738,7 +738,7 @@ def fused(task: Task, *, last: Any) -> Arithmetic:
 
 
 def fused_and_flat(name: str, mesh: Callable[[], DeviceMesh]) -> tuple[float, float]:
-    """In each process: how far apart the two are, on the CPU."""
+    """In each process: the relative error between the two, on the CPU."""
     results = []
     for choice in (fused, choose):
         model = sharded(network(torch.float32), mesh())
@@ -768,7 +768,7 @@ def on_a_gpu(request: pytest.FixtureRequest) -> Iterator[Processes]:
 
 
 class Dropping(Network):
-    """With random numbers that must be the same in both passes."""
+    """A model with dropout, whose masks must be the same in both passes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(super().forward(x), 0.3)
@@ -781,7 +781,7 @@ def on_device(dtype: torch.dtype, device: str, **settings: Any) -> Any:
 
 
 def everywhere(parameter: Any) -> Sharding:
-    """A sharding over all processes, even if there is one; `parameter` has none then."""
+    """A sharding over all processes. `parameter` itself has none if there is only one."""
     return Sharding((dist.group.WORLD,), parameter.device_mesh.device_type)
 
 
@@ -846,7 +846,7 @@ def test_fused_arithmetic_on_shards_on_a_gpu(name: str, on_a_gpu: Processes) -> 
 
 
 def extra_copies(name: str) -> float:
-    """How much more memory a step takes than FSDP's own, in copies of the parameters."""
+    """The extra memory of a step over FSDP's own, in copies of the parameters."""
     mesh = init_device_mesh("cuda", (1,))
     layers = [nn.Linear(1024, 1024, device="cuda") for _ in range(16)]
     for layer in layers:

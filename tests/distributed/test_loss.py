@@ -1,4 +1,4 @@
-"""`objective.loss` in many processes: averaged once, never inside `no_sync`."""
+"""`objective.loss` in several processes: averaged once, never inside `no_sync`."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -56,7 +56,7 @@ MakeLoss = Callable[[Callable[[], Tensor]], Tensor]
 
 
 def loop(model: Any, make_loss: MakeLoss, num_steps: int = 3) -> Tensor:
-    """A loop that knows nothing of objectives: accumulation, scaling and clipping."""
+    """A plain training loop with accumulation, scaling and clipping."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = GradScaler("cpu", init_scale=2.0**10)
     x, y = shard(dist.get_rank())
@@ -76,7 +76,7 @@ def loop(model: Any, make_loss: MakeLoss, num_steps: int = 3) -> Tensor:
 
 
 def unperturbed(network: str, options: dict[str, Any]) -> list[Tensor]:
-    """Weights after the plain loop, and after that with objectives that do not perturb."""
+    """Weights after the plain loop, and after the loop with objectives that do not perturb."""
     plain = loop(DistributedDataParallel(model_of(network), **options), lambda closure: closure())
     results = [plain]
     for make in (Vanilla, lambda model: SAM(model, rho=0.0)):
@@ -87,7 +87,7 @@ def unperturbed(network: str, options: dict[str, Any]) -> list[Tensor]:
 
 @pytest.mark.parametrize("network", ["mlp", "attention"])
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=str)
-def test_without_a_perturbation_it_is_the_loop_as_it_was(
+def test_without_a_perturbation_the_loop_is_unchanged(
     network: str, options: dict[str, Any], two: Processes
 ) -> None:
     for plain, vanilla, sam in two.run(unperturbed, network, options):
@@ -113,7 +113,7 @@ def test_accumulation_scaling_and_clipping_together(name: str, two: Processes) -
 
 
 def inside_no_sync(case: str) -> tuple[Tensor, int]:
-    """`.grad` before anything is averaged, and the number of steps counted."""
+    """`.grad` before the average, and the number of steps counted."""
     model = DistributedDataParallel(model_of("mlp"))
     rho = InverseSqrt(0.1)
     objective = GSAM(model, rho=rho, alpha=0.4)
@@ -143,7 +143,7 @@ def test_inside_no_sync_nothing_is_averaged_or_counted(case: str, two: Processes
 
 
 def messages() -> tuple[int, int]:
-    """The elements that are averaged in one call, and the number of parameters."""
+    """The number of elements that are averaged in one call, and of parameters."""
     model = DistributedDataParallel(model_of("mlp"))
     closure, sizes, send = toy_models.closure_of(model, shard(dist.get_rank())), [], dist.all_reduce
 
@@ -164,7 +164,7 @@ def test_the_direction_is_averaged_exactly_once(two: Processes) -> None:
 
 
 def many_steps(scope: str) -> tuple[str, str]:
-    """In bfloat16, with another weight of the loss in each process."""
+    """In bfloat16, with a different weight of the loss in each process."""
     model = DistributedDataParallel(toy_models.convnet().bfloat16())
     start = fingerprint(model)
     objective = GSAM(model, scope=scope)
@@ -198,8 +198,8 @@ def weighted(scope: str) -> Tensor:
     return toy_models.flat_grad(model)
 
 
-def test_processes_may_weigh_their_losses(two: Processes) -> None:
-    """Each its own direction; a direction that they share, by the mean weight."""
+def test_processes_may_weight_their_losses(two: Processes) -> None:
+    """A process's own direction has its own weight; a shared direction has the mean weight."""
     first, second = (mean_direction("GSAM", "mlp", [shard(rank)]) for rank in range(2))
     shared = mean_direction("GSAM", "mlp", [whole(range(2))])
     expected = {"replica": (first + 2 * second) / 2, "global": 1.5 * shared}
@@ -209,7 +209,7 @@ def test_processes_may_weigh_their_losses(two: Processes) -> None:
 
 
 def with_another_term(order: str) -> Tensor:
-    """`.grad` of a loss to which the caller adds a term that it has computed itself."""
+    """`.grad` of a loss to which the caller adds another term."""
     model = DistributedDataParallel(model_of("mlp"))
     x, y = shard(dist.get_rank())
     if order == "before":
@@ -223,7 +223,7 @@ def with_another_term(order: str) -> Tensor:
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_other_terms_are_averaged_too(order: str, two: Processes) -> None:
-    """Also those of a forward pass of DDP, which averages their gradients itself, or does not."""
+    """Also terms from a forward pass of DDP, inside and outside of `no_sync`."""
     expected = mean_direction("GSAM", "mlp", [shard(0), shard(1)])
     for rank in range(2):
         model = model_of("mlp")
@@ -236,7 +236,7 @@ def test_other_terms_are_averaged_too(order: str, two: Processes) -> None:
 
 
 def dropped() -> tuple[list[Tensor], list[Tensor]]:
-    """Buffers after a loss that never goes backward, and a plain step of DDP after it."""
+    """Buffers after a loss without `backward`, and a plain step of DDP after it."""
     model = DistributedDataParallel(model_of("convnet"))
     closure = toy_models.closure_of(model, shard(dist.get_rank()))
     GSAM(model).loss(closure)
@@ -246,7 +246,7 @@ def dropped() -> tuple[list[Tensor], list[Tensor]]:
     return buffers, [toy_models.flat_grad(model)]
 
 
-def test_a_loss_that_is_dropped_leaves_a_forward_pass(two: Processes) -> None:
+def test_without_backward_it_is_a_forward_pass(two: Processes) -> None:
     results = two.run(dropped)
     model = model_of("convnet")
     model(shard(0)[0])
@@ -256,7 +256,7 @@ def test_a_loss_that_is_dropped_leaves_a_forward_pass(two: Processes) -> None:
 
 
 def sharded_step(name: str, hybrid: bool) -> tuple[Tensor, Tensor]:
-    """`.grad` of a network under FSDP2 after `loss(...).backward()`, and after `backward`."""
+    """`.grad` of a model under FSDP2 after `loss(...).backward()`, and after `backward`."""
     gradients = []
     for way in range(2):
         mesh = fsdp.copies_of_shards() if hybrid else None
@@ -275,7 +275,7 @@ def sharded_step(name: str, hybrid: bool) -> tuple[Tensor, Tensor]:
 def test_fsdp2(name: str, two: Processes) -> None:
     expected, _ = fsdp.alone(name, 2)
     for by_loss, by_backward in two.run(sharded_step, name, False):
-        assert equality.relative_error(by_loss, 1.5 * expected) < 1e-11  # by the mean weight
+        assert equality.relative_error(by_loss, 1.5 * expected) < 1e-11  # times the mean weight
         assert equality.relative_error(by_backward, expected) < 1e-11
 
 
@@ -286,7 +286,7 @@ def test_hybrid_sharding(four: Processes) -> None:
 
 
 def sharded_accumulation(way: str) -> tuple[Tensor, int]:
-    """Two micro-batches; FSDP2 is set not to reduce the first, as Accelerate sets it."""
+    """Two micro-batches; FSDP2 does not reduce the first, as in Accelerate."""
     model = fsdp.sharded(fsdp.network())
     rho = InverseSqrt(0.1)
     objective = GSAM(model, rho=rho, alpha=0.4)
@@ -312,7 +312,7 @@ def parameter_groups(module: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("way", ["loss", "backward"])
-def test_fsdp2_that_is_set_not_to_reduce(way: str, two: Processes) -> None:
+def test_fsdp2_without_gradient_sync(way: str, two: Processes) -> None:
     expected, _ = fsdp.alone("GSAM", 2)
     for gradient, num_steps in two.run(sharded_accumulation, way):
         assert equality.relative_error(gradient, expected) < 1e-11

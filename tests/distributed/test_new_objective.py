@@ -1,4 +1,4 @@
-"""The page's Friendly-SAM and MomentumSAM with many processes, against loops by hand in one."""
+"""Friendly-SAM and MomentumSAM in several processes, against plain loops in one."""
 
 import copy
 

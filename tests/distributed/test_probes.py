@@ -1,4 +1,4 @@
-"""A probe in two processes measures what it does in one, and changes as little."""
+"""A probe measures the same in two processes as in one, and does not change the run."""
 
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,13 @@ def test_two_processes(
     parallel: str, tmp_path: Path, two: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("one", "two", "plain"):
-        small_runs.config(tmp_path / name)  # the images, before both ask for them
+        small_runs.config(tmp_path / name)  # creates the images before both processes need them
     changes = {"parallel": parallel, **PROBED}
-    if parallel == "fsdp2":  # sharded weights have no other method; in one process it is chosen
+    if parallel == "fsdp2":  # the only method for sharded weights; one process selects it
         monkeypatch.setattr(probes, "METHODS", ("finite-differences",))
     run(tmp_path / "one", changes | {"sharpness_images": 12})
-    assert two.run(run, tmp_path / "two", changes) == [4, 4]  # 12 of 13, so that all have as many
+    # Two processes use 12 of 13 images, so that both have the same number.
+    assert two.run(run, tmp_path / "two", changes) == [4, 4]
     assert two.run(run, tmp_path / "plain", {"parallel": parallel, "eval_batch_size": 4}) == [4, 4]
     mine, theirs = sharpness_of(tmp_path / "one"), sharpness_of(tmp_path / "two")
     assert len(mine) == 2

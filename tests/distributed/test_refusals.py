@@ -1,4 +1,4 @@
-"""Wrappers that would let replicas drift apart, or change gradients, are refused by name."""
+"""Refused wrappers, with which replicas would diverge or gradients would be wrong."""
 
 import warnings
 
@@ -17,7 +17,7 @@ from tests.objective_cases import OBJECTIVES
 
 
 class Outer(nn.Module):
-    """A wrapper around the wrapper, as Fabric has."""
+    """A wrapper around the DDP wrapper, as in Fabric."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def made_before_wrapping(way: str, wrapper: str, name: str) -> str:
     with pytest.raises(ValueError, match="model must be the wrapped one") as error:
         getattr(objective, way)(toy_models.closure_of(wrapped, shard(dist.get_rank())))
     assert equality.same_bits(before, equality.bits(model))
-    wrapped(shard(0)[0]).sum().backward()  # nothing is left behind
+    wrapped(shard(0)[0]).sum().backward()  # no hook is left
     return str(error.value)
 
 
@@ -60,7 +60,7 @@ def test_an_objective_made_before_the_wrapper(
 
 
 def trained_alone() -> Tensor:
-    """Each process trains a model of its own, beside another one in DDP."""
+    """Each process trains its own model, next to another one in DDP."""
     model, objective = model_of("mlp"), None
     objective = Intermittent(GSAM(model, rho=0.1, alpha=0.4))
     teacher = DistributedDataParallel(model_of("mlp")).requires_grad_(False)
@@ -108,11 +108,11 @@ def static() -> str:
 
 def test_a_static_graph(two: Processes) -> None:
     for message in two.run(static):
-        assert message.startswith("model must be wrapped without static_graph=True, got it. DDP ")
+        assert message.startswith("model must be wrapped without static_graph=True, got it. It ")
 
 
 def sharded_with_another() -> None:
-    """Under FSDP2 the graph's leaves are gathered parameters, which are the model's."""
+    """Under FSDP2 the leaves of the graph are gathered parameters, which belong to the model."""
     from tests.distributed import test_fsdp as fsdp
 
     model, scale = fsdp.sharded(fsdp.network()), nn.Parameter(torch.ones(()).double())
@@ -122,5 +122,5 @@ def sharded_with_another() -> None:
         GSAM(model).loss(lambda: closure() * scale)
 
 
-def test_a_parameter_outside_of_a_sharded_model(two: Processes) -> None:
+def test_a_parameter_outside_a_sharded_model(two: Processes) -> None:
     two.run(sharded_with_another)

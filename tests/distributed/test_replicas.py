@@ -1,4 +1,4 @@
-"""Replicas stay bit-identical for ever, and nothing goes wrong silently."""
+"""Replicas stay bit-identical, and errors are never silent."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.objective_cases import OBJECTIVES, every_objective
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Of all weights and buffers, to the bit."""
+    """A checksum of the bits of all weights and buffers."""
     digest = hashlib.sha256()
     for tensor in equality.bits(model):
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -53,7 +53,7 @@ def test_a_thousand_steps_in_bfloat16(name: str, scope: str, four: Processes) ->
 
 
 def overflowing_steps(scope: str, number: int) -> list[tuple[str, float, bool]]:
-    """After each of three steps; pass `number` of the second overflows in one process alone."""
+    """Checksums after three steps. Pass `number` of the second overflows in one process."""
     model = DistributedDataParallel(toy_models.convnet().double())
     objective = GSAM(model, scope=scope)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -65,7 +65,7 @@ def overflowing_steps(scope: str, number: int) -> list[tuple[str, float, bool]]:
         def closure(step: int = step, passes: Iterator[int] = passes) -> Tensor:
             loss = toy_models.cross_entropy(model, data)
             overflows = next(passes) == number and step == 1 and dist.get_rank() == 1
-            return loss * 1e306 if overflows else loss  # times the scale it is infinite
+            return loss * 1e306 if overflows else loss  # infinite when scaled
 
         before = equality.bits(model.module)[: len(list(model.parameters()))]
         optimizer.zero_grad()
@@ -89,7 +89,7 @@ def test_an_overflow_in_one_process_skips_the_step_in_all(
 
 
 class Branches(nn.Module):
-    """Uses some of its branches: the first always, the others if told so."""
+    """A model that uses its first branch always, and the others on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def test_a_parameter_unused_in_one_process_with_global_scope(two: Processes) -> 
 
 
 def raising_in(failing: int) -> tuple[bool, bool]:
-    """Whether weights and gradients are what they were, after an error here or elsewhere."""
+    """Return whether weights and gradients are unchanged after an error in any process."""
     model = DistributedDataParallel(toy_models.convnet().double())
     rank = dist.get_rank()
     for parameter in model.parameters():
@@ -177,7 +177,7 @@ def test_an_error_in_one_process_is_an_error_in_all() -> None:
 
 
 def accumulated(scope: str, name: str) -> tuple[Tensor, Tensor]:
-    """Two micro-batches, scaled and clipped; the gradient and the weights after a step."""
+    """The gradient and the weights after a step of two micro-batches, scaled and clipped."""
     model = DistributedDataParallel(model_of("mlp"))
     objective = OBJECTIVES[name].make(model, scope=scope)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -224,9 +224,7 @@ def buffers_after_steps(broadcast: bool) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("broadcast", [True, False])
-def test_statistics_are_those_of_the_first_process_unless_told_otherwise(
-    broadcast: bool, two: Processes
-) -> None:
+def test_statistics_are_broadcast_by_default(broadcast: bool, two: Processes) -> None:
     results = two.run(buffers_after_steps, broadcast)
     for rank, buffers in enumerate(results):
         model = model_of("convnet")
@@ -236,7 +234,7 @@ def test_statistics_are_those_of_the_first_process_unless_told_otherwise(
 
 
 def beside_plain_steps(options: dict[str, Any]) -> list[Tensor]:
-    """A plain step of DDP, one of an objective, and a plain one again."""
+    """A plain step of DDP, a step of an objective, and a plain step again."""
     model = DistributedDataParallel(model_of("mlp"), **options)
     closure, gradients = toy_models.closure_of(model, shard(dist.get_rank())), []
     for step in range(3):
@@ -285,7 +283,7 @@ def in_many_buckets() -> Tensor:
         replicas._BUCKET_BYTES = size
 
 
-def test_a_direction_may_travel_in_many_buckets(two: Processes) -> None:
+def test_a_direction_may_need_many_buckets(two: Processes) -> None:
     expected = 2 * mean_direction("SAM", "mlp", [shard(0), shard(1)])
     for gradient in two.run(in_many_buckets):
         assert equality.relative_error(gradient, expected) < 1e-12
@@ -302,7 +300,7 @@ def names_seen() -> list[str]:
     return names
 
 
-def test_predicates_see_the_names_of_the_model_itself(two: Processes) -> None:
+def test_perturb_gets_the_names_of_the_unwrapped_model(two: Processes) -> None:
     plain = [name for name, _ in toy_models.mlp().named_parameters()]
     expected = [f"net.{name}" for name in plain] + plain
     assert two.run(names_seen) == [expected] * 2
@@ -360,7 +358,7 @@ def test_scopes_that_are_refused(case: str, message: str, two: Processes) -> Non
         assert result.startswith(message)
 
 
-def test_one_process_may_be_told_any_scope() -> None:
+def test_one_process_accepts_any_scope() -> None:
     model, data = toy_models.mlp(), toy_models.batch()
     expected = toy_models.direction(SAM, model, data)
     for scope in ("replica", "global"):
@@ -372,14 +370,14 @@ def test_one_process_may_be_told_any_scope() -> None:
 
 
 def test_a_failure_is_reported(two: Processes) -> None:
-    """What the tests above stand on."""
+    """The tests above rely on this."""
     results = two.try_run(refused, "no such case")
     assert all(map(is_failure, results))
 
 
 def without_sync() -> tuple[Tensor, list[Tensor]]:
     model = DistributedDataParallel(model_of("convnet"))
-    model(shard(0)[0])  # DDP sends its buffers around in the first pass
+    model(shard(0)[0])  # DDP broadcasts its buffers in the first pass
     SAM(model, rho=0.1).backward(toy_models.closure_of(model, shard(dist.get_rank())), sync=False)
     return toy_models.flat_grad(model), list(model.buffers())
 
@@ -394,7 +392,7 @@ def test_without_sync_nothing_is_shared(two: Processes) -> None:
 
 
 class Mixed(nn.Module):
-    """Two layers of two dtypes."""
+    """Two layers with different dtypes."""
 
     def __init__(self) -> None:
         super().__init__()

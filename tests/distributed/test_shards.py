@@ -1,4 +1,4 @@
-"""Pieces of weights in unusual places: not where their mesh is, or beside weights in one piece."""
+"""Shards that are not on their mesh's device, or next to unsharded parameters."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.distributed.processes import Processes
 
 
 def offloaded() -> tuple[str, str, bool]:
-    # No GPU is needed to say that there are some.
+    # A mesh of GPUs can be declared without a GPU.
     mesh = DeviceMesh("cuda", [0, 1], _init_backend=False)
     local = torch.randn(2, 3)
     spec = DTensorSpec(mesh, (Shard(0),), TensorMeta(torch.Size([4, 3]), (3, 1), local.dtype))
@@ -41,5 +41,5 @@ def half_sharded() -> None:
     SAM(model)
 
 
-def test_weights_that_fsdp_does_not_know_are_refused(two: Processes) -> None:
+def test_weights_that_fsdp_does_not_shard_are_refused(two: Processes) -> None:
     two.run(half_sharded)

@@ -1,4 +1,4 @@
-"""A run in two processes: what one would have done, written by the first of them."""
+"""A run in two processes equals a run in one; the first process writes the files."""
 
 import os
 import sys
@@ -22,14 +22,14 @@ from tests.distributed.processes import Processes, is_failure
 from tests.training import small_runs
 
 ROOT = Path(__file__).parent.parent.parent
-# One perturbation for the whole batch: with one for each process, two do not do what one does.
+# One perturbation for the whole batch: with one per process, two processes differ from one.
 SETTINGS: dict[str, Any] = {"objective": "gsam", "rho": 0.1, "rho_min": 0.01, "scope": "global"}
 every_kind = pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 Ending = tuple[int, str | None]
 
 
 def run(folder: Path, changes: dict[str, Any], at: int | None = None) -> Ending:
-    """Goes on with a run; the first process alone hears a signal, after the step `at`."""
+    """Continue a run; only the first process gets a signal, after the step `at`."""
     config = small_runs.config(folder, **(SETTINGS | changes))
     outcome = train(
         config, resume=True, progress=None if at is None else small_runs.Interrupting(at)
@@ -57,21 +57,21 @@ def assert_close_runs(one: Path, other: Path) -> None:
 
 @every_kind
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_two_processes_do_what_one_does(
+def test_two_processes_equal_one(
     parallel: str, momentum: float, tmp_path: Path, two: Processes
 ) -> None:
     changes = {"parallel": parallel, "momentum": momentum}
     run(tmp_path / "one", changes)
-    small_runs.config(tmp_path / "two")  # the images, before both ask for them
+    small_runs.config(tmp_path / "two")  # creates the images before both processes need them
     assert two.run(run, tmp_path / "two", changes) == [(12, None)] * 2
     assert_close_runs(tmp_path / "one" / "run", tmp_path / "two" / "run")
 
 
 @every_kind
-def test_an_interrupted_run_goes_on_bit_by_bit(
+def test_an_interrupted_run_resumes_bit_for_bit(
     parallel: str, tmp_path: Path, two: Processes
 ) -> None:
-    """With what each process draws for itself, and statistics; one alone hears the signal."""
+    """With dropout and BatchNorm; only one process gets the signal."""
     changes = {"parallel": parallel, "scope": None, "model": "small_resnet18_narrow"}
     changes |= {"augmentation": "medium", "drop": 0.3, "epochs": 2}
     for name in ("whole", "halves"):
@@ -96,13 +96,15 @@ def test_the_number_of_processes_may_change(parallel: str, tmp_path: Path, two: 
 
 
 def drawn(folder: Path) -> tuple[Tensor, Tensor]:
-    """Some first weights, and what the process draws after."""
+    """Some initial weights, and the random numbers that the process draws next."""
     with joined("cpu") as world:
         parts = components_of(small_runs.config(folder), world)
         return next(parts.model.parameters()).detach().clone(), torch.rand(4)
 
 
-def test_first_weights_are_the_same_and_dropout_is_not(tmp_path: Path, two: Processes) -> None:
+def test_initial_weights_are_the_same_and_dropout_masks_are_not(
+    tmp_path: Path, two: Processes
+) -> None:
     small_runs.config(tmp_path)
     (weights, numbers), (same_weights, other_numbers) = two.run(drawn, tmp_path)
     assert torch.equal(weights, same_weights)
@@ -110,7 +112,7 @@ def test_first_weights_are_the_same_and_dropout_is_not(tmp_path: Path, two: Proc
 
 
 def diverging(folder: Path, parallel: str) -> int:
-    """Trains, with a loss of the second process that is not finite in step 3."""
+    """Train; the loss of the second process is not finite in step 3."""
     whole, num_calls = EagerStep._loss_and_accuracy, 0
 
     def loss_and_accuracy(self: EagerStep, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +157,7 @@ def mistaken(folder: Path, changes: dict[str, Any]) -> None:
         ({"capture": True, "out": None}, "capture must be for one process on a CUDA device"),
     ],
 )
-def test_a_mistake_is_told_in_each(
+def test_an_error_is_raised_in_all_processes(
     changes: dict[str, Any], message: str, tmp_path: Path, two: Processes
 ) -> None:
     train(small_runs.config(tmp_path, steps=1))
@@ -185,7 +187,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_the_command_under_another_launcher(tmp_path: Path) -> None:
-    """As srun and mpirun start it: with the variables of env://, and none of torchrun's."""
+    """As started by srun and mpirun: with the variables of env://, but not torchrun's."""
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -156,7 +156,7 @@ def _pass_on_overflow(squared_norm: Tensor, direction: Gradients) -> None:
 
 
 def _of_g_p(pp: Tensor) -> Tensor:
-    """Return inner products of which only `<g_p, g_p>` is known."""
+    """Return the inner products if only `<g_p, g_p>` is known."""
     nan = torch.full_like(pp, torch.nan)
     return torch.stack([nan, nan, pp])
 

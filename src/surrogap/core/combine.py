@@ -31,7 +31,7 @@ class Coefficients(NamedTuple):
 
     @property
     def use_g(self) -> bool:
-        """Whether the direction depends on `g`, other than through the ascent step."""
+        """True if the direction depends on `g` other than through the ascent step."""
         return not (self.a_0 == self.a_1 == self.b_1 == 0.0)
 
 

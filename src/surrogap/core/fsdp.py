@@ -36,7 +36,7 @@ class FullySharded:
 
     @property
     def reduce(self) -> bool:
-        """Whether backward passes reduce gradients; see `set_requires_gradient_sync`."""
+        """True if backward passes reduce gradients; see `set_requires_gradient_sync`."""
         return all(group.reduce_grads and group.all_reduce_grads for group in self._groups())
 
     @contextmanager

@@ -57,7 +57,7 @@ class Intermittent(Objective):
 
     @property
     def is_active(self) -> bool:
-        """Whether the current step uses the objective."""
+        """True if the current step uses the objective."""
         return self.num_steps >= self.start and (self.num_steps - self.start) % self.every == 0
 
     @property

@@ -101,7 +101,7 @@ class Replicas:
 
     @property
     def shares_direction(self) -> bool:
-        """Whether directions differ between processes, and must be averaged before a step."""
+        """True if directions differ between processes, and must be averaged before a step."""
         return self._in_scope is not self._everyone
 
     def mean(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:

@@ -40,7 +40,7 @@ class Report:
     _radius: float | Tensor
     _products: Callable[[], Tensor]
     _scale: Tensor | None = None
-    # Whether f(w) was not computed. `loss.isnan()` does not tell: f(w) itself may be NaN.
+    # True if f(w) was not computed. `loss.isnan()` does not show it: f(w) itself may be NaN.
     _lacks_loss: bool = False
 
     @property

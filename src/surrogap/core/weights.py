@@ -155,7 +155,7 @@ class Weights:
 
     @property
     def synchronises(self) -> bool:
-        """Whether a backward pass of the caller would average gradients over processes.
+        """True if a backward pass of the caller would average gradients over processes.
 
         False inside `no_sync`, and after `set_requires_gradient_sync(False)`.
         """
@@ -211,7 +211,7 @@ class Weights:
 
     @property
     def are_lazy(self) -> bool:
-        """Whether any parameter is uninitialised, as in lazy modules."""
+        """True if any parameter is uninitialised, as in lazy modules."""
         return any(map(is_lazy, self.parameters))
 
     @property
