@@ -40,7 +40,7 @@ def test_it_holds_the_configuration_and_the_versions(tmp_path: Path) -> None:
 def test_a_run_that_is_there(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, steps=1)
     train(config)
-    refused(config, "out must be a new folder, got .*, which holds this run already. Pass --resume")
+    refused(config, "out must be a new folder, got .*, which already has this run. Pass --resume")
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -71,7 +71,7 @@ def test_somebody_elses_files(tmp_path: Path) -> None:
     config.folder.mkdir()
     (config.folder / "thesis.tex").write_text("years of work")
     refused(
-        config, "out must be a new or empty folder, or a run's, got .*, which holds other files"
+        config, "out must be a new or empty folder, or that of a run, got .*, which has other files"
     )
 
 
@@ -83,9 +83,7 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, out=str(tmp_path / "images.npz" / "run"))
-    with pytest.raises(
-        ValueError, match=r"out must be a folder that can be written, got .*Not a dir"
-    ):
+    with pytest.raises(ValueError, match=r"out must be a writable folder, got .*Not a dir"):
         prepare_folder(config, WORLD)
 
 

@@ -116,7 +116,7 @@ def test_a_captured_loss_that_is_not_finite_ends_the_run(
 
     monkeypatch.setattr(CUDAGraphStep, "__call__", call)
     config = small_runs.config(tmp_path, capture=True, checkpoint_every=2, record_every=100, **GPU)
-    with pytest.raises(RunFailedError, match="got one that is not since the last record, up to"):
+    with pytest.raises(RunFailedError, match="got infinity or NaN since the last record, up to"):
         train(config)
     assert small_runs.state(config.folder)["step"] == 4
     assert read_records(config.folder)[-1]["kind"] == "failure"

@@ -84,7 +84,11 @@ def test_some_steps_are_plain(changes: dict[str, Any], every: int, start: int) -
 
 def test_an_objective_must_be_used_before_the_end() -> None:
     assert isinstance(make(objective="sam", epochs=3, start_epoch=2), Intermittent)
-    with pytest.raises(ValueError, match="start_epoch must be before the run's end, got 3 with 10"):
+    with pytest.raises(
+        ValueError, match="start_epoch must be before the end of the run, got 3 with 10"
+    ):
         make(objective="sam", epochs=3, start_epoch=3)
-    with pytest.raises(ValueError, match="start_epoch must be before the run's end, got 2 with 10"):
+    with pytest.raises(
+        ValueError, match="start_epoch must be before the end of the run, got 2 with 10"
+    ):
         make(objective="sam", steps=20, start_epoch=2)

@@ -95,14 +95,14 @@ def test_tensorboard_beside_it(tmp_path: Path) -> None:
 
 def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match="tensorboard must be installed to write for it, got"):
+    with pytest.raises(ImportError, match="tensorboard must be installed, got"):
         Records(tmp_path, tensorboard=True)
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     first = Records(tmp_path)
     first.write({"kind": "step", "step": 1})
-    with pytest.raises(ValueError, match="out must be a folder that no other process trains in"):
+    with pytest.raises(ValueError, match="out must not be in use by another process"):
         Records(tmp_path)
     assert read_records(tmp_path) == [{"kind": "step", "step": 1}]
     first.close()
@@ -330,7 +330,7 @@ def test_lines_of_long_runs_fit_80_columns(capsys: pytest.CaptureFixture[str]) -
     measures = dict.fromkeys(("loss", "gap", "accuracy", "test_loss", "images_per_second"), 0.1)
     lines = progress.LineDisplay()
     lines.start("small_resnet18_narrow gsam", 0, 900_000)
-    lines._began -= 90_000
+    lines._start -= 90_000
     epoch = {"kind": "epoch", "step": 100_000, "epoch": 100, "test_accuracy": 0.8123}
     lines.record(measures | epoch)
     line = capsys.readouterr().out.splitlines()[-1]
