@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, and reading one runs no code."""
+"""Checkpoints are atomic, and reading one runs no code."""
 
 import hashlib
 import io
@@ -94,7 +94,7 @@ def test_where_all_are_damaged(tmp_path: Path) -> None:
 
 
 class Malicious:
-    """Unpickled by a careless reader, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,7 +104,7 @@ class Malicious:
 
 
 def disguised(content: bytes, folder: Path) -> Path:
-    """A file that passes for a checkpoint of step 7, its hash included."""
+    """Write a file that looks like a checkpoint of step 7, with a valid hash."""
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     path = folder / f"step-000000007-{digest}.pt"
     path.write_bytes(content)
@@ -117,7 +117,7 @@ def test_reading_executes_no_code(form: str, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer) if form == "torch.save" else pickle.dump(state, buffer, 2)
     content = buffer.getvalue()
-    # It would work: this is what a careless reader does.
+    # Unpickling without checks does run the code.
     buffer.seek(0)
     torch.load(buffer, weights_only=False) if form == "torch.save" else pickle.load(buffer)
     (tmp_path / "pwned").rmdir()
@@ -126,7 +126,7 @@ def test_reading_executes_no_code(form: str, tmp_path: Path) -> None:
         ValueError, match="checkpoint must contain only tensors and numbers, got"
     ) as raised:
         read(path)
-    assert "weights_only" not in str(raised.value)  # torch's advice, to unpickle it anyway
+    assert "weights_only" not in str(raised.value)  # torch's advice is to unpickle it anyway
     assert not (tmp_path / "pwned").exists()
     with pytest.warns(UserWarning, match="only tensors and numbers"), pytest.raises(ValueError):  # noqa: PT011
         Checkpoints(tmp_path).newest()
@@ -152,7 +152,7 @@ except RunFailedError as error:
 
 
 def test_a_full_disk_leaves_the_last_one_intact(tmp_path: Path) -> None:
-    """A limit on the size of files fails like a full disk: the system refuses to write on."""
+    """A limit on the size of files fails like a full disk."""
     checkpoints = saved(tmp_path, 1)
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout

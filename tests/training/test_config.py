@@ -1,4 +1,4 @@
-"""A configuration is checked when it is made, and survives JSON."""
+"""A configuration is checked when it is built, and survives JSON."""
 
 import json
 import subprocess
@@ -198,7 +198,7 @@ def test_another_objective_keeps_what_both_share() -> None:
     assert sam.flat() == shared | {"objective": "sam"}
     assert sam.override(objective="gsam").flat() == config.override(alpha=0.4).flat()
     assert config.override(objective="gsam") == config
-    # Its radius is in another ball, and its alpha has another default: they mean something else.
+    # The radius and alpha of ASAM have other scales and defaults, so they are not kept.
     own = Config().override(objective="asam", loss="sigmoid", every=3, scope="global")
     assert config.override(objective="asam") == own
     plain = Config().override(objective="vanilla", loss="sigmoid")

@@ -1,4 +1,4 @@
-"""Networks for the images at hand, dropout, and weights to start from."""
+"""The model of a configuration: image sizes, dropout, head and initial weights."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def splits(tmp_path: Path) -> Splits:
     return load(small_runs.archive(tmp_path / "images.npz"))
 
 
-def test_it_fits_the_images(splits: Splits, tmp_path: Path) -> None:
+def test_the_model_has_the_size_of_the_images(splits: Splits, tmp_path: Path) -> None:
     model = model_of(ModelConfig(name="small_mlp"), splits)
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
     model = model_of(ModelConfig(name="small_mlp", image_size=12), splits)
@@ -49,7 +49,7 @@ def test_dropout_makes_passes_differ(name: str, splits: Splits) -> None:
     x = torch.randn(2, 1, 8, 8)
     for drop, differs in ((0.0, False), (0.5, True)):
         model = model_of(ModelConfig(name=name, drop=drop), splits)
-        for parameter in model.parameters():  # a head of zeros would hide it
+        for parameter in model.parameters():  # a head of zeros would hide dropout
             nn.init.normal_(parameter, std=0.1)
         assert torch.equal(model(x), model(x)) is not differs
         assert torch.equal(model.eval()(x), model(x))
@@ -72,7 +72,7 @@ def test_the_biases_of_a_head(name: str, splits: Splits) -> None:
     model = model_of(ModelConfig(name=name, head_bias=-10.0), splits)
     biases = [parameter for parameter in model.parameters() if parameter.shape == (4,)]
     assert torch.equal(biases[-1], torch.full((4,), -10.0))
-    with torch.no_grad():  # so that only the head's biases are left
+    with torch.no_grad():  # only the biases of the head remain
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.zero_()
@@ -96,7 +96,7 @@ def test_weights_of_a_run_and_a_new_head(tmp_path: Path) -> None:
     other = load("embedded")
     model = model_of(ModelConfig(name="small_mlp", image_size=8, weights=str(config.folder)), other)
     own = model.state_dict()
-    assert own["5.weight"].shape == (10, 512)  # ten classes, and not four
+    assert own["5.weight"].shape == (10, 512)  # ten classes instead of four
     for name in ("1.weight", "3.bias"):
         assert torch.equal(own[name], trained[name])
 

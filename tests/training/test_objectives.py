@@ -45,9 +45,11 @@ KINDS = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_defaults_are_the_objectives_own(name: str) -> None:
-    """Of the command line too: what the documentation of each class says."""
+    """The defaults of the command line are those of the classes."""
     found = make(objective=name)
-    expected = {k: v for k, v in OBJECTIVES[name].arguments.items() if k != "eta"}  # a part's
+    expected = {
+        k: v for k, v in OBJECTIVES[name].arguments.items() if k != "eta"
+    }  # of its geometry
     assert type(found) is KINDS[name]
     assert {key: getattr(found, key) for key in expected} == expected
 

@@ -1,4 +1,4 @@
-"""How a run ends: at its last step, by a signal, by a loss that is not finite, by a full disk."""
+"""The end of a run: its last step, a signal, a non-finite loss, a full disk."""
 
 import errno
 import math
@@ -78,7 +78,7 @@ def test_a_second_interrupt_does_not_wait() -> None:
 
 
 def test_sigterm_may_come_twice() -> None:
-    """To all processes of a job, and from torchrun, which is one of them and sends it on."""
+    """From the scheduler to all processes of a job, and from torchrun, which forwards it."""
     with stop_requests() as requests:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -94,7 +94,7 @@ def test_other_threads_hear_no_signals(tmp_path: Path) -> None:
 
 
 def losing(monkeypatch: pytest.MonkeyPatch, is_lost: Any) -> None:
-    """Losses become NaN where `is_lost` of the number of the pass, from 1."""
+    """Make the loss of pass n, from 1, NaN if `is_lost(n)`."""
     whole, num_passes = EagerStep._loss_and_accuracy, 0
 
     def loss_and_accuracy(self: EagerStep, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ def kinds(config: Config) -> list[tuple[str, int]]:
 def test_a_loss_that_is_not_finite_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step 2 does nothing, so three steps end where two with their learning rates do."""
+    """Step 2 is skipped: three steps give the weights of the other two."""
     config = small_runs.config(
         tmp_path, objective="vanilla", steps=3, decay="constant", momentum=0.0, record_every=3
     )
@@ -130,7 +130,7 @@ def test_a_loss_that_is_not_finite_is_skipped(
 
 def test_after_too_many_the_run_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_runs.config(tmp_path, objective="vanilla", max_skipped=2, checkpoint_every=1)
-    losing(monkeypatch, lambda n: n == 2 or n >= 4)  # once alone, which is no reason to stop
+    losing(monkeypatch, lambda n: n == 2 or n >= 4)  # a single one does not stop the run
     with pytest.raises(RunFailedError, match="loss must be finite, got infinity or NaN in 3 steps"):
         train(config)
     skips = [record for record in kinds(config) if record[0] == "skip"]
@@ -156,7 +156,7 @@ def test_skips_in_a_row_are_counted_on(tmp_path: Path, monkeypatch: pytest.Monke
         train(config, resume=True)
 
 
-def test_images_that_have_changed_are_told(tmp_path: Path) -> None:
+def test_images_that_have_changed(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path)
     train(config, resume=True, progress=small_runs.Interrupting(3))
     data = tmp_path / "images.npz"
@@ -177,7 +177,7 @@ def test_an_overflow_lowers_the_scale_and_is_counted(tmp_path: Path, objective: 
     config = small_runs.config(tmp_path, precision="fp16", objective=objective, **changes)
     assert train(config).step == 16
     record = read_records(config.folder)[-1]
-    assert record["overflows"] >= 1  # 2^16 times these gradients is beyond fp16
+    assert record["overflows"] >= 1  # 2^16 times these gradients overflows fp16
     assert record["overflows"] < 16
     assert record["grad_norm"] > 0.1
 
@@ -215,7 +215,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(
+def test_invalid_settings_are_refused_before_training(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     config = small_runs.config(tmp_path, **changes)
@@ -225,13 +225,13 @@ def test_what_cannot_be_is_refused_at_once(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there() -> None:
+def test_a_device_that_is_not_available() -> None:
     with pytest.raises(ValueError, match="device must be available, got 'cuda'"):
         device_of("cuda")
     assert device_of("auto") == torch.device("cpu")
 
 
-def test_downloads_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_process_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     real = images_of.__globals__["load"]
 
