@@ -77,6 +77,18 @@ def hundred_kills(tmp_path: Path) -> None:
     expected = small_runs.state(undisturbed.folder)
     records = small_runs.timeless_records(undisturbed.folder)
 
+    print(f"To draw the same moments: KILL_SEED={SEED}")
+    moments, num_kills, num_runs, num_unfinished = random.Random(SEED), 0, 0, 0
+    while num_kills < NUM_KILLS:
+        config = small_runs.config(tmp_path / f"run_{num_runs}", **settings)
+        num_runs += 1
+        unfinished = Unfinished(config.folder)
+        while num_kills < NUM_KILLS and life(config, moments.uniform(0, longest)):
+            num_kills += 1
+            num_unfinished += unfinished.is_new()
+        assert os.waitpid(fork(config), 0)[1] == 0
+        small_runs.assert_same(small_runs.state(config.folder), expected)
+        assert small_runs.timeless_records(config.folder) == records
     during = f"{num_unfinished} of them while a checkpoint was written"
     print(f"{num_kills} kills, {during}; {num_runs} runs")
     assert num_unfinished > 0
