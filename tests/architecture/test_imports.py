@@ -11,7 +11,7 @@ import surrogap
 
 ROOT = Path(surrogap.__file__).parent
 
-# What the modules of each room may import of ours, besides their own room.
+# The other packages that each package may import.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "core": set(),
@@ -40,7 +40,7 @@ def modules() -> list[Path]:
 
 
 def imported(path: Path) -> set[str]:
-    """The full names of all modules that a file imports, at any depth of its code."""
+    """Return the full names of all modules that a file imports, at any depth."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -51,37 +51,37 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def room_of(name: str) -> str | None:
-    """The room that a name such as `surrogap.core.rho` lives in."""
+def package_of(name: str) -> str | None:
+    """Return the package of a name such as `surrogap.core.rho`."""
     parts = name.split(".")
     return parts[1] if parts[0] == "surrogap" and len(parts) > 2 else None
 
 
-def wrong_imports(room: str, names: set[str]) -> set[str]:
-    allowed = ALLOWED[room] | {room} | SHARED
+def wrong_imports(package: str, names: set[str]) -> set[str]:
+    allowed = ALLOWED[package] | {package} | SHARED
     ours = {name for name in names if name.split(".")[0] == "surrogap"}
-    return {name for name in ours - {"surrogap.__version__"} if room_of(name) not in allowed}
+    return {name for name in ours - {"surrogap.__version__"} if package_of(name) not in allowed}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_direction(path: Path) -> None:
-    room = path.relative_to(ROOT).parts[0]
+    package = path.relative_to(ROOT).parts[0]
     names = imported(path)
     if path.stem in SHARED:
         assert not wrong_imports("errors", names)
         assert {name.split(".")[0] for name in names} <= {"surrogap", *sys.stdlib_module_names}
         return
-    if room.endswith(".py"):  # the public modules re-export names of the core
+    if package.endswith(".py"):  # the public modules re-export names of the core
         ours = {name for name in names if name.split(".")[0] == "surrogap"}
-        assert all(room_of(name) == "core" for name in ours)
+        assert all(package_of(name) == "core" for name in ours)
         return
-    assert room in ALLOWED, f"{room} is no room of the house"
-    assert not wrong_imports(room, names)
+    assert package in ALLOWED, f"{package} is not in ALLOWED"
+    assert not wrong_imports(package, names)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "core").rglob("*.py")), ids=lambda p: p.name)
-def test_core_needs_torch_and_the_standard_library_alone(path: Path) -> None:
-    # The kernels are loaded only where torch has brought Triton along.
+def test_core_needs_only_torch_and_the_standard_library(path: Path) -> None:
+    # The kernels are loaded only if Triton is installed, which comes with torch.
     has_kernels = path.parent.name == "fused" and path.name != "__init__.py"
     allowed = CORE_MAY_IMPORT | ({"triton"} if has_kernels else set())
     assert {name.split(".")[0] for name in imported(path)} <= allowed
@@ -98,7 +98,7 @@ def test_the_rule_finds_a_wrong_import() -> None:
 
 
 def loaded_after(statement: str) -> set[str]:
-    """The top-level modules that a fresh interpreter holds after a statement."""
+    """Return the top-level modules that are loaded in a new interpreter after a statement."""
     code = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
     return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
 

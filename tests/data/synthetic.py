@@ -1,4 +1,4 @@
-"""Small sets for the tests, in the layouts of the real ones."""
+"""Small synthetic sets, in the layouts of the real ones."""
 
 import hashlib
 import pickle
@@ -17,7 +17,7 @@ def pixels(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
-    """What a good archive holds, with changes; None takes an array out."""
+    """Return the arrays of a valid archive, with changes; None removes an array."""
     good = {
         "train_images": pixels(6, 8, 8, 3),
         "train_labels": np.array([0, 1, 2, 0, 1, 2]),
@@ -29,11 +29,11 @@ def arrays(**changes: Any) -> dict[str, Any]:
 
 
 def tensors(number: int, size: int = 8, channels: int = 3) -> Splits:
-    """Images that know their number: the pixel in the upper left corner is it."""
+    """Return images whose upper left pixel is their number."""
     images = torch.from_numpy(pixels(number, channels, size, size))
     images[:, :, 0, 0] = torch.arange(number, dtype=torch.uint8)[:, None]
-    part = TensorSet(images, torch.arange(number) % 3)
-    return Splits("made up", ("ant", "bee", "cat"), part, test=part)
+    images_and_labels = TensorSet(images, torch.arange(number) % 3)
+    return Splits("synthetic", ("ant", "bee", "cat"), images_and_labels, test=images_and_labels)
 
 
 def save_image(path: Path, seed: int = 0) -> None:
@@ -54,7 +54,7 @@ def files(root: Path, per_class: int = 5) -> Splits:
 
 
 def pickled(path: Path, content: object) -> str:
-    """Writes a pickle, and returns its checksum."""
+    """Write a pickle, and return its checksum."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(content))
     return md5(path)

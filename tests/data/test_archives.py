@@ -34,7 +34,7 @@ def test_an_archive_holds_pixels_and_labels_as_they_are(tmp_path: Path) -> None:
     assert splits.train.images.is_contiguous()
 
 
-def test_an_archive_may_hold_val_and_what_we_do_not_know(tmp_path: Path) -> None:
+def test_an_archive_may_have_val_and_unknown_arrays(tmp_path: Path) -> None:
     more = {"val_images": pixels(2, 8, 8, 3), "val_labels": np.array([0, 1], np.uint8)}
     splits = load(saved(tmp_path, **more, test_human_counts=np.array([{}], dtype=object)))
     assert splits.by_name["val"].labels.dtype == torch.int64
@@ -85,7 +85,7 @@ def test_bad_archives(tmp_path: Path, changes: dict[str, Any], message: str) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 and then nothing"])
-def test_files_that_are_no_archives(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_archives(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "set.npz").write_bytes(content)
     with pytest.raises(
         ValueError, match=r"path must be a NumPy archive, got .*set.npz, which cannot"
@@ -105,10 +105,10 @@ def test_damaged_archives(tmp_path: Path, place: int | None, value: int, reason:
     path = tmp_path / "set.npz"
     np.savez_compressed(path, **arrays())
     content = bytearray(path.read_bytes())
-    if place is None:  # the first byte of the first file, behind its header, name and extra field
+    if place is None:  # the first byte of the first file, after its header, name and extra field
         place = 30 + content[26] + content[28]
     else:
-        place += content.index(b"PK\x01\x02")  # the first entry of the directory at the end
+        place += content.index(b"PK\x01\x02")  # the first entry of the central directory
     content[place] = value
     path.write_bytes(content)
     message = rf"path must be a NumPy archive, got .*set.npz, which cannot be read .*{reason}"
@@ -116,7 +116,7 @@ def test_damaged_archives(tmp_path: Path, place: int | None, value: int, reason:
         load(path)
 
 
-def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
+def test_a_single_array_is_not_an_archive(tmp_path: Path) -> None:
     np.save(tmp_path / "set.npy", np.zeros(3))
     with pytest.raises(
         ValueError, match=r"path must be a NumPy archive, got .*set.npy, which cannot"
@@ -124,8 +124,8 @@ def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
         read_archive(tmp_path / "set.npy")
 
 
-def test_large_arrays_are_judged_before_they_are_read(tmp_path: Path) -> None:
-    """A header promises 8 TB, of which there is nothing: reading it would fail otherwise."""
+def test_large_arrays_are_checked_before_they_are_read(tmp_path: Path) -> None:
+    """The header says 8 TB, and there is no data: reading it would fail with another error."""
     path, content = tmp_path / "set.npz", arrays()
     np.savez(path, **{name: array for name, array in content.items() if name != "train_images"})
     header = io.BytesIO()

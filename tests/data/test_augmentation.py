@@ -1,4 +1,4 @@
-"""What is done to images."""
+"""Augmentation: crop, flip and the paper's policies."""
 
 from typing import Any
 
@@ -50,14 +50,14 @@ def test_light_is_a_window_of_the_padded_image(size: int, pad: int, device: torc
     batch = images(48, size)
     found = augmented(batch.to(device), AUGMENTATIONS["light"], generator()).cpu()
     padded = functional.pad(batch, (pad,) * 4)
-    # All windows and their mirror images, for each image: (2, rows, columns, image, ...).
+    # All crops and their mirror images, for each image: (2, rows, columns, image, ...).
     windows = padded.unfold(2, size, 1).unfold(3, size, 1).permute(2, 3, 0, 1, 4, 5)
     both = torch.stack([windows, windows.flip(-1)])
     is_it = (both == found).flatten(4).all(4)
     assert (is_it.flatten(0, 2).sum(0) == 1).all()
     sides, rows, columns, _ = (index.unique().tolist() for index in is_it.nonzero().unbind(1))
     assert sides == [0, 1]
-    # 48 images and 2 * pad + 1 places: nearly all of them are seen, and the outermost are allowed.
+    # 48 images and 2 * pad + 1 shifts: nearly all shifts occur, including the outermost.
     assert len(rows) > pad
     assert len(columns) > pad
     assert max(rows + columns) <= 2 * pad
@@ -86,7 +86,7 @@ def test_files_are_cut_to_size() -> None:
     for name in AUGMENTATIONS:
         result = transform_of_files(AUGMENTATIONS[name], 21)(picture)
         assert result.size == (21, 21)
-    # To evaluate: the shorter side to 24, for 24 * 7/8 = 21, and the middle of it.
+    # For evaluation: resize the shorter side to 24, since 24 * 7/8 = 21, and crop the centre.
     resized = picture.resize((36, 24), Image.Resampling.BILINEAR)
     expected = resized.crop((8, 2, 29, 23))
     assert transform_of_files(Augmentation(), 21)(picture).tobytes() == expected.tobytes()

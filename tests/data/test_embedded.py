@@ -24,7 +24,7 @@ def test_it_is_small_balanced_and_licensed() -> None:
         assert split.labels.bincount().tolist() == [count] * 10
         assert split.images.shape == (10 * count, 1, 28, 28)
     # The published statistics of the whole training set are 0.2860 and 0.3530. The standard error
-    # of a mean over 5,000 images is below 0.353 / sqrt(5000) = 0.005, were each image one colour.
+    # of a mean over 5,000 images is below 0.353 / sqrt(5000) = 0.005, its value for uniform images.
     assert abs(splits.mean[0] - 0.2860) < 0.01
     assert abs(splits.std[0] - 0.3530) < 0.01
 

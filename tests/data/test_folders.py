@@ -28,7 +28,7 @@ def test_a_folder_with_all_three(tmp_path: Path) -> None:
     assert "/test/" in splits.test.paths[0]
 
 
-def test_folders_that_are_no_sets(tmp_path: Path) -> None:
+def test_folders_that_are_not_sets(tmp_path: Path) -> None:
     message = "path must be a folder with train and val or test in it, got .*, which has "
     with pytest.raises(ValueError, match=message + "none of them. A set is a folder with"):
         load(tmp_path)

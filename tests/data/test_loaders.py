@@ -1,4 +1,4 @@
-"""Batches: which, how often, on whom, and again after a checkpoint."""
+"""Loaders: order, distribution over processes, augmentation and resuming."""
 
 import os
 import pickle
@@ -30,7 +30,7 @@ from surrogap.data.seeds import derived
 from tests.data.synthetic import files, folder, tensors
 
 Batch = tuple[Tensor, Tensor]
-# Files are small here, and their loader reads them without workers but where those are tested.
+# Files are read without workers, except where workers are tested.
 SMALL: dict[str, Any] = {"size": 16, "num_workers": 0}
 
 
@@ -50,13 +50,13 @@ def same(one: Iterable[Batch], other: Iterable[Batch]) -> bool:
 
 
 def numbers(batch: Batch, splits: Splits) -> list[int]:
-    """Which of `tensors` are in a batch that was not augmented."""
+    """Return the numbers of the images of `tensors` in a batch without augmentation."""
     corner = batch[0][:, 0, 0, 0] * splits.std[0] + splits.mean[0]
     return (corner * 255).round().int().tolist()
 
 
 def test_the_kind_follows_the_set(splits: Splits) -> None:
-    kinds = {"made up": TensorLoader}
+    kinds = {"synthetic": TensorLoader}
     assert type(make(splits)) is kinds.get(splits.name, FileLoader)
     assert repr(make(splits)).endswith("Loader(3 batches of 3, epoch 0, position 0)")
 
@@ -125,8 +125,8 @@ def test_processes_share_a_step(splits: Splits) -> None:
     assert same(one, together)
 
 
-def test_processes_augment_otherwise() -> None:
-    # Of equal images, so that only augmentation can tell.
+def test_processes_augment_differently() -> None:
+    # All images are equal, so that batches differ by augmentation only.
     splits = tensors(8)
     splits.train.images[:] = splits.train.images[:1].clone()
     shares = [make(splits, batch_size=4, rank=r, world_size=2) for r in (0, 1)]
@@ -158,7 +158,7 @@ def test_images_are_normalised() -> None:
     splits = tensors(10)
     everything = make(splits, split="test", augmentation="none", batch_size=10, size=None)
     images, labels = next(iter(everything))
-    # All images are train's: every channel has mean 0 and standard deviation 1.
+    # Over all training images, each channel has mean 0 and standard deviation 1.
     assert torch.allclose(images.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(images.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
     assert images.dtype == torch.float32
@@ -177,7 +177,7 @@ def test_the_rule_for_targets(splits: Splits, name: str) -> None:
         else:
             assert targets.shape == (3,)
             assert targets.dtype == torch.int64
-        # The loss takes either.
+        # The loss takes both kinds of targets.
         assert functional.cross_entropy(images.new_zeros(3, len(splits.classes)), targets) > 0
     assert run.soft_targets == (name == "medium")
 
@@ -190,14 +190,14 @@ def test_size_resizes() -> None:
     assert torch.allclose(images, (expected / 255 - mean) / std, atol=1e-5)
 
 
-def test_batches_are_on_the_device_and_alike_on_all(device: torch.device) -> None:
-    # Without RandAugment, whose functions round otherwise on other devices.
+def test_batches_are_equal_on_all_devices(device: torch.device) -> None:
+    # Without RandAugment, which rounds differently on other devices.
     augmentation = Augmentation(crop=True, flip=True, mixup=0.5)
     on_device = make(tensors(10), augmentation=augmentation, device=device)
     on_cpu, std = make(tensors(10), augmentation=augmentation), tensors(10).std
     for (images, targets), (expected, wanted) in zip(on_device, on_cpu, strict=True):
         assert images.device.type == targets.device.type == device.type
-        # Resizing rounds otherwise there, by one of 255 levels.
+        # Resizing differs by one of 255 levels.
         torch.testing.assert_close(images.cpu(), expected, rtol=0, atol=1.01 / 255 / min(std))
         torch.testing.assert_close(targets.cpu(), wanted)
 
@@ -225,7 +225,7 @@ def test_each_file_is_transformed_with_a_seed_of_its_own(tmp_path: Path) -> None
 
 
 def test_another_default_dtype_changes_nothing(splits: Splits) -> None:
-    # But for torchvision's own: its transforms of files draw, and RandAugment rounds, in it.
+    # Except torchvision's: its transforms of files and RandAugment use the default dtype.
     is_ours = isinstance(make(splits), TensorLoader)
     augmentation = Augmentation(crop=is_ours, flip=is_ours, mixup=0.5)
     batches = list(make(splits, augmentation=augmentation))
@@ -234,13 +234,13 @@ def test_another_default_dtype_changes_nothing(splits: Splits) -> None:
 
 
 def test_what_goes_to_workers_can_be_pickled() -> None:
-    # Where Python starts workers afresh instead of forking, it must.
+    # The start method "spawn" pickles it.
     reader = pickle.loads(pickle.dumps(Reader(transform_of_files(AUGMENTATIONS["strong"], 16))))
     assert len(reader.transform.transforms) == 3
     assert pickle.loads(pickle.dumps(collated)) is collated
 
 
-def test_as_many_workers_as_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_workers_as_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr("surrogap.data.loaders.DataLoader", lambda *_, **to: asked.append(to))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)), raising=False)
@@ -251,7 +251,7 @@ def test_as_many_workers_as_processors(tmp_path: Path, monkeypatch: pytest.Monke
     assert [to["num_workers"] for to in asked] == [5, 8]
 
 
-# DataLoader warns of two workers on one processor, and Python from 3.12 on of forking threads.
+# DataLoader warns of two workers on one CPU, and Python 3.12 of a fork with threads.
 with_workers = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork:DeprecationWarning"
 )
@@ -263,11 +263,11 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
     alone, helped = make(splits), make(splits, num_workers=2)
     before = torch.get_rng_state()
     assert same(alone, helped)
-    # Workers that read ahead of an abandoned epoch do not mix it with the next.
+    # Batches that workers have prefetched of an abandoned epoch are discarded.
     next(iter(alone))
     next(iter(helped))
     assert same(alone, helped)
-    # And a resumed loader starts where its batches, not its workers, were.
+    # A resumed loader starts at the position of its batches, not of its workers.
     batches = iter(helped)
     next(batches)
     state = helped.state_dict()
@@ -279,7 +279,7 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 
 @with_workers
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_file_that_is_no_image(tmp_path: Path, num_workers: int) -> None:
+def test_a_file_that_is_not_an_image(tmp_path: Path, num_workers: int) -> None:
     bad = folder(tmp_path) / "train" / "bee" / "3.png"
     bad.write_bytes(bad.read_bytes()[:200])
     message = rf"^image files must be intact, got {bad} \(.*\). Replace or delete it"
@@ -297,7 +297,7 @@ def test_files_of_all_modes_become_rgb(tmp_path: Path) -> None:
 
 
 def test_sixteen_bits_keep_their_shades(tmp_path: Path) -> None:
-    """Pillow alone would make all above 255 white."""
+    """Pillow would clip all values above 255 to white."""
     ramp = np.linspace(0, 65535, 256, dtype=np.uint16).reshape(16, 16)
     Image.fromarray(ramp).save(tmp_path / "a.png")
     read = Reader(lambda image: image)[Request(str(tmp_path / "a.png"), label=0, seed=0)]
@@ -305,7 +305,7 @@ def test_sixteen_bits_keep_their_shades(tmp_path: Path) -> None:
     assert read[0].flatten(1).tolist() == 3 * [list(range(256))]
 
 
-def test_images_whose_white_nobody_knows(tmp_path: Path) -> None:
+def test_pixels_of_unknown_range(tmp_path: Path) -> None:
     Image.new("F", (4, 4), 0.5).save(tmp_path / "a.tif")
     read = Reader(lambda image: image)[Request(str(tmp_path / "a.tif"), label=0, seed=0)]
     reason = "its pixels must have 8 or 16 bits, got Pillow's mode F"

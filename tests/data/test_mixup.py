@@ -1,4 +1,4 @@
-"""Mixup: what is mixed, how often, and how much."""
+"""Mixup: images, targets and the distribution of lam."""
 
 import math
 
@@ -9,7 +9,7 @@ from surrogap.data import mixup
 
 
 def mixed(probability: float, number: int = 4000, seed: int = 0, alpha: float = 0.2):
-    """Images that tell how they were mixed: each is the one-hot vector of its own number."""
+    """Return images that are the one-hot vectors of their numbers, so that lam can be read."""
     images = torch.eye(number)[:, None, None, :]
     labels = torch.arange(number) % 7
     generator = torch.Generator().manual_seed(seed)
@@ -20,18 +20,18 @@ def mixed(probability: float, number: int = 4000, seed: int = 0, alpha: float = 
     )
 
 
-def test_images_and_targets_are_mixed_alike() -> None:
+def test_images_and_targets_are_mixed_with_the_same_lam() -> None:
     _, labels, found, targets = mixed(probability=0.7, number=300)
     weights = found[:, 0, 0]  # row i has lam at i, and 1 - lam at its partner
     assert torch.allclose(weights.sum(1), torch.ones(300))
     assert (weights > 0).sum(1).max() == 2
     assert torch.allclose(targets, weights @ functional.one_hot(labels, 7).float(), atol=1e-6)
-    # Each image is the partner of one at most: they are a permutation.
+    # The partners are a permutation.
     partners = (weights - weights.diagonal().diag() > 0).sum(0)
     assert partners.max() == 1
 
 
-def test_images_that_are_not_mixed_are_the_same_bit_by_bit() -> None:
+def test_images_that_are_not_mixed_are_unchanged() -> None:
     images = torch.randn(256, 3, 4, 4)
     labels = torch.randint(5, (256,))
     found, targets = mixup(images, labels, 5, torch.Generator().manual_seed(0), probability=0.2)
@@ -46,7 +46,7 @@ def test_images_that_are_not_mixed_are_the_same_bit_by_bit() -> None:
 
 
 def test_probability_and_distribution() -> None:
-    # lam is Beta(a, a): mean 1/2 and variance 1 / (4 * (2a + 1)). An image is left alone with
+    # lam is Beta(a, a): mean 1/2 and variance 1 / (4 * (2a + 1)). An image is not mixed with
     # probability 1 - p; then lam is 1. Five standard errors of 4,000 images.
     number, alpha = 4000, 2.0
     *_, found, _ = mixed(probability=0.2, number=number, alpha=alpha)

@@ -1,4 +1,4 @@
-"""Which images, when, and by which process."""
+"""The order of the images, and its distribution over processes."""
 
 import itertools
 from typing import Any
@@ -33,7 +33,7 @@ def test_many_processes_take_the_steps_of_one(batch: int, world: int) -> None:
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     def images(seed: int, epoch: int, **world: int) -> list[int]:
-        torch.rand(1)  # the global generator has no say
+        torch.rand(1)  # the global generator has no effect
         return Order(50, 2, seed=seed, **world).images(epoch).tolist()
 
     assert images(3, 1) == images(3, 1) == images(3, 1, rank=1, world_size=4)

@@ -1,7 +1,7 @@
-"""Sets that others publish, from made-up files in the real layouts.
+"""Published sets, from synthetic files in the real layouts.
 
-The classes are torchvision's own. They compare checksums with those of the real files: the tests
-put those of the made-up ones in their place.
+The classes are torchvision's. They compare checksums with those of the real files, which the tests
+replace by those of the synthetic ones.
 """
 
 import sys

@@ -27,7 +27,7 @@ def test_an_operation_gives_torchvisions_pixels(operation: str, channels: int) -
     images, signs = batch(5, channels), set()
     for magnitude in (0, 1, 7, 10, 15, 29, 30):
         for seed in range(3):
-            # As torchvision draws: the operation, of one, and then the sign.
+            # torchvision draws the operation, then the sign.
             torch.manual_seed(seed)
             torch.randint(1, ())
             signs.add(sign := -1 if torch.rand(()) <= 0.5 else 1)
@@ -42,7 +42,7 @@ def _alone(transform: v2.RandAugment, image: Tensor, seed: int) -> Tensor:
     return transform(image)
 
 
-def test_every_image_has_operations_of_its_own(device: torch.device) -> None:
+def test_every_image_has_its_own_operations(device: torch.device) -> None:
     images = batch(64)
     generator = torch.Generator().manual_seed(1)
     expected = images
@@ -57,7 +57,7 @@ def test_every_image_has_operations_of_its_own(device: torch.device) -> None:
         )
         assert len(operation.unique()) > 10
     found = randaugment(images.to(device), 10, torch.Generator().manual_seed(1))
-    # Devices round otherwise, by one step of 255 and where a threshold is near.
+    # Devices differ by one of 255 levels, and near thresholds.
     close = (found.cpu().int() - expected.int()).abs() <= (device.type != "cpu")
     assert close.float().mean() > (0.98 if device.type != "cpu" else 0.999999)
 

@@ -1,4 +1,4 @@
-"""What a set is."""
+"""Sets, splits and their statistics."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def test_mean_and_std_can_be_given() -> None:
     assert given.std == mean_and_std(part)[1]
 
 
-def test_parts_and_places() -> None:
+def test_splits_by_name_and_device() -> None:
     splits = tensors(4)
     assert splits.channels == 3
     assert set(splits.by_name) == {"train", "test"}

@@ -15,13 +15,13 @@ LABELS = torch.tensor([1, 0, 0, 1, 2, 0, 2, 1, 0, 2, 1, 2])
 
 
 def grey(labels: torch.Tensor) -> TensorSet:
-    """Images whose pixels are their position, with labels that are wrong in the other field."""
+    """Return images whose pixels are their position, with noisy labels that are all wrong."""
     images = torch.arange(len(labels), dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2)
     return TensorSet(images.contiguous(), labels, (labels + 1) % 3)
 
 
 def splits() -> Splits:
-    return Splits("made up", ("a", "b", "c"), grey(LABELS), grey(LABELS[:3]))
+    return Splits("synthetic", ("a", "b", "c"), grey(LABELS), grey(LABELS[:3]))
 
 
 def positions(part: Any) -> list[int]:
@@ -29,7 +29,7 @@ def positions(part: Any) -> list[int]:
 
 
 def reference(num_train: int, num_val: int) -> tuple[list[int], list[int]]:
-    """One image after the other, until a class has enough."""
+    """The reference: a loop over the images, until each class has enough."""
     seen = dict.fromkeys(range(3), 0)
     train, val = [], []
     for position, label in enumerate(LABELS.tolist()):

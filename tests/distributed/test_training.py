@@ -154,7 +154,7 @@ def mistaken(folder: Path, changes: dict[str, Any]) -> None:
             "batch_size must be a multiple of processes and micro-batches, got 7",
         ),
         ({"seed": 5}, "out must be a folder of this configuration"),
-        ({"capture": True, "out": None}, "capture must be for one process on a CUDA device"),
+        ({"capture": True, "out": None}, "capture must be used with one process on a CUDA device"),
     ],
 )
 def test_an_error_is_raised_in_all_processes(
@@ -173,7 +173,7 @@ def test_two_runs_in_one_folder(tmp_path: Path, two: Processes) -> None:
     (config.folder / "config.json").write_text(config.to_json())
     for result in two.try_run(run, tmp_path, {}):
         assert is_failure(result)
-        assert "out must be a folder that no other process trains in" in result
+        assert "out must not be in use by another process" in result
     records.close()
     assert two.run(run, tmp_path, {}) == [(12, None)] * 2
 

@@ -1,4 +1,4 @@
-"""The paper's networks have the paper's shapes, and as many parameters as their formulas say."""
+"""The paper's models have the paper's shapes and numbers of parameters."""
 
 import pytest
 import timm
@@ -12,7 +12,7 @@ from surrogap.models.patches import Patches
 CLASSES, CHANNELS, SIZE = 1000, 3, 224
 IMAGE = (2, CHANNELS, SIZE, SIZE)
 
-# Patch, width and depth, from the papers on ViT (Table 1, and DeiT's for S) and Mixer (Table 1).
+# Patch size, width and depth, from the papers on ViT (Table 1; S from DeiT) and Mixer (Table 1).
 VITS = {
     "vit_s32": (32, 384, 12),
     "vit_s16": (16, 384, 12),
@@ -32,7 +32,7 @@ PAPER = [*RESNETS, *VITS, *MIXERS]
 
 
 def meta(name: str, num_classes: int = CLASSES, **arguments: int) -> nn.Module:
-    """A network without memory for its weights, to look at their shapes."""
+    """Build a model on the meta device, for the shapes of its weights."""
     with torch.device("meta"):
         return models.create(name, num_classes=num_classes, **arguments)
 
@@ -114,7 +114,7 @@ def test_parameters_that_torchvision_publishes() -> None:
     assert num_parameters(meta("resnet50")) == published(weights.ResNet50_Weights.DEFAULT)
     assert num_parameters(meta("resnet101")) == published(weights.ResNet101_Weights.DEFAULT)
     assert num_parameters(meta("resnet152")) == published(weights.ResNet152_Weights.DEFAULT)
-    # These have a class token, and its position.
+    # torchvision's have a class token, and its position embedding.
     token = 2 * 768
     assert num_parameters(meta("vit_b32")) + token == published(weights.ViT_B_32_Weights.DEFAULT)
     assert num_parameters(meta("vit_b16")) + token == published(
@@ -124,7 +124,7 @@ def test_parameters_that_torchvision_publishes() -> None:
 
 @pytest.mark.parametrize(
     ("name", "millions"),
-    # Tolstikhin et al. 2021, Table 1, which leaves out what follows the point.
+    # Tolstikhin et al. 2021, Table 1, which truncates to millions.
     [("mixer_s32", 19), ("mixer_s16", 18), ("mixer_b32", 60), ("mixer_b16", 59)],
 )
 def test_parameters_that_the_mixer_paper_publishes(name: str, millions: int) -> None:
@@ -152,7 +152,7 @@ def shapes(model: nn.Module) -> dict[str, torch.Size]:
 def test_weights_are_those_of_timms_variant(
     name: str, of_timm: str, arguments: dict[str, object]
 ) -> None:
-    """So weights trained here load into timm's networks, and the other way round."""
+    """Weights can be exchanged with timm's models."""
     if name in VITS:
         arguments = {**arguments, "fc_norm": False}
     with torch.device("meta"):
@@ -198,7 +198,7 @@ def test_patches_are_a_convolution(
 
 @pytest.mark.parametrize("name", ["small_vit_narrow", "small_mixer_narrow"])
 def test_our_patches_have_the_weights_of_a_convolution(name: str) -> None:
-    """So that checkpoints from before they were multiplied still load."""
+    """Weights of models with a convolution can be loaded."""
     embedding = "patch_embed.proj" if "vit" in name else "stem.proj"
     patches = models.create(name, num_classes=5).get_submodule(embedding)
     assert isinstance(patches, Patches)
@@ -234,7 +234,7 @@ def test_parameters_of_the_small_networks(
 
 def test_small_resnet18_keeps_the_image_until_the_second_stage() -> None:
     model = meta("small_resnet18", num_classes=10)
-    assert num_parameters(model) == 11_173_962  # as kuangliu/pytorch-cifar's
+    assert num_parameters(model) == 11_173_962  # as in kuangliu/pytorch-cifar
     stem = model.maxpool(
         model.act1(model.bn1(model.conv1(torch.empty(1, 3, 32, 32, device="meta"))))
     )

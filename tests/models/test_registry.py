@@ -1,4 +1,4 @@
-"""Names: known, unknown and timm's; what networks do in a step; what is refused."""
+"""Models by name: ours, timm's, and invalid arguments."""
 
 import subprocess
 import sys
@@ -43,8 +43,8 @@ def test_a_gsam_step_reaches_every_parameter(name: str, size: int, channels: int
         lambda: nn.functional.cross_entropy(model(images), labels)
     )
     assert torch.isfinite(report.gap)
-    # Heads and branches that start at zero stop the first pass: the second, where they moved,
-    # reaches the layers before them.
+    # Heads and branches that are initialised to zero stop the gradient of the first pass. At the
+    # perturbed weights they are not zero, and the second pass reaches the layers before them.
     for parameter in model.parameters():
         assert parameter.grad is not None
         assert torch.isfinite(parameter.grad).all()
@@ -151,7 +151,7 @@ def test_timm_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ImportError, match=f"timm must be installed to build '{name}', got ") as e:
         models.create(name, num_classes=3)
     assert str(e.value).endswith("Run pip install 'surrogap[train]'.")
-    models.create("small_mlp", num_classes=3)  # needs torch alone
+    models.create("small_mlp", num_classes=3)  # needs only torch
 
 
 def test_timm_is_loaded_when_a_network_needs_it() -> None:

@@ -1,4 +1,4 @@
-"""Small runs for the tests: a few images, a small network, a handful of steps."""
+"""Small runs for the tests: a few images, a small model, a few steps."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ TIMES = ("images_per_second", "seconds")
 def archive(
     path: Path, *, num_images: int = 32, size: int = 8, width: int | None = None, channels: int = 1
 ) -> Path:
-    """Noise in four classes, so 32 images make 4 batches of 8; grey, and square by default."""
+    """Write an archive of noise in four classes: 32 images are 4 batches of 8."""
     shape = (size, width or size, channels)
     labels = np.arange(num_images) % 4
     np.savez(
@@ -37,7 +37,7 @@ def archive(
 
 
 def config(folder: Path, **changes: Any) -> Config:
-    """3 epochs of 4 steps on a small MLP, in a folder that holds the images too."""
+    """Return the configuration of 3 epochs of 4 steps on a small MLP, with images in `folder`."""
     data = folder / "images.npz"
     if not data.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,14 +57,14 @@ def config(folder: Path, **changes: Any) -> Config:
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """The newest checkpoint of a run."""
+    """Return the newest checkpoint of a run."""
     found = Checkpoints(folder / "checkpoints").newest()
     assert found is not None
     return found
 
 
 def timeless(records: list[Record]) -> list[Record]:
-    """Records without what depends on the clock."""
+    """Return records without times."""
     return [{k: v for k, v in record.items() if k not in TIMES} for record in records]
 
 
@@ -73,7 +73,7 @@ def timeless_records(folder: Path) -> list[Record]:
 
 
 def leaves(tree: object, path: str = "") -> dict[str, Any]:
-    """All that nested dictionaries and lists hold, by its path."""
+    """Return the leaves of nested dictionaries and lists, by their path."""
     if isinstance(tree, Mapping):
         parts = [leaves(value, f"{path}/{key}") for key, value in tree.items()]
     elif isinstance(tree, list | tuple):
@@ -84,7 +84,7 @@ def leaves(tree: object, path: str = "") -> dict[str, Any]:
 
 
 def assert_same(one: object, other: object) -> None:
-    """Bit by bit the same tensors, and the same of all else; the clock is not looked at."""
+    """Assert that tensors are equal bit for bit, and everything else except times."""
     mine, theirs = leaves(one), leaves(other)
     assert mine.keys() == theirs.keys()
     for path, value in mine.items():
@@ -97,7 +97,7 @@ def assert_same(one: object, other: object) -> None:
 
 
 class Interrupting(ProgressDisplay):
-    """Asks the process to end, by a signal, when a step has been taken."""
+    """Display that sends a signal to the process after a step."""
 
     def __init__(self, at: int, number: signal.Signals = signal.SIGTERM) -> None:
         self.at = at

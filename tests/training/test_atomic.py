@@ -1,4 +1,4 @@
-"""Nothing is left behind where writing failed."""
+"""A write that fails leaves no files behind."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from surrogap.atomic import atomic_write
 
-# As on a disk that is full: no file may grow beyond 1,000 bytes.
+# Files are limited to 1,000 bytes, which fails like a full disk.
 LIMITED = """
 import resource, signal, sys
 from surrogap import cli

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, and reading one runs no code."""
+"""Checkpoints are atomic, and reading one runs no code."""
 
 import hashlib
 import io
@@ -64,7 +64,7 @@ def test_a_damaged_one_falls_back_with_a_warning(damage: str, tmp_path: Path) ->
             "appended": content + b"\0",
         }[damage]
     )
-    with pytest.warns(UserWarning, match="which is damaged. Delete it. The one before is used."):
+    with pytest.warns(UserWarning, match="which is damaged. Delete it. The previous one is used."):
         found = checkpoints.newest()
     assert found is not None
     assert found["step"] == 1
@@ -86,17 +86,15 @@ def test_where_all_are_damaged(tmp_path: Path) -> None:
         path.write_bytes(b"")
     with (
         pytest.warns(UserWarning, match="is damaged") as warned,
-        pytest.raises(
-            ValueError, match="checkpoints must include one that is whole, got 2 damaged"
-        ),
+        pytest.raises(ValueError, match="checkpoints must include an intact one, got 2 damaged"),
     ):
         checkpoints.newest()
-    is_used = ["The one before is used" in str(warning.message) for warning in warned]
+    is_used = ["The previous one is used" in str(warning.message) for warning in warned]
     assert is_used == [True, False]
 
 
 class Malicious:
-    """Unpickled by a careless reader, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,7 +104,7 @@ class Malicious:
 
 
 def disguised(content: bytes, folder: Path) -> Path:
-    """A file that passes for a checkpoint of step 7, its hash included."""
+    """Write a file that looks like a checkpoint of step 7, with a valid hash."""
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     path = folder / f"step-000000007-{digest}.pt"
     path.write_bytes(content)
@@ -119,18 +117,18 @@ def test_reading_executes_no_code(form: str, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer) if form == "torch.save" else pickle.dump(state, buffer, 2)
     content = buffer.getvalue()
-    # It would work: this is what a careless reader does.
+    # Unpickling without checks does run the code.
     buffer.seek(0)
     torch.load(buffer, weights_only=False) if form == "torch.save" else pickle.load(buffer)
     (tmp_path / "pwned").rmdir()
     path = disguised(content, tmp_path)
     with pytest.raises(
-        ValueError, match="checkpoint must hold tensors and numbers alone, got"
+        ValueError, match="checkpoint must contain only tensors and numbers, got"
     ) as raised:
         read(path)
-    assert "weights_only" not in str(raised.value)  # torch's advice, to unpickle it anyway
+    assert "weights_only" not in str(raised.value)  # torch's advice is to unpickle it anyway
     assert not (tmp_path / "pwned").exists()
-    with pytest.warns(UserWarning, match="tensors and numbers alone"), pytest.raises(ValueError):  # noqa: PT011
+    with pytest.warns(UserWarning, match="only tensors and numbers"), pytest.raises(ValueError):  # noqa: PT011
         Checkpoints(tmp_path).newest()
     assert not (tmp_path / "pwned").exists()
 
@@ -154,7 +152,7 @@ except RunFailedError as error:
 
 
 def test_a_full_disk_leaves_the_last_one_intact(tmp_path: Path) -> None:
-    """A limit on the size of files fails like a full disk: the system refuses to write on."""
+    """A limit on the size of files fails like a full disk."""
     checkpoints = saved(tmp_path, 1)
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -166,7 +164,7 @@ def test_a_full_disk_leaves_the_last_one_intact(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    message = r"Not a directory; there is no earlier one. Make the folder writable, then"
+    message = r"Not a directory; there is no previous one. Make the folder writable, then"
     with pytest.raises(RunFailedError, match=message):
         Checkpoints(tmp_path / "file" / "checkpoints").save(STATE, 1)
 
@@ -182,7 +180,7 @@ def test_an_error_of_torchs_own_stays_what_it_is(
         Checkpoints(tmp_path).save(STATE, 1)
 
 
-@pytest.mark.filterwarnings("ignore:checkpoint must hold")
+@pytest.mark.filterwarnings("ignore:checkpoint must contain")
 @pytest.mark.parametrize("state", [[1, 2], {"step": 7}, {"model": {}, "optimizer": [1]}])
 def test_a_state_of_something_else(state: Any, tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, steps=1)
@@ -193,9 +191,9 @@ def test_a_state_of_something_else(state: Any, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     disguised(buffer.getvalue(), folder)
-    message = "checkpoint must hold the state of a run|checkpoints must include one that is whole"
+    message = "checkpoint must have the state of a run|checkpoints must include an intact one"
     with pytest.raises(ValueError, match=message):
         train(config, resume=True)
-    message = "checkpoint must hold the weights|checkpoints must include one|weights must be"
+    message = "checkpoint must have the weights|checkpoints must include an|weights must be"
     with pytest.raises(ValueError, match=message):
         load_weights(nn.Linear(2, 2), config.folder, num_classes=2)

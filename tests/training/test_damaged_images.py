@@ -46,7 +46,7 @@ def test_damaged_files_are_left_out(
         outcome = train(config.override(skip_damaged=True), progress=LineDisplay())
     assert outcome.step == 3  # of 9 images
     assert capsys.readouterr().out.startswith("checked 20 of 20 image files\nsmall_mlp")
-    # Whatever reads the images later leaves out the same files, without another warning.
+    # Later readers leave out the same files, without another warning.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(Run.read(outcome.folder).splits().train) == 9

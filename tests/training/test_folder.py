@@ -1,4 +1,4 @@
-"""A run's folder is its own: nothing of anybody else's is overwritten."""
+"""The folder of a run: other files are never overwritten."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def refused(config: Config, message: str, *, resume: bool = False) -> None:
-    """A run is refused before it does anything."""
+    """Assert that a run raises an error and leaves its folder unchanged."""
     before = contents(config.folder.parent)
     with pytest.raises(ValueError, match=message):
         train(config, resume=resume)
@@ -40,7 +40,7 @@ def test_it_holds_the_configuration_and_the_versions(tmp_path: Path) -> None:
 def test_a_run_that_is_there(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, steps=1)
     train(config)
-    refused(config, "out must be a new folder, got .*, which holds this run already. Pass --resume")
+    refused(config, "out must be a new folder, got .*, which already has this run. Pass --resume")
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -66,16 +66,16 @@ def test_what_may_change(changes: dict[str, Any], tmp_path: Path) -> None:
     check_folder(small_runs.config(tmp_path, steps=2, **changes), resume=True)
 
 
-def test_somebody_elses_files(tmp_path: Path) -> None:
+def test_a_folder_with_other_files(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path)
     config.folder.mkdir()
     (config.folder / "thesis.tex").write_text("years of work")
     refused(
-        config, "out must be a new or empty folder, or a run's, got .*, which holds other files"
+        config, "out must be a new or empty folder, or that of a run, got .*, which has other files"
     )
 
 
-def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+def test_an_empty_folder_is_allowed(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, steps=1)
     config.folder.mkdir()
     assert train(config).step == 1
@@ -83,9 +83,7 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, out=str(tmp_path / "images.npz" / "run"))
-    with pytest.raises(
-        ValueError, match=r"out must be a folder that can be written, got .*Not a dir"
-    ):
+    with pytest.raises(ValueError, match=r"out must be a writable folder, got .*Not a dir"):
         prepare_folder(config, WORLD)
 
 

@@ -1,4 +1,4 @@
-"""What needs a GPU: captured runs, and runs that go on there."""
+"""Runs on a GPU: captured and resumed."""
 
 import json
 import math
@@ -71,7 +71,7 @@ def test_a_probe_leaves_a_captured_run_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("capture", [False, True])
-def test_a_run_goes_on(capture: bool, tmp_path: Path) -> None:
+def test_a_run_is_resumed(capture: bool, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"capture": capture, "augmentation": "medium"}
     train(small_runs.config(tmp_path / "whole", **GPU, **changes))
     halves = small_runs.config(tmp_path / "halves", **GPU, **changes)
@@ -81,7 +81,9 @@ def test_a_run_goes_on(capture: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_it_may_go_on_captured_or_not_and_elsewhere(optimizer: str, tmp_path: Path) -> None:
+def test_a_run_is_resumed_captured_or_not_and_on_another_device(
+    optimizer: str, tmp_path: Path
+) -> None:
     changes: dict[str, Any] = {"optimizer": optimizer, "lr": 1e-2}
     train(small_runs.config(tmp_path / "whole", **GPU, **changes))
     config = small_runs.config(tmp_path / "parts", **GPU, **changes)
@@ -105,7 +107,7 @@ def test_statistics_dropout_and_low_precision(precision: str, tmp_path: Path) ->
 def test_a_captured_loss_that_is_not_finite_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before a checkpoint is made of it, whatever the interval of the records."""
+    """The run stops before a checkpoint is saved, for any interval of the records."""
     whole = CUDAGraphStep.__call__
     steps = 0
 
@@ -116,7 +118,7 @@ def test_a_captured_loss_that_is_not_finite_ends_the_run(
 
     monkeypatch.setattr(CUDAGraphStep, "__call__", call)
     config = small_runs.config(tmp_path, capture=True, checkpoint_every=2, record_every=100, **GPU)
-    with pytest.raises(RunFailedError, match="got one that is not since the last record, up to"):
+    with pytest.raises(RunFailedError, match="got infinity or NaN since the last record, up to"):
         train(config)
     assert small_runs.state(config.folder)["step"] == 4
     assert read_records(config.folder)[-1]["kind"] == "failure"
@@ -138,14 +140,14 @@ def test_the_benchmark_of_the_loop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("capture", [False, True])
 def test_a_vit_whose_scores_are_low_has_a_finite_gradient(capture: bool, tmp_path: Path) -> None:
-    """Where all scores of a row are below -93, cuDNN's attention makes NaN of its gradient."""
+    """The gradient of cuDNN's attention is NaN if all scores of a row are below -93."""
     changes = {"model": "small_vit_narrow", "image_size": 32, "precision": "bf16"}
     config = small_runs.config(tmp_path, **GPU, **changes, capture=capture)
     parts = components_of(config, World(torch.device("cuda", 0)))
-    parts.model.head.weight.data.normal_()  # where it starts from, no gradient gets past it
+    parts.model.head.weight.data.normal_()  # its initial zeros would stop the gradient
     for block in parts.model.blocks:
         weights, biases = (p.data.unflatten(0, (3, -1)) for p in block.attn.qkv.parameters())
-        weights[:2] = biases[:2] = 0.0  # of queries and keys
+        weights[:2] = biases[:2] = 0.0  # those of queries and keys
         biases[0], biases[1] = 1.0, -120 * block.attn.head_dim**-0.5
     measures = parts.step(*next(iter(parts.images)))
     grad_norm = dict(zip(METRICS, measures.tolist(), strict=True))["grad_norm"]

@@ -29,7 +29,7 @@ def test_a_configuration_chooses_images_and_labels(tmp_path: Path) -> None:
     splits = images_of(config.data)
     assert (len(splits.train), len(splits.val or ())) == (16, 8)
     assert isinstance(splits.train, TensorSet)
-    # The images have the classes 0, 1, 2, 3, 0, ... in turn.
+    # The classes of the images are 0, 1, 2, 3, 0, ...
     assert splits.train.labels.tolist() == [1, 2, 3, 0] * 4
     assert len(components_of(config, WORLD).images) == 2
 

@@ -1,9 +1,9 @@
 """SIGKILL at random moments, 100 times: the run always ends with the same weights.
 
-Each life of the run is a fork of a process that has torch loaded already: a new interpreter would
-take seconds to start. That process is no other test's, for threads do not survive a fork. Moments
-are drawn from four times what a start takes, so that some strike while it starts, and most while it
-trains and saves, which it does after every step.
+The run is forked from a process that has loaded torch, since a new interpreter takes seconds to
+start. No other test uses that process, since threads do not survive a fork. The moments are uniform
+in four times the duration of a start, so that some kills come during the start, and most during
+training and saving, which happens after every step.
 """
 
 import os
@@ -26,7 +26,7 @@ SEED = int(os.environ.get("KILL_SEED", "0"))
 
 
 def fork(config: Config) -> int:
-    """Goes on with a run in a process of its own, and returns its number."""
+    """Resume a run in a forked process, and return its process ID."""
     child = os.fork()
     if child:
         return child
@@ -42,7 +42,7 @@ def fork(config: Config) -> int:
 
 
 def life(config: Config, seconds: float) -> bool:
-    """Whether a life of the run was ended by SIGKILL; it must end well if not."""
+    """Return True if SIGKILL ended the process; otherwise it must have succeeded."""
     child = fork(config)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
@@ -53,14 +53,15 @@ def life(config: Config, seconds: float) -> bool:
     return False
 
 
-class Torn:
-    """Tells when there is another half of a checkpoint than before."""
+class Unfinished:
+    """The unfinished file of a checkpoint that is being written."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "checkpoints" / "unfinished"
         self.seen = 0
 
     def is_new(self) -> bool:
+        """Return True if it is another file than at the last call."""
         before = self.seen
         self.seen = self.path.stat().st_mtime_ns if self.path.exists() else 0
         return self.seen not in (0, before)
@@ -71,25 +72,26 @@ def hundred_kills(tmp_path: Path) -> None:
     undisturbed = small_runs.config(tmp_path / "undisturbed", **settings)
     train(undisturbed)
     start = time.perf_counter()
-    train(undisturbed, resume=True)  # nothing but a start
+    train(undisturbed, resume=True)  # starts the run, without a checkpoint
     longest = 4 * (time.perf_counter() - start)
     expected = small_runs.state(undisturbed.folder)
     records = small_runs.timeless_records(undisturbed.folder)
 
     print(f"To draw the same moments: KILL_SEED={SEED}")
-    moments, num_kills, num_runs, num_torn = random.Random(SEED), 0, 0, 0
+    moments, num_kills, num_runs, num_unfinished = random.Random(SEED), 0, 0, 0
     while num_kills < NUM_KILLS:
         config = small_runs.config(tmp_path / f"run_{num_runs}", **settings)
         num_runs += 1
-        torn = Torn(config.folder)
+        unfinished = Unfinished(config.folder)
         while num_kills < NUM_KILLS and life(config, moments.uniform(0, longest)):
             num_kills += 1
-            num_torn += torn.is_new()
+            num_unfinished += unfinished.is_new()
         assert os.waitpid(fork(config), 0)[1] == 0
         small_runs.assert_same(small_runs.state(config.folder), expected)
         assert small_runs.timeless_records(config.folder) == records
-    print(f"{num_kills} kills, {num_torn} of them while a checkpoint was written; {num_runs} runs")
-    assert num_torn > 0
+    during = f"{num_unfinished} of them while a checkpoint was written"
+    print(f"{num_kills} kills, {during}; {num_runs} runs")
+    assert num_unfinished > 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

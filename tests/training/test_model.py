@@ -1,4 +1,4 @@
-"""Networks for the images at hand, dropout, and weights to start from."""
+"""The model of a configuration: image sizes, dropout, head and initial weights."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def splits(tmp_path: Path) -> Splits:
     return load(small_runs.archive(tmp_path / "images.npz"))
 
 
-def test_it_fits_the_images(splits: Splits, tmp_path: Path) -> None:
+def test_the_model_has_the_size_of_the_images(splits: Splits, tmp_path: Path) -> None:
     model = model_of(ModelConfig(name="small_mlp"), splits)
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
     model = model_of(ModelConfig(name="small_mlp", image_size=12), splits)
@@ -49,7 +49,7 @@ def test_dropout_makes_passes_differ(name: str, splits: Splits) -> None:
     x = torch.randn(2, 1, 8, 8)
     for drop, differs in ((0.0, False), (0.5, True)):
         model = model_of(ModelConfig(name=name, drop=drop), splits)
-        for parameter in model.parameters():  # a head of zeros would hide it
+        for parameter in model.parameters():  # a head of zeros would hide dropout
             nn.init.normal_(parameter, std=0.1)
         assert torch.equal(model(x), model(x)) is not differs
         assert torch.equal(model.eval()(x), model(x))
@@ -72,7 +72,7 @@ def test_the_biases_of_a_head(name: str, splits: Splits) -> None:
     model = model_of(ModelConfig(name=name, head_bias=-10.0), splits)
     biases = [parameter for parameter in model.parameters() if parameter.shape == (4,)]
     assert torch.equal(biases[-1], torch.full((4,), -10.0))
-    with torch.no_grad():  # so that only the head's biases are left
+    with torch.no_grad():  # only the biases of the head remain
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.zero_()
@@ -82,7 +82,9 @@ def test_the_biases_of_a_head(name: str, splits: Splits) -> None:
 def test_a_head_without_biases(splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 4, bias=False))
     monkeypatch.setattr("surrogap.training.model.create", lambda *_, **settings: bare)
-    message = "head_bias must be left out for small_mlp, whose head is no linear layer with a bias"
+    message = (
+        "head_bias must be left out for small_mlp, whose head is not a linear layer with a bias"
+    )
     with pytest.raises(ValueError, match=message):
         model_of(ModelConfig(name="small_mlp", head_bias=0.0), splits)
 
@@ -94,7 +96,7 @@ def test_weights_of_a_run_and_a_new_head(tmp_path: Path) -> None:
     other = load("embedded")
     model = model_of(ModelConfig(name="small_mlp", image_size=8, weights=str(config.folder)), other)
     own = model.state_dict()
-    assert own["5.weight"].shape == (10, 512)  # ten classes, and not four
+    assert own["5.weight"].shape == (10, 512)  # ten classes instead of four
     for name in ("1.weight", "3.bias"):
         assert torch.equal(own[name], trained[name])
 
@@ -112,9 +114,12 @@ def test_weights_of_a_file(tmp_path: Path, splits: Splits) -> None:
     [
         (
             "missing",
-            r"weights must be the network's own, got nothing for weight, which is \(4, 3\)",
+            r"weights must be those of the model, got nothing for weight, which has the shape",
         ),
-        ("shape", r"weights must be the network's own, got \(4, 5\) for weight, which is \(4, 3\)"),
+        (
+            "shape",
+            r"weights must be those of the model, got \(4, 5\) for weight, which has the shape",
+        ),
     ],
 )
 def test_weights_of_another_network(change: str, message: str, tmp_path: Path) -> None:
@@ -129,7 +134,7 @@ def test_weights_of_a_damaged_file(length: int, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file({"weight": torch.zeros(4, 3)}, path)
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ValueError, match=r"weights must be a .safetensors file that is whole, got"):
+    with pytest.raises(ValueError, match=r"weights must be an intact .safetensors file, got"):
         load_weights(nn.Linear(3, 4, bias=False), path, num_classes=4)
 
 

@@ -1,4 +1,4 @@
-"""Each objective has a configuration of its own, with the arguments of the catalog."""
+"""Each objective has its own configuration, with the arguments of the catalog."""
 
 from dataclasses import fields
 

@@ -45,9 +45,11 @@ KINDS = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_defaults_are_the_objectives_own(name: str) -> None:
-    """Of the command line too: what the documentation of each class says."""
+    """The defaults of the command line are those of the classes."""
     found = make(objective=name)
-    expected = {k: v for k, v in OBJECTIVES[name].arguments.items() if k != "eta"}  # a part's
+    expected = {
+        k: v for k, v in OBJECTIVES[name].arguments.items() if k != "eta"
+    }  # of its geometry
     assert type(found) is KINDS[name]
     assert {key: getattr(found, key) for key in expected} == expected
 
@@ -84,7 +86,11 @@ def test_some_steps_are_plain(changes: dict[str, Any], every: int, start: int) -
 
 def test_an_objective_must_be_used_before_the_end() -> None:
     assert isinstance(make(objective="sam", epochs=3, start_epoch=2), Intermittent)
-    with pytest.raises(ValueError, match="start_epoch must be before the run's end, got 3 with 10"):
+    with pytest.raises(
+        ValueError, match="start_epoch must be before the end of the run, got 3 with 10"
+    ):
         make(objective="sam", epochs=3, start_epoch=3)
-    with pytest.raises(ValueError, match="start_epoch must be before the run's end, got 2 with 10"):
+    with pytest.raises(
+        ValueError, match="start_epoch must be before the end of the run, got 2 with 10"
+    ):
         make(objective="sam", steps=20, start_epoch=2)

@@ -55,7 +55,9 @@ def test_adabelief_where_its_package_is() -> None:
 def test_adabelief_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("adabelief_pytorch", "pytorch_optimizer"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match="optimizer must have its package installed, got adabel"):
+    with pytest.raises(
+        ImportError, match="pytorch_optimizer must be installed for adabelief, got neither"
+    ):
         optimizer_of(OptimizerConfig(name="adabelief"), model())
 
 
@@ -66,7 +68,7 @@ def test_adabelief_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         (OptimizerConfig(name="adamx"), "got 'adamx'. The closest is 'adam"),
         (
             OptimizerConfig(name="sgd", momentum=0.0, nesterov=True),
-            "optimizer must suit the network and its settings, got sgd, which says: Nesterov",
+            "optimizer must suit the model and the settings, got sgd: Nesterov",
         ),
     ],
 )
@@ -77,7 +79,9 @@ def test_what_is_refused(config: OptimizerConfig, message: str) -> None:
 
 def test_weight_decay_where_there_is_none() -> None:
     optimizer_of(OptimizerConfig(name="rprop"), model())
-    with pytest.raises(ValueError, match="weight_decay must be 0 for rprop, which has none, got 1"):
+    with pytest.raises(
+        ValueError, match="weight_decay must be 0 for rprop, which does not support it, got 1"
+    ):
         optimizer_of(OptimizerConfig(name="rprop", weight_decay=1.0), model())
 
 
@@ -111,7 +115,9 @@ def test_constant_and_epochs_of_warm_up_and_a_single_step() -> None:
 
 
 def test_warm_up_must_end() -> None:
-    with pytest.raises(ValueError, match="warmup_steps must be fewer than the run's steps, got 10"):
+    with pytest.raises(
+        ValueError, match="warmup_steps must be fewer than the steps of the run, got 10"
+    ):
         rates(warmup_steps=10)
 
 

@@ -1,4 +1,4 @@
-"""Records say what happened: in JSON, for TensorBoard, and to whoever watches."""
+"""Records: in JSON, for TensorBoard and on the display."""
 
 import errno
 import io
@@ -41,14 +41,16 @@ def test_lines_of_a_run(tmp_path: Path) -> None:
         assert record["gap"] == pytest.approx(record["perturbed_loss"] - record["loss"], abs=1e-5)
         assert record["rho"] == pytest.approx(0.1 + record["lr"])  # from 0.2 at 0.1 to 0.1 at 0
         assert record["images_per_second"] > 0
-    for quantity in METRICS[:7]:  # an epoch is two intervals
+    for quantity in METRICS[:7]:  # an epoch has two intervals
         means = [
             (a[quantity] + b[quantity]) / 2 for a, b in zip(steps[::2], steps[1::2], strict=True)
         ]
         assert [epoch[quantity] for epoch in epochs] == pytest.approx(means, rel=1e-4)
 
 
-def test_evaluation_is_no_time_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_does_not_count_as_training_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow(*_: object, **__: object) -> Scores:
         time.sleep(0.5)
         return Scores(0.5, 0.5, 1.0, 0.1, 16)
@@ -95,14 +97,14 @@ def test_tensorboard_beside_it(tmp_path: Path) -> None:
 
 def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match="tensorboard must be installed to write for it, got"):
+    with pytest.raises(ImportError, match="tensorboard must be installed, got"):
         Records(tmp_path, tensorboard=True)
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     first = Records(tmp_path)
     first.write({"kind": "step", "step": 1})
-    with pytest.raises(ValueError, match="out must be a folder that no other process trains in"):
+    with pytest.raises(ValueError, match="out must not be in use by another process"):
         Records(tmp_path)
     assert read_records(tmp_path) == [{"kind": "step", "step": 1}]
     first.close()
@@ -116,7 +118,7 @@ def test_half_a_line_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [b"", b'{"kind": "step", "step": 1}\n{"ste'])
-def test_records_that_were_lost_stay_lost(left: bytes, tmp_path: Path) -> None:
+def test_missing_records_are_a_warning(left: bytes, tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_bytes(left)
     with pytest.warns(UserWarning, match=f"got {len(left)} of 80 bytes"):
         records = Records(tmp_path, position=80)
@@ -126,7 +128,7 @@ def test_records_that_were_lost_stay_lost(left: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"garbage", b"\0\0", b"\xff", b"[1, 2]", b"{}", b"[" * 100_000])
-def test_damaged_records_are_found_before_a_run_goes_on(line: bytes, tmp_path: Path) -> None:
+def test_damaged_records_are_found_before_a_run_is_resumed(line: bytes, tmp_path: Path) -> None:
     content = b'{"kind": "step", "step": 1}\n' + line + b"\n"
     (tmp_path / "records.jsonl").write_bytes(content)
     message = "records must be JSON objects with kind and step, got something else in line 2 of"
@@ -173,7 +175,7 @@ def test_a_disk_that_is_full_for_tensorboard(
         Records(tmp_path, tensorboard=True)
 
 
-def test_meters_skip_pauses_and_go_on() -> None:
+def test_meters_skip_pauses_and_are_resumed() -> None:
     meter, row = Meter(WORLD), torch.arange(float(len(METRICS)))
     assert math.isnan(meter.means()["loss"])
     meter.add(row)
@@ -186,7 +188,7 @@ def test_meters_skip_pauses_and_go_on() -> None:
 
 
 def test_a_mean_is_over_the_steps_that_measured_it() -> None:
-    """Plain steps among others have no second pass, and overflows have no finite norm."""
+    """Plain steps have no second pass, and steps with an overflow no finite norm."""
     meter = Meter(WORLD)
     plain = {"loss": 3.0, "grad_norm": 4.0, "value": 3.0, "overflow": 0.0}
     perturbed = {"perturbed_loss": 7.0, "perturbed_grad_norm": 2.0, "value": 7.0, "overflow": 0.0}
@@ -202,7 +204,7 @@ def test_a_mean_is_over_the_steps_that_measured_it() -> None:
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf])
 def test_a_lost_value_is_not_left_out(lost: float) -> None:
-    """Captured runs are stopped by it."""
+    """It stops captured runs."""
     meter = Meter(WORLD)
     for value in (1.0, lost, 1.0):
         meter.add(torch.full((len(METRICS),), value))
@@ -229,7 +231,7 @@ def test_a_run_without_its_loss_records_the_perturbed_one(
 
 
 def test_plain_steps_spare_the_means(tmp_path: Path) -> None:
-    """In 4 steps with 2 and 4 of the objective's, the gap is that of the objective's."""
+    """The mean gap is over the steps that use the objective."""
     changes: dict[str, Any] = {"objective": "sam", "rho": 0.1, "steps": 4, "momentum": 0.0}
     every = small_runs.config(tmp_path / "every", **changes, every=2, record_every=1)
     together = small_runs.config(tmp_path / "together", **changes, every=2, record_every=4)
@@ -250,7 +252,7 @@ RECORDS: list[dict[str, Any]] = [
 ]
 
 
-def test_lines_tell_of_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_for_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     lines = progress.display_for_stdout()
     assert isinstance(lines, progress.LineDisplay)
     lines.start("net gsam", 0, 4)
@@ -264,7 +266,7 @@ def test_lines_tell_of_epochs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "skipped a step: its loss is not finite (2 in a row)" in skip
 
 
-def test_lines_tell_of_long_epochs(
+def test_lines_within_long_epochs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -299,9 +301,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("width", [70, 80])
-def test_a_narrow_terminal_has_room_for_bar_and_time(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_terminal_shows_bar_and_time(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
     monkeypatch.setattr(progress, "Console", lambda: screen)
     bar = progress.BarDisplay()
@@ -330,7 +330,7 @@ def test_lines_of_long_runs_fit_80_columns(capsys: pytest.CaptureFixture[str]) -
     measures = dict.fromkeys(("loss", "gap", "accuracy", "test_loss", "images_per_second"), 0.1)
     lines = progress.LineDisplay()
     lines.start("small_resnet18_narrow gsam", 0, 900_000)
-    lines._began -= 90_000
+    lines._start -= 90_000
     epoch = {"kind": "epoch", "step": 100_000, "epoch": 100, "test_accuracy": 0.8123}
     lines.record(measures | epoch)
     line = capsys.readouterr().out.splitlines()[-1]

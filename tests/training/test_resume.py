@@ -1,4 +1,4 @@
-"""A run that was interrupted ends as one that was not, bit by bit."""
+"""A run that was interrupted and resumed is bit-identical to one that was not."""
 
 import signal
 from pathlib import Path
@@ -11,7 +11,7 @@ from surrogap.training.run import train
 from tests.data.synthetic import folder as image_folder
 from tests.training import small_runs
 
-# Every objective, with those settings of it that count or draw.
+# Every objective, with its settings that have a state or use random numbers.
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "vanilla": {},
     "sam": {"rho": 0.1},
@@ -26,7 +26,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "gsam, at some steps": {"rho": 0.1, "rho_inverse_sqrt": True, "every": 2, "start_epoch": 1},
     "entropy-sgd": {"inner_steps": 2, "noise": 0.1, "scoping": 0.01},
 }
-# Mixup, RandAugment, dropout, BatchNorm and a shuffled order: all that is drawn or counted.
+# Mixup, RandAugment, dropout, BatchNorm and shuffling: everything with a state or randomness.
 HARD = {"model": "small_resnet18_narrow", "augmentation": "medium", "drop": 0.3}
 
 
@@ -35,7 +35,7 @@ def objective(name: str) -> dict[str, Any]:
 
 
 def interrupted(folder: Path, at: list[int], **changes: Any) -> Path:
-    """A run that is stopped after some of its steps, and goes on each time."""
+    """Train a run that is stopped after some of its steps, and resumed each time."""
     config = small_runs.config(folder, **changes)
     for step in at:
         outcome = train(config, resume=True, progress=small_runs.Interrupting(step))
@@ -133,7 +133,7 @@ def test_another_seed_is_another_run(tmp_path: Path) -> None:
 
 
 def test_records_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
-    """Killed after step 4's record, with a checkpoint of step 3: step 4 is recorded once."""
+    """Killed after the record of step 4, with a checkpoint of step 3: step 4 is recorded once."""
     config = small_runs.config(tmp_path, record_every=1, checkpoint_every=3)
     train(config, resume=True, progress=small_runs.Interrupting(3))
     records = config.folder / "records.jsonl"

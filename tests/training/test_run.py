@@ -1,4 +1,4 @@
-"""How a run ends: at its last step, by a signal, by a loss that is not finite, by a full disk."""
+"""The end of a run: its last step, a signal, a non-finite loss, a full disk."""
 
 import errno
 import math
@@ -78,7 +78,7 @@ def test_a_second_interrupt_does_not_wait() -> None:
 
 
 def test_sigterm_may_come_twice() -> None:
-    """To all processes of a job, and from torchrun, which is one of them and sends it on."""
+    """From the scheduler to all processes of a job, and from torchrun, which forwards it."""
     with stop_requests() as requests:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -94,7 +94,7 @@ def test_other_threads_hear_no_signals(tmp_path: Path) -> None:
 
 
 def losing(monkeypatch: pytest.MonkeyPatch, is_lost: Any) -> None:
-    """Losses become NaN where `is_lost` of the number of the pass, from 1."""
+    """Make the loss of pass n, from 1, NaN if `is_lost(n)`."""
     whole, num_passes = EagerStep._loss_and_accuracy, 0
 
     def loss_and_accuracy(self: EagerStep, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ def kinds(config: Config) -> list[tuple[str, int]]:
 def test_a_loss_that_is_not_finite_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step 2 does nothing, so three steps end where two with their learning rates do."""
+    """Step 2 is skipped: three steps give the weights of the other two."""
     config = small_runs.config(
         tmp_path, objective="vanilla", steps=3, decay="constant", momentum=0.0, record_every=3
     )
@@ -130,8 +130,8 @@ def test_a_loss_that_is_not_finite_is_skipped(
 
 def test_after_too_many_the_run_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_runs.config(tmp_path, objective="vanilla", max_skipped=2, checkpoint_every=1)
-    losing(monkeypatch, lambda n: n == 2 or n >= 4)  # once alone, which is no reason to stop
-    with pytest.raises(RunFailedError, match="loss must be finite, got one that is not in 3 steps"):
+    losing(monkeypatch, lambda n: n == 2 or n >= 4)  # a single one does not stop the run
+    with pytest.raises(RunFailedError, match="loss must be finite, got infinity or NaN in 3 steps"):
         train(config)
     skips = [record for record in kinds(config) if record[0] == "skip"]
     assert skips == [("skip", 2), ("skip", 4), ("skip", 5), ("skip", 6)]
@@ -143,7 +143,7 @@ def test_after_too_many_the_run_stops(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_run_ends_well_only_if_its_last_scores_are_finite(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, objective="vanilla", steps=2, decay="constant", lr=1e15)
-    with pytest.raises(RunFailedError, match="got one that is not when the model was evaluated"):
+    with pytest.raises(RunFailedError, match="got infinity or NaN when the model was evaluated"):
         train(config)
     assert read_records(config.folder)[-1]["kind"] == "failure"
 
@@ -156,7 +156,7 @@ def test_skips_in_a_row_are_counted_on(tmp_path: Path, monkeypatch: pytest.Monke
         train(config, resume=True)
 
 
-def test_images_that_have_changed_are_told(tmp_path: Path) -> None:
+def test_images_that_have_changed(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path)
     train(config, resume=True, progress=small_runs.Interrupting(3))
     data = tmp_path / "images.npz"
@@ -164,7 +164,9 @@ def test_images_that_have_changed_are_told(tmp_path: Path) -> None:
         arrays = dict(archive)
     np.savez(data, **arrays | {"classes": np.array([*arrays["classes"], "another"])})
     before = small_runs.state(config.folder)["step"]
-    with pytest.raises(ValueError, match=r"whose checkpoint differs .* Have the images changed\?"):
+    with pytest.raises(
+        ValueError, match=r"whose checkpoint differs .* Check that the images are the same"
+    ):
         train(config, resume=True)
     assert small_runs.state(config.folder)["step"] == before
 
@@ -175,7 +177,7 @@ def test_an_overflow_lowers_the_scale_and_is_counted(tmp_path: Path, objective: 
     config = small_runs.config(tmp_path, precision="fp16", objective=objective, **changes)
     assert train(config).step == 16
     record = read_records(config.folder)[-1]
-    assert record["overflows"] >= 1  # 2^16 times these gradients is beyond fp16
+    assert record["overflows"] >= 1  # 2^16 times these gradients overflows fp16
     assert record["overflows"] < 16
     assert record["grad_norm"] > 0.1
 
@@ -201,14 +203,19 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"capture": True}, "capture must be for one process on a CUDA device, got device cpu"),
-        ({"device": "nonsense"}, "device must be one that torch finds here, got 'nonsense'"),
-        ({"device": "meta"}, "device must be one that computes, got 'meta'"),
+        (
+            {"capture": True},
+            "capture must be used with one process on a CUDA device, got device cpu",
+        ),
+        ({"device": "nonsense"}, "device must be available, got 'nonsense'"),
         ({"batch_size": 64}, "batch_size must leave a full batch"),
-        ({"warmup_steps": 12}, "warmup_steps must be fewer than the run's steps, got 12 of 12"),
+        (
+            {"warmup_steps": 12},
+            "warmup_steps must be fewer than the steps of the run, got 12 of 12",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(
+def test_invalid_settings_are_refused_before_training(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     config = small_runs.config(tmp_path, **changes)
@@ -218,13 +225,13 @@ def test_what_cannot_be_is_refused_at_once(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(ValueError, match="device must be one that torch finds here, got 'cuda'"):
+def test_a_device_that_is_not_available() -> None:
+    with pytest.raises(ValueError, match="device must be available, got 'cuda'"):
         device_of("cuda")
     assert device_of("auto") == torch.device("cpu")
 
 
-def test_downloads_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_process_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     real = images_of.__globals__["load"]
 

@@ -1,4 +1,4 @@
-"""A step does what its lines say: autocast, micro-batches, clipping, the optimizer."""
+"""The training step: autocast, micro-batches, clipping and the update."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ from tests import equality, toy_models
 from tests.training import small_runs
 
 WORLD = World(torch.device("cpu"))
-# A step of length 1 along the direction, so that it can be read off the weights.
+# With lr = 1 the change of the weights is the direction.
 PLAIN: dict[str, Any] = {"lr": 1.0, "momentum": 0.0, "batch_size": 8}
 
 
@@ -28,7 +28,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def direction(model: nn.Module, **changes: Any) -> tuple[Tensor, dict[str, float]]:
-    """Where a step takes a copy of a model, and what it measured."""
+    """Return the weights of a copy of a model after a step, and the metrics."""
     config = Config().override(**(PLAIN | changes))
     model = copy.deepcopy(model)
     step, before = eager(config, model), nn.utils.parameters_to_vector(model.parameters())
@@ -71,7 +71,7 @@ def test_micro_batches_that_share_a_perturbation_change_nothing() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_micro_batches_with_a_perturbation_each(precision: str) -> None:
-    """The mean of the directions of the parts (m-sharpness), and of what they measure."""
+    """The means of the directions of the micro-batches (m-sharpness) and of their metrics."""
     model, (x, y) = toy_models.mlp(), batch()
     changes = {"micro_batches": 2, "perturbation": "each", "precision": precision}
     moved, measures = direction(model, objective="sam", rho=0.1, **changes)
@@ -108,7 +108,7 @@ def test_walks_of_micro_batches_are_averaged() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_clipping_shortens_the_direction(precision: str) -> None:
-    """With fp16, the norm is that of the unscaled direction."""
+    """With fp16, clipping uses the norm of the unscaled direction."""
     moved, _ = direction(toy_models.mlp(), clip_norm=0.01, precision=precision)
     assert float(moved.norm()) == pytest.approx(0.01, rel=1e-3)
 
@@ -142,7 +142,7 @@ def test_channels_last_is_the_same(tmp_path: Path) -> None:
     )
 
 
-def test_a_climb_on_a_part_of_the_batch() -> None:
+def test_a_climb_on_a_fraction_of_the_batch() -> None:
     model, (x, y) = toy_models.mlp(), batch()
     moved, measures = direction(model, objective="sam", rho=0.1, climb_fraction=0.25)
     copied = copy.deepcopy(model)
@@ -174,8 +174,8 @@ LOST: list[dict[str, Any]] = [
 def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(
     changes: dict[str, Any], perturbation: str
 ) -> None:
-    """Weights, statistics, momentum and counters, whichever pass has lost it."""
-    model = toy_models.convnet()  # with statistics, which such a batch would spoil
+    """Weights, buffers, momentum and counters are unchanged, for a loss of either pass."""
+    model = toy_models.convnet()  # with BatchNorm statistics, which such a batch would make NaN
     changes = PLAIN | changes | {"perturbation": perturbation, "micro_batches": 2}
     step = eager(Config().override(**changes), model)
     x, y = batch()
@@ -193,8 +193,8 @@ def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_every_pass_is_looked_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss that only one pass of two micro-batches has lost, and one question for all."""
+def test_the_loss_of_every_pass_is_checked(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NaN in one pass of two micro-batches is found, by one check for all passes."""
     step = eager(Config().override(**PLAIN, objective="sam", micro_batches=2), toy_models.convnet())
     before, whole, num_passes, asked = equality.bits(step.model), step._loss_and_accuracy, 0, 0
 
@@ -220,7 +220,7 @@ def test_every_pass_is_looked_at(number: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_compiled_is_close(tmp_path: Path) -> None:
-    """With the backend that runs the traced graph as it is, since others need a C++ compiler."""
+    """With the backend "eager", since others need a C++ compiler."""
     config = small_runs.config(tmp_path, compile=True)
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:

@@ -1,1 +1,1 @@
-"""The system: from a configuration to a trained network, with records and checkpoints."""
+"""The training system: a run from one configuration, with records and checkpoints."""

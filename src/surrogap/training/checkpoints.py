@@ -1,11 +1,10 @@
-"""Checkpoints that are whole or not there: files of tensors and numbers, and of nothing else.
+"""Checkpoints: atomic, with a checksum, and readable by any number of processes.
 
-A checkpoint is written to a file that has no name yet, forced to the disk, and then renamed, so a
-process may die at any moment. Its name holds the hash of its contents, so that damage is found and
-the checkpoint before it is used: there are always two. Reading executes no pickled code, whatever
-the file holds (`weights_only=True`). torch.distributed.checkpoint's own format would unpickle its
-metadata, so processes gather what they hold, and the first writes one file (`state.py`): any
-number of processes can read it.
+A checkpoint is written to a temporary file, flushed to the disk and renamed, so a process may die
+at any moment. Its name contains the hash of its contents. If it is damaged, the previous one is
+used: the last two are kept. Reading never executes pickled code (`weights_only=True`). The format
+of torch.distributed.checkpoint would unpickle its metadata, so the processes gather their states,
+and the first writes one file; see `state.py`.
 """
 
 import contextlib
@@ -32,10 +31,10 @@ State = dict[str, Any]
 
 @final
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of a run.
 
     Args:
-        folder: Where they are.
+        folder: Their folder.
 
     >>> import tempfile
     >>> checkpoints = Checkpoints(Path(tempfile.mkdtemp()))
@@ -48,13 +47,13 @@ class Checkpoints:
         self.folder = folder
 
     def paths(self) -> list[Path]:
-        """The files that there are, by their step."""
+        """Return the files, ordered by step."""
         if not self.folder.is_dir():
             return []
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
     def save(self, state: State, step: int) -> Path:
-        """Writes a checkpoint, and deletes those that are two or more behind it.
+        """Write a checkpoint, and delete all but the last two.
 
         Raises:
             RunFailedError: The disk is full, or the folder cannot be written.
@@ -66,40 +65,40 @@ class Checkpoints:
             os.replace(temporary, path)
             sync(self.folder)
         except OSError as error:
-            with contextlib.suppress(OSError):  # there may be none, nor a folder
+            with contextlib.suppress(OSError):  # the file, or the folder, may not exist
                 temporary.unlink()
             raise RunFailedError(self._full(error)) from error
-        # What is ahead was damaged, or the run would have gone on from there.
+        # Checkpoints of later steps are damaged: otherwise the run had resumed from them.
         behind = [old for old in self.paths() if old != path and step_of(old) < step]
         for old in set(self.paths()) - {path, *behind[1 - KEPT :]}:
             old.unlink()
         return path
 
     def newest(self) -> State | None:
-        """The newest checkpoint that is whole, or None where there is none at all.
+        """Return the newest intact checkpoint, or None if there are no checkpoints.
 
-        Warns of each that is damaged.
+        Warns of each damaged checkpoint.
 
         Raises:
-            ValueError: There are some, and none is whole.
+            ValueError: All checkpoints are damaged.
         """
         paths = self.paths()
         for index, path in reversed(list(enumerate(paths))):
             try:
                 return read(path)
             except ValueError as error:
-                ending = " The one before is used." if index else ""
+                ending = " The previous one is used." if index else ""
                 warnings.warn(f"{error}{ending}", stacklevel=2)
         if paths:
             raise InvalidValueError(
-                f"checkpoints must include one that is whole, got {len(paths)} damaged in "
-                f"{self.folder}. Delete the run's folder to start from the first step."
+                f"checkpoints must include an intact one, got {len(paths)} damaged in "
+                f"{self.folder}. Delete the run's folder to start again."
             )
         return None
 
     def _full(self, error: OSError) -> str:
         paths = self.paths()
-        last = f"{paths[-1].name} is intact" if paths else "there is no earlier one"
+        last = f"{paths[-1].name} is intact" if paths else "there is no previous one"
         return (
             f"Cannot write a checkpoint to {self.folder}: {error.strerror}; {last}. "
             f"{disk_remedy(error)}, then pass --resume."
@@ -107,16 +106,16 @@ class Checkpoints:
 
 
 def step_of(path: Path) -> int:
-    """After how many steps a checkpoint was written, from its name."""
+    """Return the step of a checkpoint, from its name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else -1
 
 
 def read(path: Path) -> State:
-    """What a checkpoint holds, with all tensors on the CPU.
+    """Read a checkpoint, with all tensors on the CPU.
 
     Raises:
-        ValueError: The file is damaged, or holds something else than tensors and numbers.
+        ValueError: The file is damaged, or contains other objects than tensors and numbers.
     """
     match = _NAME.fullmatch(path.name)
     try:
@@ -124,30 +123,30 @@ def read(path: Path) -> State:
             digest = _digest(file)
             if match is None or digest != match[2]:
                 raise InvalidValueError(
-                    f"checkpoint must have the contents that its name tells, got {path}, which is "
-                    "damaged. Delete it."
+                    f"checkpoint must match the hash in its name, got {path}, which is damaged. "
+                    "Delete it."
                 )
             file.seek(0)
             state: State = torch.load(file, map_location="cpu", weights_only=True)
             if not isinstance(state, dict):
                 raise RuntimeError(f"a {type(state).__name__}")
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        # torch's own words would advise to unpickle it without checks.
+        # The message of torch would advise weights_only=False.
         is_other = isinstance(error, pickle.UnpicklingError)
         reason = "other objects" if is_other else str(error).partition("\n")[0]
         raise InvalidValueError(
-            f"checkpoint must hold tensors and numbers alone, got {path} ({reason}). Delete it."
+            f"checkpoint must contain only tensors and numbers, got {path} ({reason}). Delete it."
         ) from error
     return state
 
 
 def _write(state: State, path: Path) -> str:
-    """Writes a state to the disk, and returns the hash of what was written."""
+    """Write a state to the disk, and return the hash of the file."""
     with path.open("wb") as file:
         sink = _Sink(file)
         try:
             torch.save(state, cast(BinaryIO, sink))
-        except RuntimeError:  # torch's own words for an error of the sink
+        except RuntimeError:  # torch hides an OSError of the file
             if sink.error is None:
                 raise
             raise sink.error from None
@@ -168,7 +167,7 @@ def _hash() -> "hashlib.blake2b":
 
 
 class _Sink:
-    """A file that hashes what is written, and remembers why it could not be."""
+    """A file that hashes what is written, and keeps the error if writing fails."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.hash = _hash()

@@ -1,4 +1,4 @@
-"""The objects that train, from a configuration: the images, the network, the step."""
+"""The components of a run, built from its configuration: loaders, model, optimizer, step."""
 
 from dataclasses import dataclass
 from typing import final
@@ -24,17 +24,17 @@ from surrogap.training.step import CUDAGraphStep, EagerStep, Step
 @final
 @dataclass(frozen=True)
 class Components:
-    """The objects of a run.
+    """The components of a run.
 
     Attributes:
-        images: The batches to train on.
-        eval_images: The batches to evaluate on, by the name of their split.
-        model: The network, as it is trained.
-        optimizer: What moves its weights.
-        objective: What is minimised.
+        images: The loader of the training images.
+        eval_images: The loaders for evaluation, by the name of their split.
+        model: The model, wrapped for its processes.
+        optimizer: The optimizer.
+        objective: The objective.
         rate: The learning rate of each step.
-        step: Takes one.
-        num_steps: How many steps the run has.
+        step: The training step.
+        num_steps: The number of steps of the run.
     """
 
     images: Loader
@@ -53,13 +53,13 @@ def components_of(config: Config, world: World, on_checked: OnChecked | None = N
     The same seed gives the same weights on any number of processes.
 
     Args:
-        config: The run's.
+        config: The configuration of the run.
         world: Its processes.
         on_checked: Called with the number of image files that were checked, and the number of all.
 
     Raises:
         ImportError: A package is not installed.
-        ValueError: The images are not there, or what is asked for does not fit together.
+        ValueError: The images are missing or damaged, or settings do not fit together.
 
     >>> components = components_of(Config().override(model="small_mlp"), World(torch.device("cpu")))
     >>> components.num_steps
@@ -77,7 +77,7 @@ def components_of(config: Config, world: World, on_checked: OnChecked | None = N
     rate = LearningRate(config.schedule, config.optimizer.lr, num_steps, len(images))
     kind = CUDAGraphStep if config.execution.capture else EagerStep
     step = kind(config, model, objective, optimizer, loss_of(config.objective), world)
-    # From here on, each process draws its own numbers: of dropout, say.
+    # From here on, each process has its own random numbers, such as those of dropout.
     torch.manual_seed(config.execution.seed + world.rank)
     return Components(images, eval_images, model, optimizer, objective, rate, step, num_steps)
 
@@ -132,10 +132,10 @@ def _check(config: Config, world: World) -> None:
     if batch_size % (world.size * execution.micro_batches):
         raise InvalidValueError(
             f"batch_size must be a multiple of processes and micro-batches, got {batch_size} for "
-            f"{world.size} processes with {execution.micro_batches} each. Pass such a one."
+            f"{world.size} processes with {execution.micro_batches} each. Pass a multiple."
         )
     if execution.capture and (world.device.type != "cuda" or world.is_shared):
         got = "several processes" if world.is_shared else f"device {world.device}"
         raise InvalidValueError(
-            f"capture must be for one process on a CUDA device, got {got}. Pass --no-capture."
+            f"capture must be used with one process on a CUDA device, got {got}. Pass --no-capture."
         )

@@ -1,15 +1,15 @@
 """The configuration of a run: every setting of the training system, as dataclasses.
 
-A `Config` has a group for each part of the system. It is checked when it is made, written to the
-run's folder as JSON, and is what `surrogap train` takes: one flag for each field. The flag of a
-group's field `name` is the group's name, and the other flags are the fields' own. So
+A `Config` consists of groups of fields. It is checked when it is built, and written to the run's
+folder as JSON. `surrogap train` has one flag for each field: for the field `name` of a group the
+flag is the name of the group, and for all others it is the name of the field. So
 `Config(objective=SAMConfig(rho=0.1))` is `--objective sam --rho 0.1`, and
 `config.override(objective="sam", rho=0.1)` changes both in an existing configuration. The group of
-the objective has the fields that the chosen objective uses; any other is an error.
+the objective has only the fields that the chosen objective uses.
 
 A recipe is a function without arguments that returns a `Config`. `surrogap.experiments.recipes` has
-them by name, as `RECIPES`, and `surrogap train --recipe NAME` takes its defaults from there. This
-module imports no torch, and that one need not either: that is why `surrogap --help` is quick.
+them by name, as `RECIPES`, and `surrogap train --recipe NAME` takes its defaults from there. These
+modules do not import torch, so that `surrogap --help` is quick.
 """
 
 import dataclasses
@@ -53,17 +53,14 @@ __all__ = [
     "ScheduleConfig",
 ]
 
-# Fields that no objective has together: earlier versions had one group for all objectives.
-_OF_SEVERAL_OBJECTIVES = {"alpha", "lam", "gamma"}
-
 
 @final
 @dataclass(frozen=True)
 class Config:
-    """A run.
+    """The configuration of a run.
 
     Attributes:
-        model: The network.
+        model: The model.
         data: The images.
         objective: The objective.
         optimizer: The optimizer.
@@ -73,7 +70,7 @@ class Config:
 
     Raises:
         TypeError: A value has the wrong type.
-        ValueError: A value is unknown or out of bounds, or two do not go together.
+        ValueError: A value is unknown or out of bounds, or two values do not fit together.
 
     >>> config = Config().override(objective="sam", rho=0.1)
     >>> config.override(rho=0.2, lr=0.05).objective.rho
@@ -94,7 +91,7 @@ class Config:
         if self.data.batch_size % self.execution.micro_batches:
             raise InvalidValueError(
                 f"micro_batches must divide batch_size, got {self.execution.micro_batches} and "
-                f"batch_size={self.data.batch_size}. Pass parts of one size."
+                f"batch_size={self.data.batch_size}. Pass a divisor of the batch size."
             )
         lr, lr_min = self.optimizer.lr, self.schedule.lr_min
         if lr_min > lr:
@@ -107,23 +104,23 @@ class Config:
         self._check_radius()
 
     def _check_walks(self) -> None:
-        """A captured step divides losses, and EntropySGD's direction does not follow them."""
+        """A captured step divides losses, and EntropySGD's direction is not linear in them."""
         execution = self.execution
         has_walks = (
             isinstance(self.objective, EntropySGDConfig) and execution.perturbation == "each"
         )
         if has_walks and execution.capture and execution.micro_batches > 1:
             raise InvalidValueError(
-                "perturbation must be shared for entropy-sgd where a step is captured, got each. "
+                "perturbation must be shared for entropy-sgd with capture, got each. "
                 "Pass --perturbation shared, or --no-capture."
             )
 
     def _check_climb(self) -> None:
-        objective, num_parts = self.objective, self.execution.micro_batches
-        if isinstance(objective, AscentConfig) and objective.climb_fraction < 1 and num_parts > 1:
+        objective, number = self.objective, self.execution.micro_batches
+        if isinstance(objective, AscentConfig) and objective.climb_fraction < 1 and number > 1:
             raise InvalidValueError(
-                f"climb_fraction must be 1 where a batch is split into micro-batches, got "
-                f"{objective.climb_fraction} and micro_batches={num_parts}. Pass one of the two."
+                f"climb_fraction must be 1 with micro-batches, got {objective.climb_fraction} and "
+                f"micro_batches={number}. Pass one of the two."
             )
 
     def _check_radius(self) -> None:
@@ -132,14 +129,14 @@ class Config:
             return
         if self.schedule.decay == "constant" or self.schedule.lr_min == self.optimizer.lr:
             raise InvalidValueError(
-                "rho_min must be left out where the learning rate does not decay, got "
-                f"{objective.rho_min}. The radius follows the learning rate: pass rho alone, or "
-                "let lr decay."
+                f"rho_min must be left out if the learning rate is constant, got "
+                f"{objective.rho_min}. The radius follows the learning rate: pass only rho, or a "
+                "decay."
             )
 
     @property
     def folder(self) -> Path:
-        """Where the run is kept: `out`, or a folder named by what is trained."""
+        """The run's folder: `out`, or by default runs/DATA-MODEL-OBJECTIVE-SEED."""
         if self.output.out is not None:
             return Path(self.output.out).expanduser()
         data = Path(self.data.name).stem
@@ -147,13 +144,13 @@ class Config:
         return Path("runs") / "-".join(words)
 
     def override(self, **values: Any) -> Self:
-        """The same configuration with other values for some fields, named as the flags are.
+        """Return the configuration with other values for some fields, named as the flags are.
 
-        Under another objective, the settings that both share stay as they are; see `converted`.
+        With another objective, the settings that both objectives share are kept; see `converted`.
 
         Raises:
             NoEffectError: The objective does not use a field.
-            ValueError: There is no such field, or a value is not valid.
+            ValueError: A field is unknown, or a value is not valid.
 
         >>> Config().override(objective="vanilla", epochs=40).schedule.epochs
         40
@@ -171,7 +168,7 @@ class Config:
         return dataclasses.replace(self, **new)
 
     def flat(self) -> dict[str, Any]:
-        """All fields, named as the flags are.
+        """Return all fields, named as the flags are.
 
         >>> Config().flat()["objective"]
         'gsam'
@@ -183,18 +180,18 @@ class Config:
         }
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """The groups as dictionaries, which JSON can hold."""
+        """Return the groups as dictionaries for JSON."""
         values = dataclasses.asdict(self)
         values["optimizer"]["betas"] = list(self.optimizer.betas)
         return values
 
     def to_json(self) -> str:
-        """The configuration as it is in a run's folder."""
+        """Return the content of config.json."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """A configuration from what `to_dict` returned; what is left out has its default.
+        """Build a configuration from the return value of `to_dict`; missing fields have defaults.
 
         Raises:
             TypeError: A value has the wrong type.
@@ -202,8 +199,8 @@ class Config:
         """
         if not isinstance(values, Mapping):
             raise InvalidTypeError(
-                "configuration must be groups of fields, as a run's config.json has them, got "
-                f"{values!r}. Pass such groups."
+                f"configuration must be a dictionary of groups, got {values!r}. Pass the content "
+                "of a run's config.json."
             )
         groups: dict[str, Any] = {}
         for group, fields in values.items():
@@ -211,7 +208,7 @@ class Config:
                 raise InvalidValueError(_unknown("group", group, _GROUPS))
             if not isinstance(fields, Mapping):
                 raise InvalidTypeError(
-                    f"{group} must be a group of fields, got {fields!r}. Pass one."
+                    f"{group} must be a dictionary of fields, got {fields!r}. Pass one."
                 )
             kind: Any = _objective_class(fields) if group == "objective" else _GROUPS[group]
             for name in fields.keys() - _names(kind):
@@ -222,10 +219,10 @@ class Config:
 
 
 def check_effect(names: Iterable[str], objective: ObjectiveConfig) -> None:
-    """Check that an objective uses the fields of objectives that are named.
+    """Check that an objective uses all fields in `names`.
 
     Raises:
-        NoEffectError: It does not use one.
+        NoEffectError: It does not use one of them.
 
     >>> check_effect(["rho", "alpha"], GSAMConfig())
     """
@@ -235,11 +232,6 @@ def check_effect(names: Iterable[str], objective: ObjectiveConfig) -> None:
 
 
 def _objective_class(fields: Mapping[str, Any]) -> type[ObjectiveConfig]:
-    if fields.keys() >= _OF_SEVERAL_OBJECTIVES:
-        raise InvalidValueError(
-            "configuration must hold the fields of one objective, got one of an earlier version "
-            "of surrogap, with those of all. Train it again in another folder, or use that version."
-        )
     kind = config_class(fields.get("name", GSAMConfig.name))
     known = {name for other in CONFIGS.values() for name in _names(other)}
     check_effect(sorted(known & fields.keys()), kind())
@@ -249,7 +241,7 @@ def _objective_class(fields: Mapping[str, Any]) -> type[ObjectiveConfig]:
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
     guess = closest(name, known)
     remedy = f"The closest is {guess!r}." if guess else f"Known are {', '.join(sorted(known))}."
-    return f"{kind} must be one that a configuration has, got {name!r}. {remedy}"
+    return f"{kind} must be known, got {name!r}. {remedy}"
 
 
 def _names(group: Any) -> list[str]:
@@ -258,7 +250,7 @@ def _names(group: Any) -> list[str]:
 
 _GROUPS: dict[str, Any] = get_type_hints(Config)
 
-# From a flag's name, with underscores, to the group and the field that it sets.
+# The group and the field of each flag. Flags are written with underscores.
 FIELDS: dict[str, tuple[str, str]] = {
     group if f.name == "name" else f.name: (group, f.name)
     for group, kind in _GROUPS.items()

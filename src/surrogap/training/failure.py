@@ -1,17 +1,17 @@
-"""Raised when a valid run cannot continue."""
+"""The error of a run that cannot continue."""
 
 import errno
 
 
 class RunFailedError(RuntimeError):
-    """A run cannot continue: its loss is not finite, or its folder cannot be written.
+    """Raised if the loss is not finite, or the run's folder cannot be written.
 
-    What its folder held before is as it was, the last checkpoint above all.
+    The files in the folder, in particular the last checkpoint, are intact.
     """
 
 
 def disk_remedy(error: OSError) -> str:
-    """Return what to do about an error of the disk before the run can be resumed.
+    """Return the remedy for an error of the disk.
 
     >>> disk_remedy(OSError(errno.EROFS, "Read-only file system"))
     'Make the folder writable'

@@ -1,7 +1,8 @@
-"""A run's folder: whose it is, and what it holds.
+"""The folder of a run.
 
-`config.json` is the configuration, `versions.json` what it ran on, `records.jsonl` what it saw,
-`checkpoints/` where it can go on from, and `tensorboard/` the records once more.
+`config.json` is the configuration, `versions.json` has the versions of packages and the machine,
+`records.jsonl` the records, `checkpoints/` the checkpoints, and `tensorboard/` the records for
+TensorBoard.
 """
 
 import json
@@ -22,10 +23,10 @@ TENSORBOARD = "tensorboard"
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration of the run in a folder.
+    """Read the configuration of the run in a folder.
 
     Raises:
-        ValueError: The folder holds no run.
+        ValueError: The folder is not that of a run.
     """
     try:
         return Config.from_dict(json.loads((folder / CONFIG).read_text()))
@@ -41,17 +42,17 @@ def _is_run(folder: Path) -> bool:
 
 
 def check_folder(config: Config, *, resume: bool) -> None:
-    """Checks that a run may be in its folder, and changes nothing.
+    """Check that a run may use its folder, and change nothing.
 
     Raises:
-        ValueError: It holds another run, or this one and `resume` is False, or something else.
+        ValueError: The folder has another run, this run and `resume` is False, or other files.
     """
     folder = config.folder
     if _is_run(folder):
         _check_run(config, resume)
     elif folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise InvalidValueError(
-            f"out must be a new or empty folder, or a run's, got {folder}, which holds other "
+            f"out must be a new or empty folder, or that of a run, got {folder}, which has other "
             "files. Pass another one."
         )
 
@@ -63,20 +64,20 @@ def _check_run(config: Config, resume: bool) -> None:
         name, value = next(iter(different.items()))
         raise InvalidValueError(
             f"out must be a folder of this configuration, got {folder}, whose run has "
-            f"{name}={own[name]!r} and not {value!r}. Pass another --out, or its own {name}."
+            f"{name}={own[name]!r} and not {value!r}. Pass another --out, or the same {name}."
         )
     if not resume:
         raise InvalidValueError(
-            f"out must be a new folder, got {folder}, which holds this run already. "
+            f"out must be a new folder, got {folder}, which already has this run. "
             "Pass --resume to continue it, or another --out."
         )
 
 
 def prepare_folder(config: Config, world: World) -> None:
-    """Makes a run's folder, if there is none yet, and says in it whose it is.
+    """Create the folder of a run, with its configuration and the versions of packages.
 
     Raises:
-        ValueError: It cannot be written.
+        ValueError: The folder cannot be written.
     """
     folder = config.folder
     try:
@@ -87,8 +88,7 @@ def prepare_folder(config: Config, world: World) -> None:
                     temporary.write_text(text)
     except OSError as error:
         raise InvalidValueError(
-            f"out must be a folder that can be written, got {folder} ({error.strerror}). "
-            "Pass another one."
+            f"out must be a writable folder, got {folder} ({error.strerror}). Pass another one."
         ) from error
 
 

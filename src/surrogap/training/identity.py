@@ -1,7 +1,7 @@
 """The identity of a run: the fields of its configuration that decide what is computed."""
 
-# The others, which may change when a run is resumed. None changes the results beyond rounding. (The
-# number of processes does, where each climbs along its own gradient, but it is not a field.)
+# All other fields, which may change when a run is resumed. They change results by rounding only.
+# (The number of processes changes them with scope "replica", but it is not a field.)
 FREE = {
     *("out", "data_root", "download", "num_workers", "eval_batch_size", "device", "parallel"),
     *("compile", "capture", "channels_last", "max_skipped"),

@@ -1,4 +1,4 @@
-"""The images that a configuration names: a whole set, or a balanced subset of it."""
+"""The images of a configuration: a whole set, or a balanced subset of it."""
 
 from surrogap.data import Splits, intact, load, subset
 from surrogap.data.damaged import OnChecked
@@ -15,16 +15,16 @@ def images_of(
     """Return the splits of a run.
 
     Args:
-        config: The set, and which of its training images and labels.
-        data_root: The folder of the named sets, if not the configuration's own.
-        download: Whether to fetch a named set that is missing.
+        config: The set, and the choice of training images and labels.
+        data_root: The folder of the named sets; by default the configuration's.
+        download: Download a named set that is missing.
         on_checked: If given, image files are checked for damage, with a warning or an error; see
             `surrogap.data.intact`. Otherwise damaged files are left out silently if the
             configuration says `skip_damaged`.
 
     Raises:
         ValueError: The set is missing or damaged, or has too few images or no noisy labels.
-        RuntimeError: It cannot be fetched.
+        RuntimeError: It cannot be downloaded.
 
     >>> images_of(DataConfig(train_per_class=100)).train
     TensorSet(1000 images of 1x28x28)

@@ -1,4 +1,4 @@
-"""The loss f of logits and targets, which are class numbers or probabilities."""
+"""The loss f of logits and targets, which are class indices or probabilities."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_of(config: ObjectiveConfig) -> Loss:
-    """The loss that a configuration names.
+    """Return the loss of a configuration.
 
     >>> import torch
     >>> from surrogap.training.objective_configs import VanillaConfig
@@ -26,7 +26,7 @@ def loss_of(config: ObjectiveConfig) -> Loss:
 
 
 def sigmoid_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Each class against all others, summed over classes: the authors' loss on ImageNet."""
+    """Sigmoid cross-entropy summed over classes: the authors' loss on ImageNet."""
     if targets.ndim == 1:
         targets = functional.one_hot(targets, logits.shape[1])
     losses = functional.binary_cross_entropy_with_logits(
@@ -36,7 +36,7 @@ def sigmoid_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The fraction of images whose largest logit is at the target's most probable class.
+    """Return the fraction of images whose largest logit is that of the most probable class.
 
     >>> import torch
     >>> accuracy(torch.eye(4), torch.tensor([0, 1, 0, 0]))

@@ -1,4 +1,4 @@
-"""The network that a configuration names: built, given weights, and wrapped for many processes."""
+"""The model of a configuration: built, initialised, and wrapped for several processes."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from surrogap.training.processes import World
 
 
 def model_of(config: ModelConfig, splits: Splits) -> nn.Module:
-    """The network for a set of images, on the CPU, with random weights or those it starts from.
+    """Build the model for a set of images on the CPU, with random or given weights.
 
     Raises:
         ImportError: timm is not installed.
-        ValueError: There is no such network, the images do not suit it, it has no dropout or no
-            bias in its head, or the weights to start from are another network's.
+        ValueError: The name is unknown, the image size does not suit the model, it has no dropout
+            or no bias in its head, or the weights are those of another model.
 
     >>> from surrogap.data import load
     >>> model_of(ModelConfig(name="small_mlp"), load("embedded"))[1]
@@ -45,10 +45,10 @@ def model_of(config: ModelConfig, splits: Splits) -> nn.Module:
 
 
 def image_size(config: ModelConfig, splits: Splits) -> int:
-    """The side of the images that the network sees; their width, where they are not square.
+    """Return the size of the model's images; their width if they are not square.
 
     Raises:
-        ValueError: They are not square, and the network takes no others.
+        ValueError: They are not square, and the model needs square images.
     """
     height, width = image_sides(config, splits)
     if height != width and is_sized(config.name):
@@ -60,7 +60,7 @@ def image_size(config: ModelConfig, splits: Splits) -> int:
 
 
 def image_sides(config: ModelConfig, splits: Splits) -> tuple[int, int]:
-    """The height and the width of the images that the network sees."""
+    """Return the height and the width of the model's images."""
     if config.image_size is not None:
         return config.image_size, config.image_size
     if not isinstance(splits.train, TensorSet):
@@ -77,7 +77,7 @@ def _set_dropout(model: nn.Module, config: ModelConfig) -> None:
     ]
     for layer in layers:
         layer.p = config.drop
-    # timm's ResNets have no layer for it, but apply this rate before the head.
+    # timm's ResNets have no dropout layer, but apply this rate before the head.
     if hasattr(model, "drop_rate"):
         vars(model)["drop_rate"] = config.drop
     elif not layers:
@@ -95,19 +95,19 @@ def _set_head_bias(model: nn.Module, config: ModelConfig, *, num_classes: int) -
     ]
     if not layers or layers[-1].bias is None:
         raise InvalidValueError(
-            f"head_bias must be left out for {config.name}, whose head is no linear layer with a "
-            f"bias, got {config.head_bias}. Pass --head-bias none."
+            f"head_bias must be left out for {config.name}, whose head is not a linear layer with "
+            f"a bias, got {config.head_bias}. Pass --head-bias None."
         )
     nn.init.constant_(layers[-1].bias, config.head_bias or 0.0)
 
 
 def load_weights(model: nn.Module, source: Path, *, num_classes: int) -> None:
-    """Gives a network the weights of a run or of a .safetensors file.
+    """Load the weights of a run or of a .safetensors file into a model.
 
-    A head for another number of classes stays as it is.
+    A head for another number of classes is not changed.
 
     Raises:
-        ValueError: There are no weights, or they are another network's.
+        ValueError: There are no weights, or they are those of another model.
     """
     weights, own = read_weights(source), model.state_dict()
     for name, tensor in own.items():
@@ -117,8 +117,8 @@ def load_weights(model: nn.Module, source: Path, *, num_classes: int) -> None:
         ):
             got = "nothing" if given is None else tuple(given.shape)
             raise InvalidValueError(
-                f"weights must be the network's own, got {got} for {name}, which is "
-                f"{tuple(tensor.shape)}. Pass weights of the same network in {source}."
+                f"weights must be those of the model, got {got} for {name}, which has the shape "
+                f"{tuple(tensor.shape)}, in {source}. Pass weights of the same model."
             )
     model.load_state_dict(
         {
@@ -133,17 +133,17 @@ def _is_head(given: Tensor, tensor: Tensor, num_classes: int) -> bool:
 
 
 def read_weights(source: Path) -> dict[str, Tensor]:
-    """The weights of a run's newest checkpoint, or of a .safetensors file.
+    """Read the weights of a run's newest checkpoint, or of a .safetensors file.
 
     Raises:
-        ValueError: There are none, or they are damaged.
+        ValueError: They are missing or damaged.
     """
     state = Checkpoints(source / "checkpoints").newest()
     if state is not None:
         weights = state.get("model")
         if not isinstance(weights, dict):
             raise InvalidValueError(
-                f"checkpoint must hold the weights of a model, got others in {source}. Delete it."
+                f"checkpoint must have the weights of a model, got none in {source}. Delete it."
             )
         return weights
     if source.suffix == ".safetensors" and source.is_file():
@@ -154,17 +154,17 @@ def read_weights(source: Path) -> dict[str, Tensor]:
             return load_file(source)
         except (SafetensorError, OSError) as error:
             raise InvalidValueError(
-                f"weights must be a .safetensors file that is whole, got {source} ({error}). "
+                f"weights must be an intact .safetensors file, got {source} ({error}). "
                 "Pass another one."
             ) from error
     raise InvalidValueError(
         f"weights must be a run's folder with a checkpoint, or a .safetensors file, got {source}. "
-        "Train it first, or pass the path of a file."
+        "Train the model first, or pass the path of a file."
     )
 
 
 def wrapped(model: nn.Module, config: Config, world: World) -> nn.Module:
-    """The network as it is trained: on the device, compiled if asked, and shared by processes."""
+    """Move the model to the device, shard or replicate it, and compile it if configured."""
     model = model.to(world.device)
     if config.execution.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -181,7 +181,7 @@ def wrapped(model: nn.Module, config: Config, world: World) -> nn.Module:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The parts that repeat, innermost first: what FSDP2 gathers together."""
+    """Return the repeated blocks of a model, innermost first, which FSDP2 gathers one by one."""
     return [
         child
         for module in reversed(list(model.modules()))

@@ -1,7 +1,7 @@
-"""The objective's group of a configuration: one dataclass for each objective, without torch.
+"""The configurations of the objectives: one dataclass for each, without torch.
 
-Names, arguments and their defaults are those of `surrogap.core.catalog`. Each class holds the
-fields that its objective uses and no others, so that a setting without effect is an error.
+Names, arguments and their defaults are those of `surrogap.core.catalog`. Each class has only the
+fields that its objective uses, so that a setting without effect is an error.
 """
 
 from collections.abc import Mapping
@@ -25,21 +25,22 @@ def _default(objective: str, argument: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig(Group):
-    """The objective: abstract, with the fields of all."""
+    """Abstract configuration of an objective, with the fields that all objectives have."""
 
     _group = "objective"
 
     name: _Name = ""
-    """The objective. The other settings in this group are those that it uses."""
+    """The objective. The other settings of this group depend on it."""
 
     loss: Literal["cross-entropy", "sigmoid"] = "cross-entropy"
-    """f: softmax cross-entropy, or sigmoid cross-entropy summed over classes, as the authors'."""
+    """The loss f: softmax cross-entropy, or sigmoid cross-entropy summed over classes, which the
+    authors use."""
 
     label_smoothing: float = 0.0
-    """The share of a target that is spread over all classes; for cross-entropy."""
+    """The fraction of a target that is spread over all classes; for cross-entropy."""
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the objective's class."""
+        """Return the arguments of the objective's class."""
         known = OBJECTIVES[self.name].arguments
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in known}
 
@@ -72,67 +73,67 @@ class VanillaConfig(ObjectiveConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbedConfig(ObjectiveConfig):
-    """An objective that takes the gradient at perturbed weights, at a distance rho."""
+    """Abstract configuration of an objective with perturbed weights, at a distance rho."""
 
     rho: float
-    """The radius; where it follows the learning rate, the radius at lr."""
+    """The radius. If it follows the learning rate, the radius at lr."""
 
     rho_min: OptionalFloat = None
-    """The radius at lr_min: with it, the radius follows the learning rate. By default constant."""
+    """The radius at lr_min. With it, the radius follows the learning rate. By default constant."""
 
     rho_inverse_sqrt: bool = False
     """Use the radius rho / sqrt(t) at step t, as in the paper's theorem 5.1."""
 
     perturb: Annotated[Literal["norms"] | None, optional("{norms}")] = _default("sam", "perturb")
-    """The parameters that are perturbed: norms for the affine parameters of normalisation layers.
-    By default all of them."""
+    """Perturb only the affine parameters of normalisation layers (norms). By default all
+    parameters."""
 
     every: int = 1
-    """Use the objective in every k-th step, and the plain gradient in the others."""
+    """Use the objective in every k-th step, and the plain gradient in all others."""
 
     start_epoch: int = 0
-    """The number of epochs with the plain gradient before the objective is used."""
+    """The number of epochs with the plain gradient at the start."""
 
     def _check(self) -> None:
         super()._check()
         for name in ("rho", "rho_min"):
             self._number(name, remedy="Pass a non-negative number, such as 0.1.")
         self._integer("every", at_least=1, remedy="Pass 1 to use the objective in every step.")
-        self._integer("start_epoch", at_least=0, remedy="Pass 0 to begin at once.")
+        self._integer("start_epoch", at_least=0, remedy="Pass 0 to use it from the start.")
         if self.rho_min is None:
             return
         if self.rho_inverse_sqrt:
             raise InvalidValueError(
-                f"rho_min must be left out where the radius is rho / sqrt(t), got {self.rho_min}. "
+                f"rho_min must be left out if the radius is rho / sqrt(t), got {self.rho_min}. "
                 "Pass one of rho_min and rho_inverse_sqrt."
             )
         if self.rho_min > self.rho:
             raise InvalidValueError(
                 f"rho_min must not exceed rho, got rho_min={self.rho_min} and rho={self.rho}. "
-                "Pass the radius at the largest learning rate as rho."
+                "Pass the radius at the peak learning rate as rho."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AscentConfig(PerturbedConfig):
-    """An objective that climbs along the gradient of a first pass."""
+    """Abstract configuration of an objective that climbs along the gradient of a first pass."""
 
     climb_fraction: float = 1.0
-    """The share of the batch that the first pass uses, from its start."""
+    """The fraction of the batch that the first pass uses."""
 
     scope: Annotated[Literal["replica", "global"] | None, optional("{replica,global}")] = _default(
         "sam", "scope"
     )
-    """Under torchrun: climb along each process's own gradient (replica) or along the mean (global).
-    By default replica for ddp, and global for fsdp2."""
+    """With several processes: climb along each process's own gradient (replica), or along the mean
+    (global). By default replica for ddp and global for fsdp2."""
 
     memory: Literal["exact", "low"] = _default("sam", "memory")
-    """Copies of the weights that a step holds on a GPU: two (exact), or one (low), from which the
+    """The copies of the weights that a step holds on a GPU: two (exact) or one (low). With low, the
     first gradient is recovered up to rounding."""
 
     @property
     def gap_rho(self) -> float:
-        """See `ObjectiveConfig`: its own, if it climbs in the Euclidean ball of all weights."""
+        """See `ObjectiveConfig`. It is rho if the perturbation is in the ball of all weights."""
         return (self.rho or DEFAULT_RHO) if self.perturb is None else DEFAULT_RHO
 
     def _check(self) -> None:
@@ -175,7 +176,7 @@ class ASAMConfig(AscentConfig):
     rho: float = _default("asam", "rho")
 
     eta: float = _default("asam", "eta")
-    """Added to the magnitudes of the weights."""
+    """The constant that is added to the magnitudes of the weights."""
 
     alpha: float = _default("asam", "alpha")
     """The weight of the gap, as in gsam."""
@@ -221,21 +222,21 @@ class EntropySGDConfig(ObjectiveConfig):
     name: _Name = "entropy-sgd"
 
     gamma: float = _default("entropy-sgd", "gamma")
-    """The strength that holds the walk to the weights. The direction is gamma * (w - mu): with sgd,
-    pass as lr one for a gradient, divided by gamma. The lr of a recipe, and in compare any lr, is
-    one for a gradient, and is divided for you."""
+    """The strength of the force that keeps the walk near the weights. The direction is
+    gamma * (w - mu), so divide the lr of sgd by gamma. The lr of a recipe, and any lr in compare,
+    is divided automatically."""
 
     inner_steps: int = _default("entropy-sgd", "inner_steps")
-    """The length of the walk, in passes."""
+    """The number of steps of the walk."""
 
     inner_lr: float = _default("entropy-sgd", "inner_lr")
-    """The walk's learning rate."""
+    """The learning rate of the walk."""
 
     noise: float = _default("entropy-sgd", "noise")
-    """The walk's temperature."""
+    """The temperature of the walk."""
 
     averaging: float = _default("entropy-sgd", "averaging")
-    """The weight of the old mean when the mean follows the walk."""
+    """The weight of the old mean in the running mean of the walk."""
 
     scoping: float = _default("entropy-sgd", "scoping")
     """The growth of gamma in each step, as a fraction."""
@@ -247,7 +248,7 @@ class EntropySGDConfig(ObjectiveConfig):
         self._number("averaging", below=1.0, remedy="Pass a number such as 0.75.")
         for name in ("noise", "scoping"):
             self._number(name, remedy="Pass a non-negative number, such as 0.1.")
-        self._integer("inner_steps", at_least=1, remedy="Pass a number of passes, as 5.")
+        self._integer("inner_steps", at_least=1, remedy="Pass a number such as 5.")
 
 
 CONFIGS: Mapping[str, type[ObjectiveConfig]] = {
@@ -265,7 +266,7 @@ def config_class(name: str) -> type[ObjectiveConfig]:
     """Return the configuration class of an objective.
 
     Raises:
-        ValueError: There is no such objective.
+        ValueError: The name is unknown.
 
     >>> config_class("sam")().rho
     0.05
@@ -276,11 +277,11 @@ def config_class(name: str) -> type[ObjectiveConfig]:
 def converted(config: ObjectiveConfig, name: str) -> ObjectiveConfig:
     """Return the configuration of another objective, with the settings that both share.
 
-    A setting is shared where both have it with one default. Where the defaults differ it means
-    something else, as `rho` of ASAM and SAM, and the new objective's default holds.
+    A setting is shared if both have it with the same default. If the defaults differ, as for `rho`
+    of SAM and ASAM, its scale differs, and the default of the new objective is used.
 
     Raises:
-        ValueError: There is no such objective.
+        ValueError: The name is unknown.
 
     >>> asam = converted(GSAMConfig(rho=0.3, rho_min=0.1, alpha=0.1, perturb="norms"), "asam")
     >>> asam.rho, asam.rho_min, asam.alpha, asam.perturb
@@ -294,7 +295,7 @@ def converted(config: ObjectiveConfig, name: str) -> ObjectiveConfig:
 
 
 class NoEffectError(InvalidValueError):
-    """Raised where a setting is given that the chosen objective does not use."""
+    """Raised for a setting that the chosen objective does not use."""
 
     def __init__(self, setting: str, objective: str) -> None:
         users = [n for n, kind in CONFIGS.items() if setting in {f.name for f in fields(kind)}]

@@ -1,4 +1,4 @@
-"""The objective that a configuration names."""
+"""The objective of a configuration."""
 
 from typing import Any
 
@@ -20,15 +20,14 @@ def objective_of(
     """Build the objective of a configuration.
 
     Args:
-        config: The run's.
+        config: The configuration of the run.
         model: The model to train.
         optimizer: Its optimizer, whose learning rate the radius may follow.
-        steps_per_epoch: The length of an epoch, from which follows the first step with the
-            objective.
+        steps_per_epoch: The number of steps of an epoch, for `start_epoch`.
 
     Raises:
-        ValueError: Its scope does not fit the model's processes, or the run ends before the
-            objective is used.
+        ValueError: Its scope does not fit the processes of the model, or the run ends before
+            `start_epoch`.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
@@ -47,7 +46,7 @@ def objective_of(
     start, num_steps = settings.start_epoch * steps_per_epoch, config.schedule.steps
     if start >= (num_steps or config.schedule.epochs * steps_per_epoch):
         raise InvalidValueError(
-            f"start_epoch must be before the run's end, got {settings.start_epoch} with "
+            f"start_epoch must be before the end of the run, got {settings.start_epoch} with "
             f"{steps_per_epoch} steps in an epoch. Pass a smaller one, or train for longer."
         )
     return Intermittent(objective, every=settings.every, start=start)
@@ -63,7 +62,7 @@ def built(
     """
     try:
         return create(name, model, optimizer, **arguments)
-    except (TypeError, ValueError) as error:  # of the core, about settings that do not fit
+    except (TypeError, ValueError) as error:  # settings that the core refuses
         raise InvalidValueError(str(error)) from error
 
 

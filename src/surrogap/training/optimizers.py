@@ -13,29 +13,29 @@ from surrogap.checks import one_of
 from surrogap.errors import InvalidValueError, MissingPackageError
 from surrogap.training.groups import OptimizerConfig, ScheduleConfig
 
-# They need a closure, or sparse gradients, and have nothing to do here.
+# They need a closure or sparse gradients.
 _OTHERS = {"Optimizer", "LBFGS", "SparseAdam"}
 _BY_NAME: dict[str, type[Optimizer]] = {
     name.lower(): kind
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in _OTHERS
 }
-# Either of these has it.
+# Each of these packages has AdaBelief.
 _ADABELIEF_PACKAGES = ("adabelief_pytorch", "pytorch_optimizer")
 
 
 def optimizer_of(config: OptimizerConfig, model: nn.Module, *, fused: bool = False) -> Optimizer:
-    """The optimizer that a configuration names, over all trainable weights.
+    """Build the optimizer of a configuration, over all trainable parameters.
 
     Args:
-        config: Which, and its settings.
-        model: Whose weights.
-        fused: Whether to take its fused kind, which a captured step needs. Not otherwise: where a
-            gradient scaler skips the first step, that of SGD leaves its momentum uninitialised.
+        config: The name and settings.
+        model: The model.
+        fused: Use the fused implementation, which a captured step needs. It is not the default:
+            fused SGD leaves its momentum uninitialised if a gradient scaler skips the first step.
 
     Raises:
         ImportError: Its package is not installed.
-        ValueError: There is no such optimizer, or it cannot do what is asked.
+        ValueError: The name is unknown, or the optimizer refuses a setting.
 
     >>> optimizer_of(OptimizerConfig(name="adamw"), nn.Linear(2, 1)).defaults["betas"]
     (0.9, 0.999)
@@ -45,7 +45,7 @@ def optimizer_of(config: OptimizerConfig, model: nn.Module, *, fused: bool = Fal
     known = inspect.signature(kind).parameters
     if config.weight_decay and "weight_decay" not in known:
         raise InvalidValueError(
-            f"weight_decay must be 0 for {config.name}, which has none, got "
+            f"weight_decay must be 0 for {config.name}, which does not support it, got "
             f"{config.weight_decay}. Pass --weight-decay 0, or another optimizer."
         )
     settings: dict[str, Any] = {
@@ -61,8 +61,8 @@ def optimizer_of(config: OptimizerConfig, model: nn.Module, *, fused: bool = Fal
         return kind(_groups(config, model, "weight_decay" in known), **settings)
     except (TypeError, ValueError) as error:
         raise InvalidValueError(
-            f"optimizer must suit the network and its settings, got {config.name}, which says: "
-            f"{error}. Pass other settings, or another optimizer."
+            f"optimizer must suit the model and the settings, got {config.name}: {error}. Pass "
+            "other settings, or another optimizer."
         ) from error
 
 
@@ -87,21 +87,21 @@ def _adabelief() -> type[Optimizer]:
             continue
         return kind
     raise MissingPackageError(
-        f"optimizer must have its package installed, got adabelief without "
-        f"{' or '.join(_ADABELIEF_PACKAGES)}. Run pip install {_ADABELIEF_PACKAGES[0]}."
+        f"{' or '.join(_ADABELIEF_PACKAGES)} must be installed for adabelief, got neither. "
+        f"Run pip install {_ADABELIEF_PACKAGES[0]}."
     )
 
 
 class LearningRate:
     """The learning rate of each step: a linear warm-up, then a decay that ends at `lr_min`.
 
-    A function of the step alone, so it has no state that a checkpoint could lack.
+    It is a function of the step and has no state to save.
 
     Args:
-        schedule: How fast when.
-        lr: The largest.
-        num_steps: How many steps the run has.
-        steps_per_epoch: How many of them are an epoch.
+        schedule: The settings.
+        lr: The peak learning rate.
+        num_steps: The number of steps of the run.
+        steps_per_epoch: The number of steps of an epoch.
 
     Raises:
         ValueError: The warm-up is as long as the run.
@@ -117,7 +117,7 @@ class LearningRate:
         self.warmup = schedule.warmup_steps or round(schedule.warmup_epochs * steps_per_epoch)
         if self.warmup >= num_steps:
             raise InvalidValueError(
-                f"warmup_steps must be fewer than the run's steps, got {self.warmup} of "
+                f"warmup_steps must be fewer than the steps of the run, got {self.warmup} of "
                 f"{num_steps}. Pass a shorter warm-up, or train for longer."
             )
         self.schedule = schedule
@@ -125,7 +125,7 @@ class LearningRate:
         self.num_steps = num_steps
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         progress = (step - self.warmup) / max(self.num_steps - 1 - self.warmup, 1)
@@ -137,6 +137,6 @@ class LearningRate:
         return self.schedule.lr_min + (self.lr - self.schedule.lr_min) * fraction
 
     def set_(self, optimizer: Optimizer, step: int) -> None:
-        """Gives an optimizer the learning rate of a step."""
+        """Set the learning rate of an optimizer to that of a step."""
         for group in optimizer.param_groups:
             group["lr"] = self(step)

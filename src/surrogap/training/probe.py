@@ -1,7 +1,7 @@
-"""What a run measures of itself now and then, besides its steps.
+"""Probes: measurements between two steps of a run, such as the sharpness of the loss.
 
-How sharp the loss is around the weights is measured by another room, which this one does not know:
-whoever starts a run brings the probe. `surrogap.experiments.probes` has it.
+This package does not import `surrogap.analysis`, so the caller of `train` passes the probe.
+`surrogap.experiments.probes` has the one for sharpness.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from surrogap.training.components import Components
 from surrogap.training.config import Config
 from surrogap.training.processes import World
 
-# Called between two steps, in all processes at once. It returns what was measured, by name, and
-# leaves everything else as it was: the run goes on bit by bit as it would have without.
+# Called between two steps, in all processes at once. It returns measurements by name and changes
+# nothing else: the run continues bit for bit as without it.
 Probe = Callable[[], dict[str, float]]
 MakeProbe = Callable[[Config, Components, World], Probe]
 
@@ -20,10 +20,10 @@ MakeProbe = Callable[[Config, Components, World], Probe]
 def probe_of(
     make: MakeProbe | None, config: Config, components: Components, world: World
 ) -> Probe | None:
-    """The probe of a run; None if its configuration asks for none.
+    """Return the probe of a run; None if its configuration has no `sharpness_every`.
 
     Raises:
-        ValueError: It asks for one, and there is none.
+        ValueError: The configuration has it, and no probe was passed.
     """
     every = config.output.sharpness_every
     if every is None:

@@ -1,4 +1,4 @@
-"""The processes that train together: one, or those that a launcher such as torchrun started."""
+"""The processes of a run: one, or those that a launcher such as torchrun started."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 @final
 @dataclass(frozen=True)
 class World:
-    """This process among those that train together.
+    """The processes of a run, seen from one of them.
 
     Args:
-        device: Where it computes.
-        rank: Which process this is, from 0. The first one alone writes.
-        size: How many there are.
-        host_group: Connects the processes' CPUs, if there are several.
+        device: The device of this process.
+        rank: The rank of this process. Only rank 0 writes files.
+        size: The number of processes.
+        host_group: The process group of the CPUs; None without torch.distributed.
 
     >>> World(torch.device("cpu")).is_first
     True
@@ -40,19 +40,19 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes."""
+        """True for rank 0, the process that writes files."""
         return self.rank == 0
 
     @property
     def is_shared(self) -> bool:
-        """Whether torch.distributed connects processes, be it only this one."""
+        """True with torch.distributed, even if this is the only process."""
         return self.host_group is not None
 
     def from_first(self, function: Callable[[], T]) -> T:
-        """What `function` gives in the first process, in all of them.
+        """Call `function` in the first process, and return its result in all processes.
 
         Raises:
-            Exception: The first process raised one; all raise the same.
+            Exception: `function` raised it; all processes raise the same.
         """
         if not self.is_shared:
             return function()
@@ -60,7 +60,7 @@ class World:
         if self.is_first:
             try:
                 answer = [function(), None]
-            except Exception as error:  # or the others would wait for ever
+            except Exception as error:  # otherwise the other processes would wait forever
                 answer = [None, error]
         dist.broadcast_object_list(answer, src=0, group=self.host_group)
         result, failure = answer
@@ -69,7 +69,7 @@ class World:
         return cast(T, result)
 
     def largest(self, number: int) -> int:
-        """The largest of the processes' numbers; all must ask."""
+        """Return the maximum of a number over the processes, all of which must call it."""
         if not self.is_shared:
             return number
         numbers = torch.tensor(number)
@@ -77,7 +77,7 @@ class World:
         return int(numbers)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of a tensor over the processes."""
+        """Return the mean of a tensor over the processes."""
         if not self.is_shared:
             return values
         values = values.clone()
@@ -85,7 +85,7 @@ class World:
         return values / self.size
 
     def gathered(self, values: Tensor) -> list[Tensor]:
-        """A tensor of the CPU from each of the processes, of one shape everywhere."""
+        """Return the CPU tensors of all processes, which must have the same shape."""
         if not self.is_shared:
             return [values]
         gathered = [torch.empty_like(values) for _ in range(self.size)]
@@ -95,12 +95,12 @@ class World:
 
 @contextmanager
 def joined(device: str = "auto") -> Iterator[World]:
-    """Context manager that joins the processes a launcher started, if there are any.
+    """Context manager that joins the processes of a launcher, if there are any.
 
-    Where torch.distributed is initialised already, it stays so.
+    If torch.distributed is already initialised, it is used and stays initialised.
 
     Raises:
-        ValueError: The device does not exist, or the environment describes the processes in part.
+        ValueError: The device does not exist, or some of the launcher's variables are missing.
     """
     has_launcher = is_launched()
     where = device_of(device, _local_rank() if has_launcher else None)
@@ -122,10 +122,10 @@ def joined(device: str = "auto") -> Iterator[World]:
 
 
 def is_launched() -> bool:
-    """Return True if the environment says which processes train together, as torch's env:// does.
+    """Return True if the environment has the variables of torch's env:// initialisation.
 
     Raises:
-        ValueError: The environment says that there are several processes, and not how to join them.
+        ValueError: WORLD_SIZE is above 1 and another variable is missing.
     """
     missing = [name for name in _ENVIRONMENT if name not in os.environ]
     if missing and os.environ.get("WORLD_SIZE", "1") != "1":
@@ -137,21 +137,21 @@ def is_launched() -> bool:
 
 
 def _local_rank() -> int:
-    """Return the number of this process on its machine; only some launchers set it."""
+    """Return the rank of this process on its machine; not all launchers set LOCAL_RANK."""
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])
     return int(os.environ["RANK"]) % max(torch.cuda.device_count(), 1)
 
 
 def device_of(name: str, local_rank: int | None = None) -> torch.device:
-    """The device of a name.
+    """Return the device of a name.
 
     Args:
-        name: One of torch's, or "auto" for a GPU where there is one.
-        local_rank: Which of the machine's processes this is; it takes the GPU of that number.
+        name: A device of torch, or "auto" for a GPU if there is one.
+        local_rank: The rank of this process on its machine, which is the index of its GPU.
 
     Raises:
-        ValueError: There is no such device.
+        ValueError: The device is not available.
 
     >>> device_of("cpu")
     device(type='cpu')
@@ -166,8 +166,6 @@ def device_of(name: str, local_rank: int | None = None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidValueError(
-            f"device must be one that torch finds here, got {name!r} ({reason}). Pass cpu or auto."
+            f"device must be available, got {name!r} ({reason}). Pass cpu or auto."
         ) from error
-    if device.type == "meta":
-        raise InvalidValueError("device must be one that computes, got 'meta'. Pass cpu or auto.")
     return device

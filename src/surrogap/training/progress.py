@@ -1,4 +1,4 @@
-"""How a run tells where it is: a bar on a terminal, lines elsewhere."""
+"""The display of a run's progress: a bar on a terminal, lines elsewhere."""
 
 import sys
 import time
@@ -13,35 +13,35 @@ from rich.table import Column
 
 from surrogap.training.records import training_loss
 
-# In seconds: how often a bar moves, and how often a line tells of a long epoch.
+# The seconds between two updates of the bar, and between two lines within an epoch.
 _BAR_INTERVAL = 0.1
 _LINE_INTERVAL = 30.0
 
 
 class ProgressDisplay(ABC):
-    """Told of every step and record of a run, on its first process alone."""
+    """Abstract display of a run's progress, in its first process."""
 
     def check(self, num_checked: int, num_files: int) -> None:
-        """Some of the image files have been checked, before the run starts."""
+        """Show the number of image files that were checked, before the run starts."""
 
     def start(self, title: str, step: int, num_steps: int) -> None:
-        """The run begins, or goes on from a step."""
+        """Show the start of a run, or its continuation from a step."""
 
     @abstractmethod
     def step(self, step: int) -> None:
-        """A step has been taken."""
+        """Show that a step has been taken."""
 
     @abstractmethod
     def record(self, record: Mapping[str, Any]) -> None:
-        """A record has been written. One of a failure needs no words here: its error tells."""
+        """Show a record. One of a failure is not shown, since `train` raises its reason."""
 
     def stop(self) -> None:
-        """The run has ended, well or not."""
+        """End the display, also after an error."""
 
 
 @final
 class NoDisplay(ProgressDisplay):
-    """Says nothing."""
+    """A display that shows nothing."""
 
     def step(self, step: int) -> None:
         """See `ProgressDisplay`."""
@@ -52,24 +52,24 @@ class NoDisplay(ProgressDisplay):
 
 @final
 class LineDisplay(ProgressDisplay):
-    """A line for each epoch, and now and then one between."""
+    """A line for each epoch, and one every 30 seconds within long epochs."""
 
-    _spoke = 0.0
+    _last_line = 0.0
 
     def check(self, num_checked: int, num_files: int) -> None:
         """See `ProgressDisplay`."""
         now = time.monotonic()
-        if now - self._spoke >= _LINE_INTERVAL or num_checked == num_files:
-            self._spoke = now
+        if now - self._last_line >= _LINE_INTERVAL or num_checked == num_files:
+            self._last_line = now
             print(f"checked {num_checked:,} of {num_files:,} image files", flush=True)
 
     def start(self, title: str, step: int, num_steps: int) -> None:
         """See `ProgressDisplay`."""
         self._num_steps = num_steps
         self._first = step
-        self._began = self._spoke = time.monotonic()
-        going_on = f", from step {step}" if step else ""
-        print(f"{title}: {num_steps} steps{going_on}", flush=True)
+        self._start = self._last_line = time.monotonic()
+        resumed = f", from step {step}" if step else ""
+        print(f"{title}: {num_steps} steps{resumed}", flush=True)
 
     def step(self, step: int) -> None:
         """See `ProgressDisplay`."""
@@ -77,21 +77,21 @@ class LineDisplay(ProgressDisplay):
     def record(self, record: Mapping[str, Any]) -> None:
         """See `ProgressDisplay`."""
         now = time.monotonic()
-        is_early = record["kind"] == "step" and now - self._spoke < _LINE_INTERVAL
+        is_early = record["kind"] == "step" and now - self._last_line < _LINE_INTERVAL
         if is_early or record["kind"] == "failure":
             return
-        self._spoke = now
+        self._last_line = now
         step = record["step"]
-        left = (now - self._began) / max(step - self._first, 1) * (self._num_steps - step)
-        place = f"{step}/{self._num_steps}"
-        print("  ".join([place, *essentials(record), f"{_clock(left)} left"]), flush=True)
+        left = (now - self._start) / max(step - self._first, 1) * (self._num_steps - step)
+        counts = f"{step}/{self._num_steps}"
+        print("  ".join([counts, *essentials(record), f"{_clock(left)} left"]), flush=True)
 
 
 def rich_bar(*columns: ProgressColumn) -> RichProgress:
-    """A bar with the time left; on a narrow terminal, what "now" says is cut off before them.
+    """Build a bar with the remaining time. On a narrow terminal the field "now" is cut off first.
 
     Args:
-        columns: What else to show, between the two.
+        columns: More columns, between the bar and the time.
     """
     now = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     return RichProgress(
@@ -107,7 +107,7 @@ def rich_bar(*columns: ProgressColumn) -> RichProgress:
 
 @final
 class BarDisplay(ProgressDisplay):
-    """A bar with the time left, and a line above it for each epoch."""
+    """A bar with the remaining time, and a line above it for each epoch."""
 
     def __init__(self) -> None:
         self._bar = rich_bar(TextColumn("{task.completed}/{task.total}"))
@@ -152,12 +152,12 @@ class BarDisplay(ProgressDisplay):
 
 
 def display_for_stdout() -> ProgressDisplay:
-    """A bar if the output is a terminal, and lines if not."""
+    """Return a bar if the output is a terminal, and lines otherwise."""
     return BarDisplay() if sys.stdout.isatty() else LineDisplay()
 
 
 def essentials(record: Mapping[str, Any]) -> list[str]:
-    """Return the few numbers of a record that are shown while a run trains, to fit 80 columns.
+    """Return the most important numbers of a record, to fit 80 columns.
 
     >>> essentials({"kind": "step", "step": 50, "loss": 0.51234, "gap": 0.0123, "rho": None})
     ['loss 0.5123', 'gap 0.0123']

@@ -1,22 +1,23 @@
-"""The records of a run: one JSON line per interval and per epoch, and the same for TensorBoard.
+"""The records of a run: a JSON line for each interval and epoch, and the same for TensorBoard.
 
 Every line of `records.jsonl` has a `kind` and the `step` after which it was written:
 
-* "step", every `record_every` steps: the means since the last one of loss, perturbed_loss, gap,
-  grad_norm, perturbed_grad_norm, cosine and accuracy (on the training images as augmented), each
-  over the steps that measured it; lr of the step, and rho, or the radius that a step with the
-  objective would have where this one is plain; images_per_second; seconds since the run began,
-  pauses left out; and, where there were any, overflows: the number of steps that fp16's scaler
-  skipped because a gradient was not finite.
-* "epoch": the same over the epoch; epoch, from 1; and, where it was evaluated, test_loss,
-  test_accuracy, test_top5 and test_calibration_error, or the same of val (`eval_on`).
-* "sharpness", every `sharpness_every` steps: what the probe measured between two steps on some
-  training images; see `surrogap.experiments.probes`.
-* "skip": a step without effect, since its loss was not finite; in_a_row, how many there were.
-* "failure": the run's end before its last step; reason, in a sentence.
+* "step", every `record_every` steps: the means since the last record of loss, perturbed_loss, gap,
+  grad_norm, perturbed_grad_norm, cosine and accuracy (on augmented training images), each over the
+  steps that measured it; lr; rho, also after a step with the plain gradient; images_per_second;
+  seconds of training, without evaluation and checkpoints; and, if there were any, overflows: the
+  number of steps that the gradient scaler of fp16 skipped.
+* "epoch": the same over the epoch; epoch, from 1; and, if it was evaluated, test_loss,
+  test_accuracy, test_top5 and test_calibration_error, or the same for val (`eval_on`).
+* "sharpness", every `sharpness_every` steps: the measurements of the probe on some training images;
+  see `surrogap.experiments.probes`.
+* "skip": a step that was skipped because its loss was not finite; in_a_row, the number of
+  consecutive ones.
+* "failure": the end of the run before its last step; reason, a sentence.
 
-What is not finite, or not measured, is null: loss and gap where no pass computes f(w) on the whole
-batch, as with momentum-sam and climb_fraction. There, `training_loss` is the perturbed one.
+Values that are not finite or not measured are null. loss and gap are null if no pass computes f(w)
+on the whole batch, as with momentum-sam and climb_fraction; `training_loss` is then the perturbed
+loss.
 """
 
 import fcntl
@@ -43,18 +44,19 @@ Record = dict[str, Any]
 
 @final
 class Records:
-    """The records of one run, to be written on from a position.
+    """Writer of a run's records, which continues from a position.
 
     Args:
-        folder: The run's.
-        position: How many bytes of the records there are to keep: what a checkpoint knew of.
-        step: After how many steps that was.
-        tensorboard: Whether to write for TensorBoard too.
+        folder: The folder of the run.
+        position: The length of the file, in bytes, at the checkpoint that the run resumes from.
+            What follows is removed.
+        step: The step of that checkpoint.
+        tensorboard: Also write for TensorBoard.
 
     Raises:
         ImportError: TensorBoard is not installed.
-        RunFailedError: They cannot be written.
-        ValueError: Another process is writing them.
+        RunFailedError: The records cannot be written.
+        ValueError: Another process is writing them, or they are damaged.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -70,29 +72,29 @@ class Records:
     ) -> None:
         self.path = folder / RECORDS
         writer = _summary_writer() if tensorboard else None
-        with self._complaining():
+        with self._checked_disk():
             self.path.touch()
             self._file = self.path.open("r+b")
             self._lock()
-            self._go_on_from(position)
+            self._truncate(position)
             try:
-                # What comes after the step that the run goes on from is written anew.
+                # Events after this step are written again.
                 self._writer: Any = writer and writer(folder / TENSORBOARD, purge_step=step + 1)
             except OSError:
                 self._file.close()
                 raise
 
-    def _go_on_from(self, position: int) -> None:
+    def _truncate(self, position: int) -> None:
         lines = self._file.read(position)
         if len(lines) < position:
             warnings.warn(
-                f"records must be as long as the checkpoint knew them, got {len(lines)} of "
-                f"{position} bytes in {self.path}. What is missing stays missing.",
+                f"records must be as long as at the checkpoint, got {len(lines)} of {position} "
+                f"bytes in {self.path}. The missing records cannot be restored.",
                 stacklevel=4,
             )
             position = lines.rfind(b"\n") + 1
         try:
-            _records_of(lines[:position], self.path)  # now, not when the run has ended
+            _records_of(lines[:position], self.path)  # damage is found now, not at the end
         except ValueError:
             self._file.close()
             raise
@@ -100,42 +102,42 @@ class Records:
         self._file.seek(position)
 
     def _lock(self) -> None:
-        """Keeps other processes from the run until this one ends, however it does."""
+        """Lock the run for other processes until this process ends."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.close()
             raise InvalidValueError(
-                f"out must be a folder that no other process trains in, got {self.path.parent}. "
-                "Wait for it to end, or pass another one."
+                f"out must not be in use by another process, got {self.path.parent}. "
+                "Wait for it to end, or pass another folder."
             ) from error
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Writes one line.
+        """Write one line.
 
         Raises:
             RunFailedError: The disk is full.
         """
         line = json.dumps({name: _plain(value) for name, value in record.items()}, allow_nan=False)
-        with self._complaining():
+        with self._checked_disk():
             self._file.write(line.encode() + b"\n")
             self._file.flush()
             if self._writer is not None:
                 self._write_scalars(record)
 
     def position(self) -> int:
-        """How many bytes there are, all of them on the disk.
+        """Flush the records to the disk, and return their length in bytes.
 
         Raises:
             RunFailedError: The disk is full.
         """
-        with self._complaining():
+        with self._checked_disk():
             os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
-        """Ends the files."""
-        # Each tries again to write what could not be written, which has been told already.
+        """Close the files."""
+        # Closing writes what is left in buffers. If that fails, the error has been raised before.
         with suppress(OSError):
             self._file.close()
         if self._writer is not None:
@@ -148,7 +150,7 @@ class Records:
                 self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
     @contextmanager
-    def _complaining(self) -> Iterator[None]:
+    def _checked_disk(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -159,12 +161,12 @@ class Records:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The records of the run in a folder; none where there are none.
+    """Read the records of the run in a folder; an empty list if there are none.
 
-    A last line that was being written when the process died is left out.
+    An incomplete last line, from a process that died, is left out.
 
     Raises:
-        ValueError: Another line is no record.
+        ValueError: A line is not a record.
     """
     path = folder / RECORDS
     if not path.is_file():
@@ -173,7 +175,7 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def _records_of(content: bytes, path: Path) -> list[Record]:
-    lines = content.split(b"\n")[:-1]  # after the last newline is nothing, or half a line
+    lines = content.split(b"\n")[:-1]  # what follows the last newline is empty or incomplete
     return [_record_of(line, f"line {number} of {path}") for number, line in enumerate(lines, 1)]
 
 
@@ -192,10 +194,10 @@ def _record_of(line: bytes, place: str) -> Record:
 
 @final
 class Meter:
-    """Means of a step's measurements, kept on the device until they are read, and their time.
+    """Means of the metrics over steps, accumulated on the device, and the training time.
 
-    A mean is over the steps that measured a quantity; that of "value" is over all steps, so that it
-    is finite only if all of them were.
+    A mean is over the steps that measured a metric. The mean of "value" is over all steps, so it is
+    finite only if it was finite in each of them.
 
     Args:
         world: The processes.
@@ -213,39 +215,39 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        """Start from no steps."""
-        # For each measurement, its sum and the number of steps that made it.
+        """Start again without steps."""
+        # For each metric, its sum and the number of steps that measured it.
         self._sums = torch.zeros(2, len(METRICS), device=self._world.device)
         self.count = 0
         self._start = time.perf_counter()
 
-    def add(self, measures: torch.Tensor) -> None:
-        """Add what a step measured, without waiting for it."""
+    def add(self, metrics: torch.Tensor) -> None:
+        """Add the metrics of a step, without waiting for the device."""
         self.count += 1
-        counts = measures.isfinite() | self._is_value
-        self._sums += torch.stack([torch.where(counts, measures, 0.0), counts.to(measures)])
+        counts = metrics.isfinite() | self._is_value
+        self._sums += torch.stack([torch.where(counts, metrics, 0.0), counts.to(metrics)])
 
     def means(self) -> dict[str, float]:
-        """The means over steps and processes. Reading them waits for the device."""
+        """Return the means over steps and processes. This waits for the device."""
         sums, counts = self._world.mean(self._sums).unbind()
         return dict(zip(METRICS, (sums / counts).tolist(), strict=True))
 
     @property
     def seconds(self) -> float:
-        """How long it took, pauses left out."""
+        """The training time, without pauses."""
         return time.perf_counter() - self._start
 
     def leave_out(self, seconds: float) -> None:
-        """Has a pause not count."""
+        """Subtract a pause from the time."""
         self._start += seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums of each process, and the time."""
+        """Return the sums of all processes, the number of steps and the time."""
         sums = self._world.gathered(self._sums.cpu())
         return {"sums": sums, "count": self.count, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there, also among another number of processes."""
+        """Load a state, also from another number of processes."""
         sums, rank = state["sums"], self._world.rank
         own = sums[rank] if len(sums) == self._world.size else torch.stack(sums).mean(0)
         self._sums = own.to(self._sums)
@@ -268,8 +270,8 @@ def _summary_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise MissingPackageError(
-            f"tensorboard must be installed to write for it, got {error}. Run pip install "
-            "'surrogap[train]', or pass --no-tensorboard."
+            f"tensorboard must be installed, got {error}. Run pip install 'surrogap[train]', or "
+            "pass --no-tensorboard."
         ) from error
     return SummaryWriter
 

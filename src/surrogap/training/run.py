@@ -1,4 +1,4 @@
-"""The run: one loop, from the first batch to the last checkpoint."""
+"""The training loop, from the first batch to the last checkpoint."""
 
 import math
 import signal
@@ -35,23 +35,24 @@ from surrogap.training.state import (
 )
 from surrogap.training.step import DTYPES, EagerStep, NonFiniteLossError
 
-# In seconds: epochs of a small set are shorter than it takes to save a large network.
+# The seconds between two checkpoints: an epoch of a small set can be shorter than saving a large
+# model.
 _CHECKPOINT_INTERVAL = 60.0
 
 
 @final
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
-        folder: Where it is kept.
-        step: How many steps it has taken.
-        num_steps: How many it has in all.
-        signal: By which signal it was stopped before its end, if it was.
-        record: The record of its last epoch; None if there is none yet.
+        folder: The folder of the run.
+        step: The number of steps taken.
+        num_steps: The number of steps of the whole run.
+        signal: The signal that stopped the run before its end; None if it is finished.
+        record: The record of the last epoch; None if no epoch is finished.
         model: The model with its last weights.
-        is_first: Whether this process is the first of those that ran it.
+        is_first: True in the first process.
     """
 
     folder: Path
@@ -70,21 +71,21 @@ def train(
     progress: ProgressDisplay | None = None,
     probe: MakeProbe | None = None,
 ) -> Outcome:
-    """Trains a network as a configuration says, and keeps everything about it in its folder.
+    """Train a model, with records and checkpoints in the folder of the run.
 
     Args:
-        config: What to do.
-        resume: Whether to go on from the newest checkpoint in the folder; if there is none, the run
-            starts. On the CPU it goes on bit by bit.
-        progress: How to tell where it is; by default it is silent.
-        probe: What measures the network every `sharpness_every` steps, where that is set.
+        config: The configuration.
+        resume: Continue from the newest checkpoint in the folder, or start if there is none. On the
+            CPU the continued run is bit-identical.
+        progress: The display; by default nothing is shown.
+        probe: Builds the probe that measures the model every `sharpness_every` steps.
 
     Raises:
         ImportError: A package is not installed.
         RunFailedError: The loss is not finite, or the disk is full.
         TypeError: A setting has the wrong type.
-        ValueError: The settings do not fit together, the images are not there, or the folder
-            belongs to something else.
+        ValueError: Settings do not fit together, images are missing or damaged, or the folder has
+            another run or other files.
     """
     with joined(config.execution.device) as world:
         world.from_first(lambda: check_folder(config, resume=resume))
@@ -97,7 +98,7 @@ def train(
 
 
 class _Trainer:
-    """A run, between its configuration and its outcome."""
+    """The state of a run in progress."""
 
     def __init__(
         self, config: Config, world: World, progress: ProgressDisplay, probe: MakeProbe | None
@@ -106,9 +107,9 @@ class _Trainer:
         self.world = world
         self.progress = progress
         self.checkpoints = Checkpoints(config.folder / CHECKPOINTS)
-        # What a run started from may be gone, and does not matter once there is a checkpoint.
-        goes_on = world.from_first(lambda: bool(self.checkpoints.paths()))
-        started = config.override(weights=None) if goes_on else config
+        # The weights that a run started from may be gone, and a resumed run does not need them.
+        is_resumed = world.from_first(lambda: bool(self.checkpoints.paths()))
+        started = config.override(weights=None) if is_resumed else config
         self.components = components_of(started, world, progress.check)
         self.probe = probe_of(probe, config, self.components, world)
         world.from_first(lambda: prepare_folder(config, world))
@@ -117,7 +118,7 @@ class _Trainer:
         self.saved_at = time.monotonic()
         self.num_skipped = 0
         self.interval, self.epoch, self.whole = Meter(world), Meter(world), Meter(world)
-        self.records: Records | None = None  # the first process's
+        self.records: Records | None = None  # in the first process only
         position = self._resume()
         world.from_first(lambda: self._open_records(position))
 
@@ -130,7 +131,7 @@ class _Trainer:
         )
 
     def train(self, requests: StopRequest) -> Outcome:
-        """The loop. One batch: a step, perhaps a record, an evaluation, a checkpoint."""
+        """The loop: for each batch a step, and perhaps a record, an evaluation, a checkpoint."""
         components, output = self.components, self.config.output
         title = f"{self.config.model.name} {self.config.objective.name}"
         self.progress.start(title, self.step, components.num_steps)
@@ -175,13 +176,13 @@ class _Trainer:
         if isinstance(self.config.objective, PerturbedConfig):
             self.rho = radius(self.components.objective.rho)
         try:
-            measures = self.components.step(images, targets)
+            metrics = self.components.step(images, targets)
         except NonFiniteLossError:
             self._skip()
             return
         self.num_skipped = 0
         for meter in (self.interval, self.epoch):
-            meter.add(measures)
+            meter.add(metrics)
 
     def _skip(self) -> None:
         self.num_skipped += 1
@@ -191,7 +192,7 @@ class _Trainer:
 
     def _fail(self, what: str) -> NoReturn:
         reason = (
-            f"loss must be finite, got one that is not {what}, up to step {self.step} of "
+            f"loss must be finite, got infinity or NaN {what}, up to step {self.step} of "
             f"{self.config.folder}. Pass a smaller --lr or --rho, a --clip-norm or a longer "
             "warm-up, and another --out."
         )
@@ -199,7 +200,7 @@ class _Trainer:
         raise RunFailedError(reason)
 
     def _record(self, kind: str, meter: Meter, **more: Any) -> None:
-        """Writes what a meter has seen, and resets it."""
+        """Write the means of a meter, and reset it."""
         means = meter.means()
         self._check_captured(means.pop("value"))
         num_images, overflows = meter.count * self.config.data.batch_size, means.pop("overflow")
@@ -219,7 +220,7 @@ class _Trainer:
         meter.reset()
 
     def _check_captured(self, value: float) -> None:
-        """A captured step has moved the weights before its loss can be read."""
+        """Stop a run whose captured steps had a non-finite loss, which is known only afterwards."""
         if self.config.execution.capture and not math.isfinite(value):
             self._fail("since the last record")
 
@@ -237,8 +238,8 @@ class _Trainer:
     def _measure(self) -> None:
         assert self.probe is not None
         with self._pause():
-            measures = self.probe()
-        self._write({"kind": "sharpness", "step": self.step, **measures})
+            measurements = self.probe()
+        self._write({"kind": "sharpness", "step": self.step, **measurements})
 
     def _scores(self) -> dict[str, float]:
         share_buffers(self.components.model, self.world)
@@ -291,7 +292,7 @@ class _Trainer:
         return step.scaler.state_dict() if isinstance(step, EagerStep) else {}
 
     def _resume(self) -> int:
-        """Goes on from the newest checkpoint, if there is one; returns where its records end."""
+        """Load the newest checkpoint, if there is one, and return the length of its records."""
         large: dict[str, Any] = {"model": {}, "optimizer": {}}
 
         def read() -> State | None:
@@ -309,13 +310,13 @@ class _Trainer:
             if "loading state_dict" not in str(error):
                 raise
             raise InvalidValueError(
-                f"out must hold a checkpoint of this network for these images, got "
+                f"out must have a checkpoint of this model for these images, got "
                 f"{self.config.folder}, whose checkpoint differs "
-                f"({str(error).splitlines()[-1].strip()}) Have the images changed?"
+                f"({str(error).splitlines()[-1].strip()}) Check that the images are the same."
             ) from error
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidValueError(
-                f"checkpoint must hold the state of a run, got another in "
+                f"checkpoint must have the state of a run, got something else in "
                 f"{self.checkpoints.folder} ({type(error).__name__}: {error}). Delete it."
             ) from error
 
@@ -344,7 +345,7 @@ class _Trainer:
 
     @contextmanager
     def _pause(self) -> Iterator[None]:
-        """Time that is not training's."""
+        """Context manager whose time does not count as training."""
         start = time.perf_counter()
         try:
             yield

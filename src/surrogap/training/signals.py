@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP as requests to save and end, heard between two steps."""
+"""SIGTERM, SIGINT and SIGHUP: the run saves a checkpoint after its step, and stops."""
 
 import errno
 import os
@@ -15,10 +15,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @final
 class StopRequest:
-    """Whether the process has been asked to end.
+    """A request to stop.
 
     Attributes:
-        signal: By which signal; 0 if it has not.
+        signal: The signal that was received; 0 if none was.
     """
 
     def __init__(self) -> None:
@@ -26,8 +26,8 @@ class StopRequest:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        # Whoever asks twice shall not have to wait. But SIGTERM comes twice where a job's processes
-        # are all sent it, torchrun among them, which sends it on.
+        # A second Ctrl-C ends the process at once. A second SIGTERM does not: torchrun forwards the
+        # one that a scheduler sends to all processes.
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
         elif number == signal.SIGHUP:
@@ -36,15 +36,15 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Hears the signals, and handles them as before when it ends.
+    """Context manager that records the signals, and restores their handlers at the end.
 
-    Python lets the main thread alone do so; in another, nothing is heard.
+    Python allows handlers only in the main thread; in another, nothing is recorded.
     """
     requests = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield requests
         return
-    # nohup has SIGHUP ignored, which is to stay so.
+    # nohup ignores SIGHUP, and so does the run then.
     heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, requests._hear) for number in heard}
     try:

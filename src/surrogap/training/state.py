@@ -1,4 +1,4 @@
-"""All that a run must remember, gathered from its processes and given back to them."""
+"""The state of a run: gathered from its processes, and loaded into them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,10 +19,10 @@ from surrogap.training.processes import World
 
 
 def weights_and_moments(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
-    """The state of the network and of its optimizer, by the weights' names, on the CPU.
+    """Return the state of the model and of its optimizer, by the names of the weights, on the CPU.
 
-    It knows neither DDP nor FSDP2 nor the number of processes. The first process has it, and the
-    others get empty dictionaries. Of statistics that differ between processes it holds the first's.
+    It does not depend on DDP, FSDP2 or the number of processes. Only the first process gets it; the
+    others get empty dictionaries. Buffers that differ between processes are those of the first.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights, moments = get_state_dict(model, optimizer, options=options)
@@ -32,15 +32,15 @@ def weights_and_moments(model: nn.Module, optimizer: Optimizer) -> dict[str, dic
 def load_weights_and_moments(
     model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any], world: World
 ) -> None:
-    """Gives them back; the first process's `state` is everybody's."""
+    """Load the state of `weights_and_moments`, broadcast from the first process."""
     options = StateDictOptions(
         full_state_dict=world.is_shared, broadcast_from_rank0=world.is_shared
     )
     set_model_state_dict(model, state["model"], options=options)
-    # torch fails to send moments to other processes where there are none, as those of plain SGD.
+    # torch fails to broadcast an empty optimizer state, such as that of SGD without momentum.
     moments = state["optimizer"]
     if world.from_first(lambda: _has_tensors(moments["state"])):
-        # The settings are the configuration's. Some may change: a captured step wants others.
+        # Settings come from the configuration, since some may change: a captured step needs others.
         for saved, own in zip(
             moments.get("param_groups", ()), optimizer.param_groups, strict=False
         ):
@@ -53,14 +53,14 @@ def _has_tensors(moments: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def share_buffers(model: nn.Module, world: World) -> None:
-    """Gives all processes the statistics of the first, where FSDP2 has let each keep its own."""
+    """Broadcast the buffers of the first process; with FSDP2 each process has its own."""
     if world.is_shared and not isinstance(model, DistributedDataParallel):
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
 
 
 def random_states(world: World) -> dict[str, list[torch.Tensor]]:
-    """Where each process's random numbers stand."""
+    """Return the states of the random generators of all processes."""
     states = {"cpu": world.gathered(torch.get_rng_state())}
     if world.device.type == "cuda":
         states["cuda"] = world.gathered(torch.cuda.get_rng_state(world.device))
@@ -68,10 +68,9 @@ def random_states(world: World) -> dict[str, list[torch.Tensor]]:
 
 
 def load_random_states(states: Mapping[str, list[torch.Tensor]], world: World) -> None:
-    """Lets random numbers go on from there.
+    """Load the states of the random generators.
 
-    A process that had no part in the run that was saved keeps its own, and so does a device that
-    had none.
+    A process or a device that the saved run did not have keeps its own state.
     """
     if world.rank < len(states["cpu"]):
         torch.set_rng_state(states["cpu"][world.rank])

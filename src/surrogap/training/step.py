@@ -1,4 +1,4 @@
-"""One training step: from a batch to new weights and measurements."""
+"""The training step: from a batch to new weights and metrics."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,20 +17,21 @@ from surrogap.core.entropy import EntropySGD
 from surrogap.core.objective import Objective
 from surrogap.core.report import Report
 from surrogap.data import Batch
+from surrogap.training import losses
 from surrogap.training.config import Config
-from surrogap.training.losses import Loss, accuracy
+from surrogap.training.losses import Loss
 from surrogap.training.processes import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# Not cuDNN's, which torch 2.11 prefers on Hopper GPUs. Its gradient of the queries is NaN in rows
-# whose log-sum-exp is below -88.7: the exponential of 88.8 is infinite (results/README.md).
+# All but cuDNN's, which torch 2.11 prefers on Hopper GPUs. Its gradient of the queries is NaN in
+# rows whose log-sum-exp is below -88.7: the exponential of 88.8 is infinite (results/README.md).
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 Closure = Callable[[], tuple[Tensor, Tensor]]
 
-# The columns of a step's tensor. `value` is `Report.value`, which is finite in every step that is
-# not lost; others are NaN where a step does not measure them. `overflow` is 1 or 0.
+# The elements of a step's tensor. `value` is `Report.value`, which is finite in every step that is
+# not skipped. Others are NaN if a step does not measure them. `overflow` is 1 or 0.
 METRICS = (
     *("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm", "cosine"),
     *("accuracy", "value", "overflow"),
@@ -38,18 +39,18 @@ METRICS = (
 
 
 class NonFiniteLossError(Exception):
-    """Raised where the loss of a pass is infinite or NaN."""
+    """Raised if the loss of a pass is infinite or NaN."""
 
 
 class Step(ABC):
-    """Takes one step on a batch.
+    """Abstract training step on a batch.
 
     Args:
         config: Precision, micro-batches and clipping.
-        model: The network, as it is trained.
+        model: The model, wrapped for its processes.
         objective: The objective.
         optimizer: The optimizer.
-        loss: f, of logits and targets.
+        loss: The loss f of logits and targets.
         world: The processes.
     """
 
@@ -76,11 +77,11 @@ class Step(ABC):
 
     @abstractmethod
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Takes a step, and returns what it measured: `METRICS`, on the device.
+        """Take a step, and return its `METRICS` as a tensor on the device.
 
         Raises:
-            NonFiniteLossError: The loss of a pass is not finite, in any of the processes. Weights,
-                buffers, the optimizer's state and the objective's are as they were.
+            NonFiniteLossError: The loss of a pass is not finite in one of the processes. Weights,
+                buffers and the states of optimizer and objective are unchanged.
         """
 
     def _loss_and_accuracy(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,16 +94,16 @@ class Step(ABC):
         ):
             logits = self.model(images)
         logits = logits.float()
-        return self._loss(logits, targets), accuracy(logits.detach(), targets)
+        return self._loss(logits, targets), losses.accuracy(logits.detach(), targets)
 
 
 @final
 class EagerStep(Step):
-    """A step that is launched kernel by kernel."""
+    """An eager step, which launches its kernels one by one."""
 
     @cached_property
     def scaler(self) -> GradScaler:
-        """Scales the loss for fp16, and does nothing otherwise."""
+        """The gradient scaler, which is enabled for fp16 only."""
         return GradScaler(self.world.device.type, enabled=self._dtype == torch.float16)
 
     @cached_property
@@ -116,7 +117,7 @@ class EagerStep(Step):
         dictionaries = [module._buffers for module in self.model.modules()]
         with self._buffers.kept(dictionaries, on_error_only=True):
             report = self._backward(images, targets)
-            if self._is_lost():
+            if self._has_non_finite_loss():
                 self.objective.load_state_dict(state)
                 self.optimizer.zero_grad()
                 raise NonFiniteLossError
@@ -140,15 +141,15 @@ class EagerStep(Step):
         return Report.mean(reports, divisor=self._divisor)
 
     def _climb(self, images: Tensor, targets: Tensor) -> Closure | None:
-        """Return the closure of a first pass on the start of the batch, if it is to be one."""
+        """Return the closure of the first pass if it uses a fraction of the batch, else None."""
         if self._climb_fraction == 1:
             return None
         return self._closure(*climb_batch((images, targets), self._climb_fraction))
 
-    def _is_lost(self) -> bool:
-        """Return True if a loss of the step is not finite, in all processes or in none.
+    def _has_non_finite_loss(self) -> bool:
+        """Return True, in all processes, if a loss of the step is not finite in one of them.
 
-        This is a step's one wait for the device: every pass adds to the list that it reads.
+        This is the only point where a step waits for the device: it reads the losses of all passes.
         """
         is_finite = torch.stack(self._losses).isfinite().all()
         return bool(self.world.largest(int(not is_finite)))
@@ -166,29 +167,29 @@ class EagerStep(Step):
 
     @property
     def _divisor(self) -> int:
-        """By what a micro-batch's loss is divided.
+        """The divisor of a micro-batch's loss.
 
-        EntropySGD's walk is not linear in the loss: where each micro-batch has a walk of its own,
-        their directions are divided instead.
+        EntropySGD's walk is not linear in the loss: if each micro-batch has its own walk, the
+        directions are divided instead.
         """
         is_walk = isinstance(self.objective, EntropySGD) and not self._shares_perturbation
         return 1 if is_walk else self._num_micro_batches
 
     def _closure(self, images: Tensor, targets: Tensor) -> Closure:
         def closure() -> tuple[Tensor, Tensor]:
-            loss, right = self._loss_and_accuracy(images, targets)
+            loss, accuracy = self._loss_and_accuracy(images, targets)
             self._losses.append(loss.detach())
-            return loss / self._divisor, right
+            return loss / self._divisor, accuracy
 
         return closure
 
 
 @final
 class CUDAGraphStep(Step):
-    """A step that is captured as a CUDA graph at the first batch, and replayed from then on.
+    """A step that is captured as a CUDA graph at the first batch, and then replayed.
 
-    It cannot read the loss before the weights have moved, so a loss that is not finite is found
-    only when the records are read.
+    The loss cannot be read before the weights are updated, so a non-finite loss is found only when
+    the next record is written.
     """
 
     _replay: Callable[..., Report] | None = None
@@ -196,7 +197,7 @@ class CUDAGraphStep(Step):
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
         """See `Step`."""
         if self._replay is None:
-            # Not before: a checkpoint that is loaded moves the optimizer's state.
+            # Not in __init__: loading a checkpoint replaces the tensors of the optimizer.
             from surrogap.core.capture import capture
 
             self._replay = capture(
@@ -224,11 +225,11 @@ def climb_batch(batch: Batch, fraction: float) -> Batch:
 
 
 def step_metrics(report: Report, *, has_overflown: bool = False) -> Tensor:
-    """Return the measurements of a step as one tensor on the device, in the order of `METRICS`."""
+    """Return the metrics of a step as one tensor on the device, in the order of `METRICS`."""
     values = [getattr(report, name) for name in METRICS[:6]]
-    right = torch.stack(_leaves(report.aux)).mean()
-    overflow = torch.full_like(right, float(has_overflown))
-    return torch.stack([*values, right, report.value, overflow])
+    mean_accuracy = torch.stack(_leaves(report.aux)).mean()
+    overflow = torch.full_like(mean_accuracy, float(has_overflown))
+    return torch.stack([*values, mean_accuracy, report.value, overflow])
 
 
 def _leaves(aux: object) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What something was computed with: versions, and the machine."""
+"""Versions of packages, and the machine, for records of results."""
 
 import platform
 from importlib import metadata
@@ -10,7 +10,7 @@ from surrogap import __version__
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python, of the packages that matter for results, and the machine; None for what is absent.
+    """Return the versions of Python and packages, and the machine; None for a missing package.
 
     >>> versions()["torch"] == torch.__version__
     True
@@ -27,7 +27,7 @@ def versions() -> dict[str, str | None]:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device calls itself."""
+    """Return the name of a device, such as that of the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
@@ -39,7 +39,7 @@ def _version(package: str) -> str | None:
 
 
 def _processor() -> str:
-    information = Path("/proc/cpuinfo")  # on Linux, where platform.processor() is mostly empty
+    information = Path("/proc/cpuinfo")  # platform.processor() is mostly empty on Linux
     lines = information.read_text().splitlines() if information.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
