@@ -1,4 +1,4 @@
-"""What is exact in the paper's theory, exactly; what is a bound, on runs with known constants."""
+"""The paper's theory: equalities exactly, bounds on runs with known constants."""
 
 import math
 from typing import Any
@@ -53,7 +53,7 @@ def test_the_problem_has_the_constants_that_the_bound_takes() -> None:
 
 
 def reference(run: GSAMSettings, loss: Any, start: Tensor, seed: int) -> list[Tensor]:
-    """GSAM by its equations, in a few lines."""
+    """GSAM by its equations."""
     generator = torch.Generator().manual_seed(seed)
     w, points = start.clone(), []
     for step in range(1, run.num_steps + 1):

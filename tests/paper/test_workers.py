@@ -1,4 +1,4 @@
-"""Runs in this process or in others: the same lines, in order, until time is up."""
+"""Runs in this process or in workers: the same lines, in order, until time is up."""
 
 import multiprocessing
 import os
@@ -88,7 +88,7 @@ def test_a_run_that_does_not_fit_is_not_started(
         return line
 
     monkeypatch.setattr(workers, "finished", finished)
-    # Plain runs take 10 s and SAM's 20 s, of which the plan learns as it goes.
+    # Plain runs take 10 s and those of SAM 20 s; the plan learns it from finished runs.
     ledger = Ledger(tmp_path / "study.jsonl")
     left = train_all(STAGES, ledger, Environment(scale), clock=Clock(55.0))
     assert now[0] <= 55.0
