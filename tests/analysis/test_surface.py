@@ -104,7 +104,7 @@ def test_moved_is_there_and_then_back() -> None:
     with surface.moved(delta):
         torch.testing.assert_close(surface.position(), w + delta)
     assert zoo.same_bits(before, zoo.bits(model))
-    graph.backward()  # still valid after moving there and back
+    graph.backward()  # which the way there and back has not broken
 
 
 def test_frozen_parameters_are_no_weights() -> None:

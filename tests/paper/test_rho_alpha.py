@@ -74,7 +74,7 @@ def test_alpha_0_is_sam(settings: Settings, tmp_path: Path) -> None:
 
 
 def by_hand(run: Run) -> tuple[nn.Module, Callable[[], Tensor], list[Tensor]]:
-    """The model in float64, its loss over all training images, and its parameters."""
+    """The network in float64, its loss over all training images, and its parameters."""
     splits = run.splits()
     model = run.network(splits).double()
     (mean,), (std,) = splits.mean, splits.std
@@ -95,7 +95,7 @@ def one_step_gap(run: Run, rho: float) -> float:
 
 
 def dominant(run: Run) -> float:
-    """The dominant eigenvalue by power iteration, with double backward."""
+    """By power iteration, through a second backward pass."""
     _, loss, parameters = by_hand(run)
     gradients = torch.autograd.grad(loss(), parameters, create_graph=True)
     flat = torch.cat([g.flatten() for g in gradients])
