@@ -1,4 +1,4 @@
-"""The dense truth in float64, and surfaces whose derivatives are known."""
+"""Dense references in float64, and surfaces with known derivatives."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -20,7 +20,7 @@ def batches(sizes: Sequence[int] = SIZES, seed: int = 1) -> list[toy_models.Batc
 
 
 def network(name: str, *, is_training: bool = False) -> nn.Module:
-    """A small network in float64, its statistics moved off their start."""
+    """A small model in float64, with running statistics that are not the initial ones."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = toy_models.MODELS[name]().double()
@@ -44,12 +44,12 @@ def dense_hessian(model: nn.Module, data: Sequence[toy_models.Batch]) -> Tensor:
 
 @cache
 def dense(name: str, *, is_training: bool = False) -> Tensor:
-    """The Hessian of a small network on the usual batches."""
+    """The Hessian of a small model on the default batches."""
     return dense_hessian(network(name, is_training=is_training), batches())
 
 
 class Point(nn.Module):
-    """Weights that are nothing but a vector."""
+    """A model whose only parameter is a vector."""
 
     def __init__(self, w: Tensor) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ def test_the_divergence_of_gaussians() -> None:
 
 
 def test_the_discussion() -> None:
-    """Equal at rho_train; beyond it the flatter solution has the lower bound, before it not."""
+    """Equal at rho_train; above it the flatter solution has the lower bound, below it the other."""
     sam, gsam = Solution(loss=0.05, sharpness=100.0), Solution(loss=0.30, sharpness=20.0)
     rho_train = sam.radius_of_equal_loss(gsam)
     assert rho_train == gsam.radius_of_equal_loss(sam)

@@ -1,4 +1,4 @@
-"""What the figures show is what was measured."""
+"""The figures show the measured values."""
 
 import io
 import math
@@ -24,7 +24,7 @@ DENSITY = Density(torch.tensor([[0.0, 4.0]]).double(), torch.tensor([[0.9, 0.1]]
 
 
 def shown(figure: Figure) -> list[list[float]]:
-    """The heights of all lines, axes by axes; drawn to a PNG on the way."""
+    """The y values of all lines, axes by axes; also draws the figure to a PNG."""
     file = io.BytesIO()
     figure.savefig(file, format="png")
     assert file.getvalue().startswith(b"\x89PNG")

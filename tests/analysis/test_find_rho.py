@@ -1,4 +1,4 @@
-"""The sweep sees what a training step sees, and its suggestion is where it says."""
+"""The sweep measures the quantities of a training step, and suggests the range that it should."""
 
 import math
 

@@ -61,13 +61,13 @@ def test_at_a_minimum_the_worst_case_measures_the_eigenvalue() -> None:
     eigen = dominant_eigenvalue(Hessian(surface), tolerance=1e-6)
     for arguments in ({"num_ascent_steps": 60}, {"num_ascent_steps": 1, "start": vectors[:, 0]}):
         for gap in surrogate_gaps(surface, RHOS, **arguments).gaps:
-            assert gap.gap == 0.0  # no gradient, no climb
+            assert gap.gap == 0.0  # no gradient, no ascent
             assert gap.worst_gap == pytest.approx(7.0 * gap.rho**2 / 2, rel=1e-6)
             assert gap.worst_sharpness == pytest.approx(float(eigen.values[0]), rel=1e-6)
 
 
 def test_a_start_is_tried_both_ways() -> None:
-    """In one dimension the worst side of a slope is the gradient's, whatever the start."""
+    """In one dimension the worst direction on a slope is the gradient's, from any start."""
     matrix = torch.ones(1, 1).double()
     surface = quadratic(matrix, torch.ones(1).double())
     (gap,) = surrogate_gaps(surface, [0.5], num_ascent_steps=1, start=-torch.ones(1)).gaps

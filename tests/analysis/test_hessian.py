@@ -1,4 +1,4 @@
-"""Products are those of the dense Hessian, by every way to them."""
+"""Products of every method are those of the dense Hessian."""
 
 import re
 import warnings
@@ -78,7 +78,7 @@ def test_zero_for_a_linear_loss_and_for_a_zero_vector(method: Any) -> None:
 
 
 class Square(torch.autograd.Function):
-    """A custom square, with a backward rule and no forward one."""
+    """A custom square with a backward rule, but no forward rule."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def ctc(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "operators"),
     [
-        # By name where torch tells it: 2.11 does, later ones tell the line alone.
+        # Torch 2.11 names the function; later versions give only the line.
         (Square.apply, [r"(Square|a custom autograd function in test_hessian.py, line \d+)\."]),
         (ModernSquare.apply, ["ModernSquare"]),
         (
@@ -146,7 +146,7 @@ def test_falls_back_and_names_the_operator(function: Any, operators: list[str]) 
     assert len(caught) == len(operators)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = hessian @ v  # it has learnt
+        again = hessian @ v  # with the method that it fell back to
     torch.testing.assert_close(again, product)
     differences = Hessian(hessian.surface, "finite-differences") @ v
     assert equality.relative_error(product, differences) < 1e-6
@@ -174,7 +174,7 @@ def test_refuses_an_unknown_method_and_a_wrong_step() -> None:
 
 
 def test_a_step_of_ones_own() -> None:
-    """The central difference of a cubic errs by step^2 times its constant third derivative."""
+    """The error of a central difference of a cubic is step^2 times its third derivative."""
     model = nn.Linear(1, 1, bias=False).double()
     surface = Surface(model, [torch.ones(1, 1).double()], lambda m, x: m(x).pow(4).sum())
     w = float(model.weight.detach())

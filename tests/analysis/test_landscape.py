@@ -1,4 +1,4 @@
-"""Lines and planes through quadratics and networks, where the loss is known."""
+"""Lines and planes through quadratics and small models with known losses."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_filters_are_as_long_as_those_of_the_weights() -> None:
 
 
 def test_filter_normalisation_does_not_see_the_scale_of_a_layer() -> None:
-    """ReLU networks compute the same with a layer twice as large and the next half as large."""
+    """A ReLU model computes the same with one layer times 2 and the next times 1/2."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 9, bias=False), nn.ReLU(), nn.Linear(9, 3))
     model = model.double()
     curves = []

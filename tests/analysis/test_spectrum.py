@@ -1,4 +1,4 @@
-"""Trace and density of dense Hessians: what is exact, exactly; the rest within its error."""
+"""Trace and density of dense Hessians: exact terms exactly, estimates within their error."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_the_trace_of_a_network_is_within_its_error() -> None:
 
 
 def test_the_error_is_that_of_the_estimates() -> None:
-    """Of many estimates for a flat spectrum, where nearly all of it is sampled."""
+    """The spread of many estimates for a flat spectrum, where nearly all of it is sampled."""
     operator = Matrix(torch.linspace(0.9, 1.1, 40).tolist())
     results = [trace(operator, num_products=24, seed=100 * seed) for seed in range(60)]
     values = torch.tensor([result.value for result in results])
@@ -58,7 +58,7 @@ def test_the_error_is_that_of_the_estimates() -> None:
 
 
 def test_neighbouring_seeds_are_independent() -> None:
-    """Vectors of seed and seed + 1 that were shared had the estimates correlate by 0.88."""
+    """With vectors shared by seed and seed + 1, the estimates had a correlation of 0.88."""
     operator = Matrix(torch.linspace(0.5, 2.0, 60, dtype=torch.float64).tolist())
     estimates = torch.tensor([trace(operator, seed=seed).value for seed in range(300)])
     neighbours = torch.stack([estimates[:-1], estimates[1:]])
@@ -69,7 +69,7 @@ def test_neighbouring_seeds_are_independent() -> None:
 
 
 def test_quadrature_has_the_moments_of_its_vectors() -> None:
-    """`sum(weight * place^k) = v^T H^k v` for k below twice the number of steps."""
+    """`sum(weight * node^k) = v^T H^k v` for k below twice the number of steps."""
     surface = Surface(network("convnet"), batches())
     matrix, num_steps = dense("convnet"), 4
     result = density(Hessian(surface), num_vectors=2, num_steps=num_steps, seed=3)

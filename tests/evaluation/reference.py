@@ -19,7 +19,7 @@ def scores(
     votes: Sequence[dict[int, float]] | None = None,
     classes: Sequence[int] | None = None,
 ) -> Scores:
-    """Of images with a set of right classes each; the loss is against `votes`, if there are any."""
+    """Scores of images with sets of correct classes; the loss is that of `votes`, if given."""
     classes = range(len(logits[0])) if classes is None else classes
     right, five, loss, num_samples = 0, 0, 0.0, 0
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(15)]

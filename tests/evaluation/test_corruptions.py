@@ -40,7 +40,7 @@ def squared_distance(a: Tensor, b: Tensor) -> float:
 
 
 def nearly_equal(a: Tensor, b: Tensor) -> None:
-    """Equal but for a value in a thousand, which rounding may have moved by one."""
+    """Equal except for one value in a thousand, which rounding may change by one."""
     difference = (a.int() - b.int()).abs()
     assert difference.max() <= 1
     assert (difference > 0).double().mean() < 1e-3
@@ -127,8 +127,8 @@ def test_variance_of_noise_on_grey(name: str, severity: int) -> None:
     c, x = strength(name, severity), 128 / 255
     variance = {"gaussian_noise": c**2, "speckle_noise": (x * c) ** 2, "shot_noise": x / c}[name]
     out = corrupted(torch.full((16, 3, 32, 32), 128, dtype=torch.uint8), name, severity)
-    # Cutting off takes half a step, and adds the variance of a uniform number. 49,152 values give
-    # the variance to 0.6 %. Counts of photons are so coarse that they cut off more or less.
+    # Truncation subtracts half a step, and adds the variance of a uniform number. 49,152 values
+    # give the variance to 0.6 %. Counts of photons are so coarse that it subtracts more or less.
     expected = 255**2 * variance + 1 / 12
     assert float(out.double().var()) == pytest.approx(expected, rel=0.03)
     sigma = math.sqrt(expected / out.numel())
@@ -183,7 +183,7 @@ def test_contrast_scales_the_deviation_from_the_mean(severity: int) -> None:
     out = corrupted(images, "contrast", severity).double()
     mean = images.double().mean((2, 3), keepdim=True)
     exact = strength("contrast", severity) * (images.double() - mean) + mean
-    assert ((exact - out) > -1e-5).all()  # cut off
+    assert ((exact - out) > -1e-5).all()  # truncated
     assert ((exact - out) < 1).all()
 
 
@@ -247,7 +247,7 @@ def test_jpeg_rounds_cosines_to_steps(severity: int) -> None:
     images = photos(channels=1)
     blocks = images.numpy().reshape(-1, 4, 8, 4, 8) - 128.0
     cosines = fft.dctn(blocks, axes=(2, 4), norm="ortho")
-    number = np.abs(cosines) / steps[:, None] + 0.5  # halves go away from zero
+    number = np.abs(cosines) / steps[:, None] + 0.5  # halves are rounded away from zero
     rounded = np.sign(cosines) * steps[:, None] * np.floor(number + 1e-9)
     exact = np.clip(fft.idctn(rounded, axes=(2, 4), norm="ortho") + 128, 0, 255)
     # Rounding makes 0.25, and in some blocks libjpeg's integers take a cosine to the next step.
@@ -281,7 +281,7 @@ def test_fog_spans_its_range(severity: int) -> None:
 
 
 def slow_clouds(uniforms: list[float], size: int, decay: float) -> np.ndarray:
-    """Diamond-square, point by point: a mean of four neighbours at a distance, and a bump."""
+    """Diamond-square, point by point: the mean of four neighbours at a distance, and a bump."""
     height = {(0, 0): 0.0}
     wibble, step = 100.0, size
 

@@ -69,7 +69,7 @@ def test_a_subset_of_the_classes(classes: list[int], device: torch.device) -> No
     got = evaluate(IDENTITY, ragged(logits, labels), classes=classes, device=device)
     close(got, reference.scores(logits.tolist(), [{k} for k in labels.tolist()], classes=classes))
     close(got, evaluate(IDENTITY, ragged(logits, labels), classes=np.array(classes)))
-    # The others' logits are of no account, and masking them with -inf does the same.
+    # Logits of other classes do not count; masking them with -inf gives the same scores.
     masked = torch.full_like(logits, -math.inf)
     masked[:, classes] = logits[:, classes]
     close(got, evaluate(IDENTITY, ragged(masked, labels)))
@@ -166,7 +166,7 @@ def test_a_class_that_was_ruled_out_costs_infinity_only_if_it_is_right() -> None
 
 
 class Modes(nn.Module):
-    """Notes its mode in the forward pass, and whether gradients are on."""
+    """Records its mode in the forward pass, and whether gradients are enabled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def test_logits_of_low_precision_are_scored_in_float64() -> None:
 
 
 class NoReads(TorchDispatchMode):
-    """Fails where a value travels to the host, or where a shape depends on one."""
+    """Raises when a value is copied to the host, or when a shape depends on a value."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__

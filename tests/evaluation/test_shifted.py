@@ -1,4 +1,4 @@
-"""Small folders laid out as ImageNet's test sets are."""
+"""Small folders with the layout of ImageNet's test sets."""
 
 import json
 import re
@@ -30,7 +30,7 @@ SYNSETS = ["n01440764", "n01443537", "n01484850", "n01491361"]
 
 
 def folders(root: Path, images: Mapping[str, Sequence[str]]) -> Path:
-    """Makes each folder with empty files of these names."""
+    """Create each folder with empty files of these names."""
     for folder, names in images.items():
         (root / folder).mkdir(parents=True)
         for name in names:
@@ -52,7 +52,7 @@ def test_the_lists_that_come_with_the_package() -> None:
     assert len(synsets) == len(set(synsets)) == 1000
     assert list(synsets) == sorted(synsets)
     assert all(re.fullmatch(r"n\d{8}", synset) for synset in synsets)
-    # Known places: tench, great white shark, golden retriever, toilet tissue.
+    # Known positions: tench, great white shark, golden retriever, toilet tissue.
     known = {0: "n01440764", 2: "n01484850", 207: "n02099601", 999: "n15075141"}
     assert {k: synsets[k] for k in known} == known
     assert len(set(imagenet_r_synsets())) == 200
@@ -72,7 +72,7 @@ def test_val(tmp_path: Path) -> None:
         (val_name(n), k)
         for n, k in ((4, 0), (8, 0), (1, 1), (5, 1), (2, 2), (6, 2), (3, 3), (7, 3))
     ]
-    # The order of the synsets makes the labels, not the order of the folders.
+    # Labels follow the order of the synsets, not that of the folders.
     backwards = imagenet_val(tmp_path, SYNSETS[::-1], num_images=8)
     assert [label for path, label in backwards if path.parent.name == SYNSETS[0]] == [3, 3]
     assert all(path.is_file() for path, _ in backwards)
@@ -101,7 +101,7 @@ def test_real_follows_the_names_of_the_images(tmp_path: Path) -> None:
     samples = imagenet_real(tmp_path / "val", real, SYNSETS, num_images=8)
     assert [path.name for path, _ in samples] == [val_name(n) for n in range(1, 9)]
     assert [labels for _, labels in samples] == lists
-    # Straight on to scores: a model that answers as ImageNet's labels do (image n is of n % 4).
+    # Then scores: a model that predicts ImageNet's labels (image n has class n % 4).
     answers = nn.functional.one_hot(torch.arange(1, 9) % 4, 4).double()
     scores = evaluate(nn.Identity(), [(answers, label_sets(lists, 4))], truth="set")
     assert (scores.num_samples, scores.accuracy) == (6, 5 / 6)

@@ -4,7 +4,7 @@ from surrogap.paper.rho_alpha import GridRun
 
 
 def runs(accuracy: float, sharpness: float, eigenvalue: float, num_seeds: int = 3) -> list[GridRun]:
-    """Values that change by so much from alpha 0 to 0.4, and fall from rho 0.1 to 0.2."""
+    """Values that change by these amounts from alpha 0 to 0.4, and fall from rho 0.1 to 0.2."""
     return [
         GridRun(
             rho,

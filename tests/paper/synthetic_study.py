@@ -1,4 +1,4 @@
-"""Ledgers of studies that nobody trained, for tests of what is drawn from them."""
+"""Synthetic ledgers, for tests of the tables and figures that are drawn from them."""
 
 import math
 from dataclasses import replace
@@ -18,11 +18,11 @@ GAINS = {name: 0.2 * number for number, name in enumerate(METHODS)}
 
 
 def line(run: StudyRun, scale: Scale, **changes: Any) -> LedgerLine:
-    """A finished run: accuracy by method, plus what a seed has in common for all methods."""
+    """A finished run: accuracy by method, plus a term by seed that all methods share."""
     shared = 0.5 * math.sin(7.0 * run.seed)  # so that pairing by seed matters
     own = 0.05 * math.cos(13.0 * run.seed + len(run.method))
     accuracy = (88.0 + GAINS[run.method] + shared + own) / 100
-    # Of the trials, the second is the best.
+    # The second trial is the best.
     tried = 0.01 * (run.settings == run_settings(scale, run)) if run.purpose == "tuning" else 0.0
     num_steps, num_epochs = 100, run.changes["epochs"]
     steps = list(range(1, num_steps + 1))
@@ -68,7 +68,7 @@ def run_settings(scale: Scale, run: StudyRun) -> object:
 
 
 def timing(scale: Scale, setup: str = "A") -> LedgerLine:
-    """A timing pass in which a step costs what its passes do."""
+    """A timing in which a step costs as much as its passes."""
     return {
         "kind": "timing",
         "key": "timing",

@@ -1,4 +1,4 @@
-"""All tables and figures from a ledger that nobody trained, whose numbers are known."""
+"""All tables and figures, drawn from a synthetic ledger with known numbers."""
 
 import math
 import statistics
@@ -26,7 +26,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 
 def accuracies(method: str, num_seeds: int) -> list[float]:
-    """What the made-up lines say, in percent."""
+    """The test accuracies of the synthetic ledger, in percent."""
     return [
         88.0
         + synthetic_study.GAINS[method]
@@ -94,7 +94,7 @@ def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) 
     ledger = synthetic_study.ledger(tmp_path / "study.jsonl", GPU, "fig-cosine")
     cells = [Cell("A", "sam"), Cell("A", "gsam")]
     sam, gsam = summaries(GPU, cells, ledger)
-    # GSAM better in every other seed, and worse in the others.
+    # GSAM is better in every other seed, and worse in the others.
     lines = {}
     for seed, line in gsam.lines.items():
         accuracy = sam.values("test")[seed] / 100 + (0.01 if seed % 2 else -0.01)

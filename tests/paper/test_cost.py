@@ -1,4 +1,4 @@
-"""The cost of methods relative to plain training, and the pass that measures it."""
+"""The cost of methods relative to plain training, and the timing of steps."""
 
 import time
 from pathlib import Path

@@ -37,7 +37,7 @@ def test_half_a_line_is_skipped_and_said(tmp_path: Path, cut: int) -> None:
     ledger.append(line("b"))
     path.write_bytes(path.read_bytes()[:-cut])
     torn = Ledger(path)
-    # Without its newline alone, the line is whole.
+    # A line that lacks only its newline is complete.
     assert [one["key"] for one in torn] == (["a", "b"] if cut == 1 else ["a"])
     assert torn.num_torn == (cut > 1)
     torn.append(line("c"))

@@ -1,4 +1,4 @@
-"""The order of work, what tuning chooses, and estimates."""
+"""The order of work, the choice of settings, and estimates of time."""
 
 from pathlib import Path
 

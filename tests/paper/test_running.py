@@ -1,4 +1,4 @@
-"""One run of the study: its line says what training, scoring and measuring say by themselves."""
+"""One run of the study: its line has the results of training, scoring and measuring by hand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -125,7 +125,7 @@ def test_fine_tuning_starts_from_weights_that_are_trained_once(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains(method: str, scale: Scale, environment: Environment) -> None:
-    """On a network with norm layers, which some methods need."""
+    """With a model that has norm layers, which some methods need."""
     run = trials(scale, "A", method)[0]
     changes = {**run.changes, "model": "small_resnet18_narrow", "train_per_class": 4}
     line = finished(replace(run, changes=changes), environment)

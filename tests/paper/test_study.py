@@ -41,7 +41,7 @@ def test_every_method_has_as_many_trials_and_no_test_images(scale: Scale) -> Non
 
 
 def test_all_methods_train_with_the_rate_and_decay_that_plain_training_was_tuned_to() -> None:
-    """As far as the ledger has tuned it; the tuning itself is what this compares with."""
+    """For the set-ups whose tuning is in the ledger."""
     tuned = {letter: chosen(GPU, letter, "vanilla", LEDGER) for letter in GPU.setups}
     assert tuned["A"] is not None
     for letter, settings in tuned.items():

@@ -1,4 +1,4 @@
-"""The toys are what their captions say."""
+"""The toy figures agree with their captions."""
 
 from pathlib import Path
 

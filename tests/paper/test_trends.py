@@ -62,7 +62,7 @@ def test_seeds_that_differ_decide_nothing() -> None:
     assert first.last == pytest.approx((22 + 23 + 50) / 3)
     found = trends_in_words(results)
     assert "31.67, undecided (falls in 2 and rises in 1 of 3 seeds)" in found[1]
-    # Seeds that do not move are no trend either.
+    # Seeds without a change are not a trend either.
     assert "81.00 to 81.00, undecided (falls in 0 and rises in 0 of 3 seeds)." in found[1]
     assert "dominant eigenvalue falls at 0, 2h/rho^2 falls at 2, test acc" in found[3]
 

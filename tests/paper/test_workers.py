@@ -1,4 +1,4 @@
-"""Runs in this process or in others: the same lines, in order, until time is up."""
+"""Runs in this process or in workers: the same lines, in order, until time is up."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import Stage, Todo
 from surrogap.paper.running import Environment
 from surrogap.paper.study import Cell, Scale
-from surrogap.paper.workers import Clock, WorkerError, train_all
+from surrogap.paper.workers import WorkerError, train_all
 from tests.paper import synthetic_study
 
 STAGES = [Stage([Cell("A", "vanilla"), Cell("A", "sam")], max_seeds=1)]
@@ -43,7 +43,7 @@ def test_several_processes_write_the_same_lines(scale: Scale, tmp_path: Path) ->
     ledgers = {jobs: Ledger(tmp_path / f"{jobs}.jsonl") for jobs in (1, 2)}
     for jobs, ledger in ledgers.items():
         environment = Environment(scale, jobs=jobs, weights=str(tmp_path / f"weights-{jobs}"))
-        assert train_all(STAGES, ledger, environment, clock=Clock(None), after_run=after_run) == []
+        assert train_all(STAGES, ledger, environment, after_run=after_run) == []
     assert numbers == 2 * [5, 4, 3, 2, 1, 0]
     assert lines(ledgers[1]) == lines(ledgers[2])
     assert {line["jobs"] for line in ledgers[2]} == {2}
@@ -68,11 +68,11 @@ def test_it_goes_on_where_it_was(
     monkeypatch.setattr(workers, "finished", finished)
     ledger = Ledger(tmp_path / "study.jsonl")
     with pytest.raises(KeyboardInterrupt):
-        train_all(STAGES, ledger, Environment(scale), clock=Clock(None))
+        train_all(STAGES, ledger, Environment(scale))
     assert [line["key"] for line in Ledger(ledger.path)] == trained
     monkeypatch.setattr(workers, "finished", made_up)
     again = Ledger(ledger.path)
-    assert train_all(STAGES, again, Environment(scale), clock=Clock(None)) == []
+    assert train_all(STAGES, again, Environment(scale)) == []
     assert (len(again), again.num_repeated) == (6, 0)
 
 
@@ -88,9 +88,9 @@ def test_a_run_that_does_not_fit_is_not_started(
         return line
 
     monkeypatch.setattr(workers, "finished", finished)
-    # Plain runs take 10 s and SAM's 20 s, of which the plan learns as it goes.
+    # Plain runs take 10 s and those of SAM 20 s; the plan learns it from finished runs.
     ledger = Ledger(tmp_path / "study.jsonl")
-    left = train_all(STAGES, ledger, Environment(scale), clock=Clock(55.0))
+    left = train_all(STAGES, ledger, Environment(scale), deadline=55.0)
     assert now[0] <= 55.0
     assert len(left) + len(ledger) == 6
     assert left
@@ -99,7 +99,7 @@ def test_a_run_that_does_not_fit_is_not_started(
 
 def test_without_time_nothing_is_started(scale: Scale, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "study.jsonl")
-    assert len(train_all(STAGES, ledger, Environment(scale), clock=Clock(0.0))) == 6
+    assert len(train_all(STAGES, ledger, Environment(scale), deadline=time.monotonic())) == 6
     assert not ledger.path.exists()
 
 
@@ -109,7 +109,7 @@ def test_an_error_in_a_worker_is_raised(scale: Scale, tmp_path: Path) -> None:
     environment = Environment(replace(scale, setups={"A": gone}, num_trials=1), jobs=2)
     ledger = Ledger(tmp_path / "study.jsonl")
     with pytest.raises(WorkerError, match=r"A vanilla.* failed:\n(.|\n)*name_or_path must be one"):
-        train_all([Stage([Cell("A", "vanilla")])], ledger, environment, clock=Clock(None))
+        train_all([Stage([Cell("A", "vanilla")])], ledger, environment)
     assert len(ledger) == 0
 
 
@@ -123,7 +123,7 @@ def test_a_worker_that_dies_is_an_error(
     monkeypatch.setattr(workers, "finished", die)
     ledger = Ledger(tmp_path / "study.jsonl")
     with pytest.raises(WorkerError, match=r"A vanilla.* failed:\n(.|\n)*terminated abruptly"):
-        train_all(STAGES, ledger, Environment(scale, jobs=2), clock=Clock(None))
+        train_all(STAGES, ledger, Environment(scale, jobs=2))
 
 
 def first_or_endless(run: Any, environment: Environment) -> LedgerLine:
@@ -143,6 +143,6 @@ def test_an_interrupt_ends_the_workers(
     environment = Environment(scale, jobs=2)
     ledger = Ledger(tmp_path / "study.jsonl")
     with pytest.raises(KeyboardInterrupt):
-        train_all(STAGES, ledger, environment, clock=Clock(None), after_run=interrupt)
+        train_all(STAGES, ledger, environment, after_run=interrupt)
     assert len(Ledger(ledger.path)) == 1
     assert not multiprocessing.active_children()

@@ -1,5 +1,6 @@
 """The study of `surrogap reproduce`, from which its tables and figures are drawn."""
 
+import math
 import signal
 import sys
 import textwrap
@@ -124,7 +125,7 @@ def _train(
     name: str, wanted: Sequence[Stage], scale: Scale, ledger: Ledger, options: StudyOptions
 ) -> int:
     from surrogap.paper.running import Environment, Stopped
-    from surrogap.paper.workers import Clock, WorkerError, train_all
+    from surrogap.paper.workers import WorkerError, train_all
 
     environment = Environment(
         scale,
@@ -134,7 +135,8 @@ def _train(
         weights=str(options.weights.expanduser()),
         commit=options.commit,
     )
-    clock = Clock(options.time_limit)
+    limit = math.inf if options.time_limit is None else options.time_limit
+    deadline = time.monotonic() + limit
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         is_timed = ledger.newest_timing(scale.name, _TIMED_SETUP) is not None
@@ -145,7 +147,7 @@ def _train(
             line = timing(_TIMED_SETUP, tuple(METHODS), environment)
             ledger.append(line)
             _print_times(line)
-        left = train_all(wanted, ledger, environment, clock=clock, after_run=_print_line)
+        left = train_all(wanted, ledger, environment, deadline=deadline, after_run=_print_line)
     except Stopped as stopped:
         print(
             f"surrogap: {stopped.signal.name} stopped surrogap reproduce. Finished runs are in "

@@ -91,7 +91,8 @@ def cosine_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Fi
         curves = [_curve(line, "cosine") for line in one.lines.values()]
         if curves:
             curves_with_bands(axis, one.cell.title, curves)
-    axis.set(xlabel="epoch", ylabel="cosine of g and g_p (mean and range over seeds)")
+    axis.set(xlabel="epoch (lines: mean over seeds, bands: lowest to highest)")
+    axis.set_ylabel("cosine of g and g_p")
     _legend(axis)
     return figure
 

@@ -9,7 +9,6 @@ hold in general, the function says so, and one of the cases shows it.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from surrogap.core.report import Report
 
 Loss = Callable[[Tensor], Tensor]
-AfterSeed = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -59,12 +57,9 @@ def reproduce(settings: Settings, progress: Progress) -> Reproduced:
     run = GSAMSettings(num_seeds=settings.num_seeds)
     if settings.num_steps is not None:
         run = replace(run, num_steps=settings.num_steps)
-    quadratic, finished = replace(run, lr_0=0.2), count(1)
-
-    def after_seed() -> None:
-        progress(next(finished), 3 * run.num_seeds)
-
-    convergence = theorem_5_1(run, after_seed)
+    convergence = theorem_5_1(run)
+    progress(1, 2)
+    quadratic = replace(run, lr_0=0.2)
     statements = {
         "lemma_3_1": [lemma_3_1()],
         "lemma_3_2": lemma_3_2(),
@@ -72,8 +67,8 @@ def reproduce(settings: Settings, progress: Progress) -> Reproduced:
         "theorem_5_1": convergence,
         "corollary_5_2_1": corollary_5_2_1(),
         "theorem_5_3": [
-            theorem_5_3(quadratic, after_seed),
-            theorem_5_3(quadratic, after_seed, spectrum=(2.0, 2.0, 2.0)),
+            theorem_5_3(quadratic),
+            theorem_5_3(quadratic, spectrum=(2.0, 2.0, 2.0)),
         ],
     }
     rows = [
@@ -205,7 +200,6 @@ def descend(
     start: Tensor,
     settings: GSAMSettings,
     after_step: Callable[[int, Tensor, "Report"], None],
-    after_seed: AfterSeed,
 ) -> None:
     """Run the library's GSAM on `loss(w) + <noise, w>`, once for each seed.
 
@@ -215,7 +209,6 @@ def descend(
         settings: The settings.
         after_step: Called with the number of each step from 1, the weights that it starts from,
             and its report.
-        after_seed: Called after each run.
     """
     for seed in range(settings.num_seeds):
         generator = torch.Generator().manual_seed(seed)
@@ -234,7 +227,6 @@ def descend(
             after_step(step, before, report)
             optimizer.step()
             schedule.step()
-        after_seed()
 
 
 # The non-convex problem of Theorem 5.1 is `sum(a * w^2 / (1 + w^2))`, with these weights `a`.
@@ -257,7 +249,7 @@ def _rate(num_steps: int) -> float:
     return (1 + math.log(num_steps)) / math.sqrt(num_steps)
 
 
-def theorem_5_1(settings: GSAMSettings, after_seed: AfterSeed = lambda: None) -> list[Statement]:
+def theorem_5_1(settings: GSAMSettings) -> list[Statement]:
     """The averages of `||grad f||^2` and `||grad f_p||^2` over `T` steps are O(log T / sqrt(T)).
 
     Measured with GSAM on a non-convex problem with noise, for `T` = 16, 32, ... `f_p` is the true
@@ -271,7 +263,7 @@ def theorem_5_1(settings: GSAMSettings, after_seed: AfterSeed = lambda: None) ->
         perturbed = _slope(w + settings.rho_0 / math.sqrt(step) * slope / slope.norm())
         squares[:, step - 1] += torch.stack([slope @ slope, perturbed @ perturbed])
 
-    descend(bowl, _START, settings, after_step, after_seed)
+    descend(bowl, _START, settings, after_step)
     averages = squares.cumsum(1) / torch.arange(1, settings.num_steps + 1) / settings.num_seeds
     found = []
     for step in (2**k for k in range(4, settings.num_steps.bit_length())):
@@ -325,10 +317,7 @@ def corollary_5_2_1() -> list[Statement]:
 
 
 def theorem_5_3(
-    settings: GSAMSettings,
-    after_seed: AfterSeed = lambda: None,
-    *,
-    spectrum: Sequence[float] = (0.5, 1.0, 2.0, 3.0, 4.0),
+    settings: GSAMSettings, spectrum: Sequence[float] = (0.5, 1.0, 2.0, 3.0, 4.0)
 ) -> Statement:
     """The ascent steps lower the gap by a total that has a lower and an upper bound.
 
@@ -355,7 +344,7 @@ def theorem_5_3(
     def loss(w: Tensor) -> Tensor:
         return (eigenvalues * w * w).sum() / 2
 
-    descend(loss, torch.ones_like(eigenvalues), settings, after_step, after_seed)
+    descend(loss, torch.ones_like(eigenvalues), settings, after_step)
     total = sum(decreases) / settings.num_seeds
     scale = settings.alpha * settings.lr_0 * settings.rho_0**2
     smallest, largest = float(eigenvalues.abs().min()), float(eigenvalues.abs().max())

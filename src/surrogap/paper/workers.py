@@ -4,6 +4,7 @@ With several jobs, each worker process trains one run after another, so that the
 once. Only the parent process writes to the ledger.
 """
 
+import math
 import multiprocessing
 import os
 import signal
@@ -12,8 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import final
 
 import torch
 
@@ -25,7 +24,6 @@ from surrogap.paper.study import StudyRun
 # Seconds until a new worker takes its first step: imports, the GPU, the images.
 START_UP = 20.0
 
-# Called with a line that was just written, and with the runs that are left.
 AfterRun = Callable[[LedgerLine, Sequence[Todo]], object]
 Submit = Callable[..., "Future[LedgerLine]"]
 
@@ -34,34 +32,23 @@ class WorkerError(Exception):
     """A run in a worker process raised an error, or the process died."""
 
 
-@final
-@dataclass
-class Clock:
-    """The time that is left.
-
-    Args:
-        limit: In seconds from now; None for no limit.
-    """
-
-    limit: float | None
-    _start: float = field(default_factory=lambda: time.monotonic())
-
-    def fits(self, seconds: float) -> bool:
-        """True if something that takes `seconds` ends in time."""
-        return self.limit is None or time.monotonic() - self._start + seconds <= self.limit
-
-
 def train_all(
     stages: Sequence[Stage],
     ledger: Ledger,
     environment: Environment,
     *,
-    clock: Clock,
+    deadline: float = math.inf,
     after_run: AfterRun = lambda line, left: None,
 ) -> list[Todo]:
     """Train the runs that some stages need and the ledger lacks, and return those that are left.
 
-    A run that is not expected to end in time is not started; a shorter one behind it may be.
+    Args:
+        stages: The runs that are wanted.
+        ledger: The finished runs, to which the new ones are added.
+        environment: The study, and the number of jobs.
+        deadline: A time of `time.monotonic`. A run that is not expected to end before it is not
+            started; a shorter one behind it may be.
+        after_run: Called with each new line, and the runs that are left.
 
     Raises:
         WorkerError: A run in a worker process raised an error. Finished runs are in the ledger.
@@ -79,7 +66,7 @@ def train_all(
             for item in left():
                 start_up = START_UP if jobs > 1 and len(running) == num_workers else 0.0
                 can_start = item.is_ready and item.run.key not in keys and len(running) < jobs
-                if can_start and clock.fits(item.seconds + start_up):
+                if can_start and time.monotonic() + start_up + item.seconds <= deadline:
                     running[submit(finished, item.run, environment)] = item.run
                     num_workers = max(num_workers, len(running))
             if not running:
