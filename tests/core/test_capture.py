@@ -534,7 +534,7 @@ def test_alpha_must_stay_zero_if_only_norms_climb() -> None:
 @pytest.mark.gpu
 def test_two_graphs_share_one_pool() -> None:
     run = Run(toy_models.mlp(), lambda model: Intermittent(GSAM(model), every=2))
-    pools = [graph._graph.pool() for graph in run.captured()._graphs]
+    pools = [graph._graph.pool() for graph in run.captured()._graphs.values()]
     assert len(pools) == 2
     assert pools[0] == pools[1]
 

@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from surrogap.experiments.runs import Run
+from surrogap.experiments.trained import TrainedRun
 
 from surrogap.cli import main
 from surrogap.training.config import Config
@@ -49,7 +49,7 @@ def test_damaged_files_are_left_out(
     # Later readers leave out the same files, without another warning.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(Run.read(outcome.folder).splits().train) == 9
+        assert len(TrainedRun.read(outcome.folder).splits().train) == 9
 
 
 def test_evaluate_checks_the_test_files(

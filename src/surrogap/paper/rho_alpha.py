@@ -53,7 +53,7 @@ class GridRun:
         alpha: The weight of the gap.
         seed: The seed.
         values: Test accuracy and loss after the last step, and the measurements at the last
-            weights, as `surrogap.experiments.measured.sharpness_of` returns them.
+            weights, as `surrogap.experiments.measurements.measure_sharpness` returns them.
     """
 
     rho: float
