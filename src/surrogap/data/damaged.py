@@ -57,7 +57,8 @@ def intact(
     """
     chosen = {name: split for name, split in splits.by_name.items() if name in names}
     files = {name: split for name, split in chosen.items() if isinstance(split, FileSet)}
-    reasons = damaged_files([path for split in files.values() for path in split.paths], on_checked)
+    paths = [path for split in files.values() for path in split.paths]
+    reasons = damaged_files(paths, on_checked) if paths else {}
     if not reasons:
         return splits
     kept = {

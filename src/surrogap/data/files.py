@@ -1,6 +1,6 @@
 """Reading of image files, in worker processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -11,6 +11,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional
 
+from surrogap.data.order import Order
+from surrogap.data.seeds import derived
+from surrogap.data.splits import FileSet
+
 
 class Request(NamedTuple):
     """A file to read, its label, and the seed of its augmentation."""
@@ -18,6 +22,31 @@ class Request(NamedTuple):
     path: str
     label: int
     seed: int
+
+
+@final
+class RequestSampler:
+    """A batch sampler of requests, from a position in an epoch.
+
+    It runs in the main process and sends paths and seeds to the workers. A list of a million files
+    in each worker would take gigabytes.
+    """
+
+    def __init__(self, order: Order, dataset: FileSet) -> None:
+        self.order = order
+        self.dataset = dataset
+        self.epoch = 0
+        self.position = 0
+
+    def __iter__(self) -> Iterator[list[Request]]:
+        paths, labels = self.dataset.paths, self.dataset.labels
+        images, seeds = self.order.images(self.epoch), (self.order.seed, self.epoch)
+        for position in range(self.position, len(self.order)):
+            indices = self.order.indices(position)
+            yield [
+                Request(paths[image], labels[image], derived("image", *seeds, index))
+                for index, image in zip(indices.tolist(), images[indices].tolist(), strict=True)
+            ]
 
 
 @final

@@ -17,7 +17,7 @@ from surrogap.data.augmentation import (
     augmented,
     transform_of_files,
 )
-from surrogap.data.files import Reader, Request, Unreadable, collated
+from surrogap.data.files import Reader, RequestSampler, Unreadable, collated
 from surrogap.data.mixup import mixup
 from surrogap.data.order import Order
 from surrogap.data.seeds import derived, generator
@@ -258,10 +258,10 @@ class FileLoader(Loader):
         integer("num_workers", num_workers, at_least=0, remedy="Pass 0 to read in this process.")
         # Without it, DataLoader draws the seeds of its workers from the global generator.
         self._worker_seeds = torch.Generator()
-        self._requests = _Requests(self.order, self.dataset)
+        self._sampler = RequestSampler(self.order, self.dataset)
         self._workers: DataLoader[Any] = DataLoader(
             Reader(transform_of_files(self.augmentation, size)),
-            batch_sampler=self._requests,
+            batch_sampler=self._sampler,
             collate_fn=collated,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
@@ -271,7 +271,7 @@ class FileLoader(Loader):
 
     def _raw(self, epoch: int) -> Iterator[Batch]:
         self._worker_seeds.manual_seed(derived("workers", self.order.seed, epoch))
-        self._requests.epoch, self._requests.position = epoch, self.position
+        self._sampler.epoch, self._sampler.position = epoch, self.position
         for batch in self._workers:
             if isinstance(batch, Unreadable):
                 raise InvalidValueError(
@@ -290,31 +290,6 @@ def _num_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux only
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-class _Requests:
-    """The files to read, batch by batch, from a position in an epoch.
-
-    It runs in the main process and sends paths and seeds to the workers. A list of a million files
-    in each worker would take gigabytes.
-    """
-
-    def __init__(self, order: Order, dataset: FileSet) -> None:
-        self.order = order
-        self.dataset = dataset
-        self.epoch = 0
-        self.position = 0
-
-    def __iter__(self) -> Iterator[list[Request]]:
-        paths, labels = self.dataset.paths, self.dataset.labels
-        images = self.order.images(self.epoch)
-        for position in range(self.position, len(self.order)):
-            indices = self.order.indices(position)
-            seeds = (self.order.seed, self.epoch)
-            yield [
-                Request(paths[image], labels[image], derived("image", *seeds, index))
-                for index, image in zip(indices.tolist(), images[indices].tolist(), strict=True)
-            ]
 
 
 def loader(

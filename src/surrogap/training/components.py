@@ -89,14 +89,14 @@ def splits_of(config: Config, world: World, on_checked: OnChecked | None = None)
         ValueError: They are missing or damaged.
         RuntimeError: They cannot be downloaded.
     """
-    first: list[Splits] = []
+    found: list[Splits] = []
 
-    def read_first() -> None:
-        tell = on_checked or (lambda num_checked, num_files: None)
-        first.append(images_of(config.data, download=config.data.download, on_checked=tell))
+    def load_in_first() -> None:
+        download = config.data.download
+        found.append(images_of(config.data, download=download, check=True, on_checked=on_checked))
 
-    world.from_first(read_first)
-    splits = first[0] if first else images_of(config.data)
+    world.from_first(load_in_first)
+    splits = found[0] if found else images_of(config.data)
     if splits.val is None and "val" in _eval_splits(config):
         raise InvalidValueError(
             f"eval_on must be test for {config.data.name}, which has no validation images, got "

@@ -10,6 +10,7 @@ def images_of(
     data_root: str | None = None,
     *,
     download: bool = False,
+    check: bool = False,
     on_checked: OnChecked | None = None,
 ) -> Splits:
     """Return the splits of a run.
@@ -18,9 +19,10 @@ def images_of(
         config: The set, and the choice of training images and labels.
         data_root: The folder of the named sets; by default the configuration's.
         download: Download a named set that is missing.
-        on_checked: If given, image files are checked for damage, with a warning or an error; see
-            `surrogap.data.intact`. Otherwise damaged files are left out silently if the
-            configuration says `skip_damaged`.
+        check: Check image files for damage. With the configuration's `skip_damaged` they are left
+            out with a warning; without, they are an error. If `check` is False, they are left out
+            silently, or not noticed.
+        on_checked: Called with the number of files that were checked, and the number of all.
 
     Raises:
         ValueError: The set is missing or damaged, or has too few images or no noisy labels.
@@ -35,11 +37,6 @@ def images_of(
         val_per_class=config.val_per_class,
         noisy_labels=config.train_labels == "noisy",
     )
-    if on_checked is None and not config.skip_damaged:
+    if not (check or config.skip_damaged):
         return splits
-    return intact(
-        splits,
-        skip_damaged=config.skip_damaged,
-        warn=on_checked is not None,
-        on_checked=on_checked,
-    )
+    return intact(splits, skip_damaged=config.skip_damaged, warn=check, on_checked=on_checked)

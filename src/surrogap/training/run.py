@@ -33,7 +33,7 @@ from surrogap.training.state import (
     share_buffers,
     weights_and_moments,
 )
-from surrogap.training.step import DTYPES, EagerStep, NonFiniteLossError
+from surrogap.training.step import DTYPES, NonFiniteLossError
 
 # The seconds between two checkpoints: an epoch of a small set can be shorter than saving a large
 # model.
@@ -117,7 +117,8 @@ class _Trainer:
         self.rho: float | None = None
         self.saved_at = time.monotonic()
         self.num_skipped = 0
-        self.interval, self.epoch, self.whole = Meter(world), Meter(world), Meter(world)
+        self.meters = [Meter(world) for _ in range(3)]
+        self.interval, self.epoch, self.whole = self.meters
         self.records: Records | None = None  # in the first process only
         position = self._resume()
         world.from_first(lambda: self._open_records(position))
@@ -272,11 +273,11 @@ class _Trainer:
                 "step": self.step,
                 "num_skipped": self.num_skipped,
                 **weights_and_moments(self.components.model, self.components.optimizer),
-                "scaler": self._scaler_state(),
+                "scaler": self.components.step.state_dict(),
                 "objective": self.components.objective.state_dict(),
                 "images": self.components.images.state_dict(),
                 "random": random_states(self.world),
-                "meters": [m.state_dict() for m in (self.interval, self.epoch, self.whole)],
+                "meters": [meter.state_dict() for meter in self.meters],
             }
 
             def write() -> None:
@@ -286,10 +287,6 @@ class _Trainer:
 
             self.world.from_first(write)
             self.saved_at = time.monotonic()
-
-    def _scaler_state(self) -> dict[str, Any]:
-        step = self.components.step
-        return step.scaler.state_dict() if isinstance(step, EagerStep) else {}
 
     def _resume(self) -> int:
         """Load the newest checkpoint, if there is one, and return the length of its records."""
@@ -324,16 +321,12 @@ class _Trainer:
         load_weights_and_moments(
             self.components.model, self.components.optimizer, large, self.world
         )
-        step = self.components.step
-        if isinstance(step, EagerStep) and rest["scaler"]:
-            step.scaler.load_state_dict(rest["scaler"])
+        self.components.step.load_state_dict(rest["scaler"])
         self.components.objective.load_state_dict(rest["objective"])
         self.components.images.load_state_dict(rest["images"])
         load_random_states(rest["random"], self.world)
-        for meter, values in zip(
-            (self.interval, self.epoch, self.whole), rest["meters"], strict=True
-        ):
-            meter.load_state_dict(values)
+        for meter, state in zip(self.meters, rest["meters"], strict=True):
+            meter.load_state_dict(state)
         self.step, self.num_skipped = rest["step"], rest["num_skipped"]
         position: int = rest["records"]
         return position
@@ -350,7 +343,7 @@ class _Trainer:
         try:
             yield
         finally:
-            for meter in (self.interval, self.epoch, self.whole):
+            for meter in self.meters:
                 meter.leave_out(time.perf_counter() - start)
 
     def close(self) -> None:

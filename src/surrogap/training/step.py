@@ -1,9 +1,9 @@
 """The training step: from a batch to new weights and metrics."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,13 @@ class Step(ABC):
                 buffers and the states of optimizer and objective are unchanged.
         """
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the gradient scaler; empty without one."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of the gradient scaler, if there is one."""
+
     def _loss_and_accuracy(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if self._is_channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
@@ -122,6 +129,15 @@ class EagerStep(Step):
                 self.optimizer.zero_grad()
                 raise NonFiniteLossError
         return step_metrics(report, has_overflown=self._update())
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Step`."""
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Step`."""
+        if state:  # a captured step has none
+            self.scaler.load_state_dict(dict(state))
 
     def _backward(self, images: Tensor, targets: Tensor) -> Report:
         scaler = self.scaler if self.scaler.is_enabled() else None
