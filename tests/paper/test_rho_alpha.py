@@ -187,7 +187,7 @@ def test_a_single_rho_and_a_negative_eigenvalue_can_be_drawn(tmp_path: Path) -> 
     ("changes", "message"),
     [
         ({"recipe": "tiy"}, "recipe must be one of .* The closest is 'tiny'"),
-        ({"num_seeds": 0}, "seeds must be at least 1, got 0. Pass a number of runs, such as 3."),
+        ({"num_seeds": 0}, "seeds must be at least 1, got 0. Pass a number of runs, as 3."),
         ({"rhos": (0.1, 0.0)}, "rhos must be above 0 and finite, got 0.0. Pass positive radii"),
         ({"rhos": (math.inf,)}, "rhos must be above 0 and finite, got inf"),
         ({"rhos": ()}, "rhos must be distinct, and at least one, got none. Pass each value once."),

@@ -102,7 +102,7 @@ def grid(settings: Settings) -> list[Planned]:
 
 def _check(settings: Settings) -> None:
     one_of("recipe", settings.recipe, RECIPES, remedy="surrogap recipes lists them.")
-    at_least("seeds", settings.num_seeds, 1, remedy="Pass a number of runs, such as 3.")
+    at_least("seeds", settings.num_seeds, 1, remedy="Pass a number of runs, as 3.")
     for rho in settings.rhos:
         number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
     for alpha in settings.alphas:
