@@ -124,4 +124,4 @@ def test_the_sweep_explains_its_band_and_lines() -> None:
     legend = figure.axes[0].get_legend()
     assert legend is not None
     words = [text.get_text() for text in legend.get_texts()]
-    assert words == ["cosine 0.995 and 0.85", "suggested", "rho = 0.05"]
+    assert words == ["cosine 0.995 and 0.85", "suggested range", "rho = 0.05"]

@@ -93,11 +93,11 @@ def test_theory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("fig-gap --out {tmp}", "out must be a folder without fig-gap.png, got"),
         ("fig-rho-alpha --recipe fashion-mnist", "recipe must be one of"),
         ("fig-rho-alpha --rhos 0.1 0", "rhos must be above 0 and finite, got 0.0"),
-        ("fig-rho-alpha --rhos", "rhos must be different ones, at least one, got none"),
+        ("fig-rho-alpha --rhos", "rhos must be distinct, and at least one, got none"),
         ("fig-rho-alpha --alphas 0 -1", "alphas must be at least 0 and finite, got -1.0"),
         (
             "fig-rho-alpha --alphas 0 0.2 0",
-            "alphas must be different ones, at least one, got 0 0.2",
+            "alphas must be distinct, and at least one, got 0 0.2",
         ),
         ("fig-rho-alpha --alphas zero", "options must be those of surrogap reproduce, got"),
         ("fig-rho-alpha --steps 15", "steps must be at least 16, got 15"),

@@ -130,7 +130,7 @@ def warned() -> str:
 
 def test_sharded_weights_fall_back_with_a_warning(two: Processes) -> None:
     for message in two.run(warned):
-        assert message.startswith("finite-differences: forward-over-reverse must have whole")
+        assert message.startswith("finite-differences: forward-over-reverse must have unsharded")
 
 
 def unequal() -> None:

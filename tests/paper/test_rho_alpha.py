@@ -190,11 +190,11 @@ def test_a_single_rho_and_a_negative_eigenvalue_can_be_drawn(tmp_path: Path) -> 
         ({"num_seeds": 0}, "seeds must be at least 1, got 0. Pass a number of runs, as 3."),
         ({"rhos": (0.1, 0.0)}, "rhos must be above 0 and finite, got 0.0. Pass positive radii"),
         ({"rhos": (math.inf,)}, "rhos must be above 0 and finite, got inf"),
-        ({"rhos": ()}, "rhos must be different ones, at least one, got none. Pass each once."),
-        ({"rhos": (0.1, 0.2, 0.1)}, "rhos must be different ones, at least one, got 0.1 0.2 0.1"),
+        ({"rhos": ()}, "rhos must be distinct, and at least one, got none. Pass each value once."),
+        ({"rhos": (0.1, 0.2, 0.1)}, "rhos must be distinct, and at least one, got 0.1 0.2 0.1"),
         ({"alphas": (0.1, -0.1)}, "alphas must be at least 0 and finite, got -0.1. Pass 0 for SAM"),
-        ({"alphas": ()}, "alphas must be different ones, at least one, got none"),
-        ({"alphas": (0.0, 0.0)}, "alphas must be different ones, at least one, got 0 0"),
+        ({"alphas": ()}, "alphas must be distinct, and at least one, got none"),
+        ({"alphas": (0.0, 0.0)}, "alphas must be distinct, and at least one, got 0 0"),
     ],
 )
 @pytest.mark.usefixtures("settings")

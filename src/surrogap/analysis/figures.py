@@ -83,6 +83,7 @@ def contour(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
     axes.contour(shown, colors="white", linewidths=0.3)
     axes.plot(0.0, 0.0, "r+", markersize=10)
     axes.set(title=brief(title), xlabel=plane.labels[0], ylabel=plane.labels[1])
+    axes.locator_params(axis="x", nbins=5)  # more labels would overlap
     figure.colorbar(shown, ax=axes, label=loss)
     return figure
 
@@ -97,7 +98,10 @@ def relief(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
     x, y = torch.meshgrid(torch.tensor(plane.x_steps), torch.tensor(plane.y_steps), indexing="xy")
     solid: Any = axes[0]  # an Axes3D
     solid.plot_surface(x.numpy(), y.numpy(), torch.tensor(plane.losses).numpy(), cmap="viridis")
-    solid.set(title=brief(title), xlabel=plane.labels[0], ylabel=plane.labels[1], zlabel=loss)
+    solid.set_title(brief(title))
+    for axis, label in (("x", plane.labels[0]), ("y", plane.labels[1]), ("z", loss)):
+        getattr(solid, f"set_{axis}label")(label, labelpad=10)  # beyond the tick labels
+        solid.locator_params(axis=axis, nbins=5)
     solid.set_box_aspect(None, zoom=0.8)  # constrained layout ignores the labels of an Axes3D
     return figure
 
@@ -182,7 +186,11 @@ def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> 
         axes.set(xscale="log", xlabel="rho")
         if sweep.low is not None and sweep.low < sweep.high:
             axes.axvspan(
-                sweep.low, min(sweep.high, rhos[-1]), color="C2", alpha=0.15, label="suggested"
+                sweep.low,
+                min(sweep.high, rhos[-1]),
+                color="C2",
+                alpha=0.15,
+                label="suggested range",
             )
         if rho is not None:
             axes.axvline(rho, color="C3", linewidth=1, label=f"rho = {rho:g}")

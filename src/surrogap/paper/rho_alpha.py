@@ -105,12 +105,12 @@ def _check(settings: Settings) -> None:
     for rho in settings.rhos:
         number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
     for alpha in settings.alphas:
-        number("alphas", alpha, remedy="Pass 0 for SAM, or positive ones, such as 0.1 0.2.")
+        number("alphas", alpha, remedy="Pass 0 for SAM, or positive values, such as 0.1 0.2.")
     for name, values in (("rhos", settings.rhos), ("alphas", settings.alphas)):
         if len(set(values)) < max(len(values), 1):
             listed = " ".join(f"{value:g}" for value in values) or "none"
             raise InvalidValueError(
-                f"{name} must be different ones, at least one, got {listed}. Pass each once."
+                f"{name} must be distinct, and at least one, got {listed}. Pass each value once."
             )
 
 
