@@ -53,6 +53,6 @@ def test_commands_leave_nothing_behind_on_a_full_disk(command: str, tmp_path: Pa
         check=False,
     )
     assert result.returncode == 2, result.stderr
-    assert "must be a f" in result.stderr  # file or folder
+    assert "must be a writable f" in result.stderr  # file or folder
     assert "Traceback" not in result.stderr
     assert sorted(path for path in run.rglob("*")) == before

@@ -4,9 +4,9 @@ import warnings
 from pathlib import Path
 
 import pytest
-from surrogap.experiments.trained import TrainedRun
 
 from surrogap.cli import main
+from surrogap.experiments.trained import TrainedRun
 from surrogap.training.config import Config
 from surrogap.training.progress import LineDisplay
 from surrogap.training.run import train
