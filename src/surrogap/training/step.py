@@ -117,12 +117,16 @@ class EagerStep(Step):
     def _buffers(self) -> Buffers:
         return Buffers()
 
+    @cached_property
+    def _buffers_of_modules(self) -> list[dict[str, Tensor | None]]:
+        # Found once: a walk over the modules of a ResNet-18 takes 0.2 ms.
+        return [module._buffers for module in self.model.modules()]
+
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
         """See `Step`."""
         self._losses: list[Tensor] = []
         state = self.objective.state_dict()
-        dictionaries = [module._buffers for module in self.model.modules()]
-        with self._buffers.kept(dictionaries, on_error_only=True):
+        with self._buffers.kept(self._buffers_of_modules, on_error_only=True):
             report = self._backward(images, targets)
             if self._has_non_finite_loss():
                 self.objective.load_state_dict(state)
