@@ -350,11 +350,16 @@ def long_run(config: Config, **settings: Any) -> subprocess.Popen[str]:
         text=True,
         **settings,
     )
-    deadline = time.monotonic() + 60
-    while not read_records(config.folder):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    deadline = time.monotonic() + 300  # a busy machine takes a minute to import torch
+    try:
+        while not read_records(config.folder):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
     return process
 
 
