@@ -19,6 +19,9 @@ from surrogap.core.shards import WHOLE
 from surrogap.core.vectors import Gradients
 from tests import equality
 
+# Triton 3.6's interpreter, which comes with torch 2.11.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0")
+
 COEFFICIENTS = {
     "SAM": Coefficients(0.0, 1.0),
     "GSAM": Coefficients(-0.4, 1.0, b_1=0.4),
