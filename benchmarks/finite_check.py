@@ -87,12 +87,12 @@ def seconds(step: Step, batch: tuple[Tensor, Tensor], num_steps: int) -> float:
     return (time.perf_counter() - start) / num_steps
 
 
-def compared(parts: Components, num_turns: int, num_steps: int) -> dict[str, float]:
+def compared(components: Components, num_turns: int, num_steps: int) -> dict[str, float]:
     """The best time of each way, in milliseconds."""
-    assert isinstance(parts.step, EagerStep)
-    ways = {"every pass": asking_in_every_pass(parts.step), "once per step": parts.step}
-    batch = next(iter(parts.images))
-    parts.model.train()
+    assert isinstance(components.step, EagerStep)
+    ways = {"every pass": asking_in_every_pass(components.step), "once per step": components.step}
+    batch = next(iter(components.images))
+    components.model.train()
     best = dict.fromkeys(ways, float("inf"))
     for turn in range(num_turns + 1):
         for name, way in ways.items():
@@ -106,8 +106,8 @@ def measure(config: Config, world: World, args: argparse.Namespace) -> dict[str,
     rows = {}
     for micro_batches in args.micro_batches:
         own = config.override(micro_batches=micro_batches, perturbation="each")
-        parts = components_of(own, world)
-        rows[str(micro_batches)] = compared(parts, args.turns, args.steps)
+        components = components_of(own, world)
+        rows[str(micro_batches)] = compared(components, args.turns, args.steps)
     return rows
 
 

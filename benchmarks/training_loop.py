@@ -56,10 +56,12 @@ def noise(folder: Path) -> Path:
 
 def bare(config: Config, num_steps: int) -> float:
     """Images per second of the step alone, on one batch."""
-    parts = components_of(config, World(torch.device(config.execution.device, 0)))
-    parts.model.train()
-    batch = next(iter(parts.images))
-    step = capture(parts.objective, parts.optimizer, parts.step._loss_and_accuracy, batch)
+    components = components_of(config, World(torch.device(config.execution.device, 0)))
+    components.model.train()
+    batch = next(iter(components.images))
+    step = capture(
+        components.objective, components.optimizer, components.step._loss_and_accuracy, batch
+    )
     for _ in range(20):
         step(*batch)
     torch.cuda.synchronize()

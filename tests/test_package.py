@@ -34,13 +34,26 @@ def test_workflow_runs_the_oldest_and_the_newest_python_and_the_oldest_torch() -
     assert f"torch=={str(oldest).removeprefix('>=')}." in WORKFLOW
 
 
-def test_version_needs_no_extra() -> None:
-    """Without the extra `train`, the command is installed all the same."""
+def run_without_extras(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run `surrogap` as if the extra `train` were not installed; the command itself is."""
     extras = ("tyro", "rich", "timm", "torchvision", "matplotlib", "numpy")
     code = f"import sys; sys.modules |= dict.fromkeys({extras}); from surrogap import cli; "
-    command = [sys.executable, "-c", code + "sys.exit(cli.main(['--version']))"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code + f"sys.exit(cli.main({list(arguments)}))"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_version_needs_no_extra() -> None:
+    result = run_without_extras("--version")
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["train", "find-rho"])
+def test_commands_name_the_missing_extra(command: str) -> None:
+    result = run_without_extras(command)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"surrogap: surrogap {command} must have the extra train ")
+    assert result.stderr.endswith(" Run pip install 'surrogap[train]'.\n")
+    assert result.stderr.count("\n") == 1
 
 
 def with_dependencies(name: str) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from surrogap.cli import main, studies
+from surrogap.cli import main
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.paper import imagenet, workers
 from surrogap.paper.artifacts import ARTIFACTS, stages
@@ -132,7 +132,7 @@ def test_training_without_drawing(scale: Scale, instant: list[str], tmp_path: Pa
 def test_steps_are_timed_by_name(
     scale: Scale, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(studies, "METHODS", ["vanilla", "sam"])
+    monkeypatch.setattr(workers, "METHODS", ["vanilla", "sam"])
     assert reproduce("timing") == 0
     assert [line["kind"] for line in Ledger(Path(scale.ledger))] == ["timing"]
     lines = capsys.readouterr().out.splitlines()

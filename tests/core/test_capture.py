@@ -3,8 +3,10 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from surrogap import (
     Vanilla,
     capture,
 )
+from surrogap.core import graph
 from surrogap.core.report import MEASURES
 from surrogap.rho import InverseSqrt, ProportionalToLR
 from tests import equality, reference, toy_models
@@ -432,6 +435,22 @@ def test_a_loss_that_synchronises_is_refused_and_changes_nothing() -> None:
             step(*each.batch(index))
             each.eager(*each.batch(index))
     assert equality.same_bits(run.state, untouched.state)
+
+
+def test_a_lack_of_memory_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With substitutes for CUDA, which a CPU does not have."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", MagicMock())
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    random_state = MagicMock()
+    monkeypatch.setattr(graph, "GraphRandomState", lambda _: random_state)
+    captured = graph.Graph(GSAM(toy_models.mlp()))
+
+    def run(*_: Any) -> list[Report]:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\.$"):
+        captured.capture(run, 1, None)
+    random_state.reset.assert_called_once_with()
 
 
 class Counting(nn.Module):

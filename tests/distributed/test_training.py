@@ -98,8 +98,8 @@ def test_the_number_of_processes_may_change(parallel: str, tmp_path: Path, two: 
 def drawn(folder: Path) -> tuple[Tensor, Tensor]:
     """Some initial weights, and the random numbers that the process draws next."""
     with joined("cpu") as world:
-        parts = components_of(small_runs.config(folder), world)
-        return next(parts.model.parameters()).detach().clone(), torch.rand(4)
+        components = components_of(small_runs.config(folder), world)
+        return next(components.model.parameters()).detach().clone(), torch.rand(4)
 
 
 def test_initial_weights_are_the_same_and_dropout_masks_are_not(

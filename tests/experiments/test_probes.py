@@ -133,8 +133,8 @@ def test_files_on_disk_are_read_once(tmp_path: Path) -> None:
     images = image_folder(tmp_path / "images", per_class=4)
     changes = {"data": str(images), "image_size": 8, "num_workers": 0, "batch_size": 4, "steps": 2}
     config = small_runs.config(tmp_path, **changes, sharpness_every=1, sharpness_images=5)
-    parts = components_of(config, CPU)
-    probe = sharpness_probe(config, parts, CPU)
+    components = components_of(config, CPU)
+    probe = sharpness_probe(config, components, CPU)
     before = probe()
     for path in images.rglob("*.png"):
         path.unlink()
@@ -144,10 +144,10 @@ def test_files_on_disk_are_read_once(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_without_a_finite_loss_there_is_no_curvature(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, **PROBED)
-    parts = components_of(config, CPU)
+    components = components_of(config, CPU)
     with torch.no_grad():
-        next(parts.model.parameters()).fill_(torch.nan)
-    found = sharpness_probe(config, parts, CPU)()
+        next(components.model.parameters()).fill_(torch.nan)
+    found = sharpness_probe(config, components, CPU)()
     assert math.isnan(found.pop("loss"))
     assert found == {"rho": 0.05}
 

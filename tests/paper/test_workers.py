@@ -15,7 +15,8 @@ from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import Stage, Todo
 from surrogap.paper.running import Environment
 from surrogap.paper.study import Cell, Scale
-from surrogap.paper.workers import WorkerError, train_all
+from surrogap.paper.workers import train_all
+from surrogap.training.failure import RunFailedError
 from tests.paper import synthetic_study
 
 STAGES = [Stage([Cell("A", "vanilla"), Cell("A", "sam")], max_seeds=1)]
@@ -108,7 +109,9 @@ def test_an_error_in_a_worker_is_raised(scale: Scale, tmp_path: Path) -> None:
     gone = replace(setup, changes={**setup.changes, "data": str(tmp_path / "gone.npz")})
     environment = Environment(replace(scale, setups={"A": gone}, num_trials=1), jobs=2)
     ledger = Ledger(tmp_path / "study.jsonl")
-    with pytest.raises(WorkerError, match=r"A vanilla.* failed:\n(.|\n)*name_or_path must be one"):
+    with pytest.raises(
+        RunFailedError, match=r"A vanilla.* failed:\n(.|\n)*name_or_path must be one"
+    ):
         train_all([Stage([Cell("A", "vanilla")])], ledger, environment)
     assert len(ledger) == 0
 
@@ -122,7 +125,7 @@ def test_a_worker_that_dies_is_an_error(
 ) -> None:
     monkeypatch.setattr(workers, "finished", die)
     ledger = Ledger(tmp_path / "study.jsonl")
-    with pytest.raises(WorkerError, match=r"A vanilla.* failed:\n(.|\n)*terminated abruptly"):
+    with pytest.raises(RunFailedError, match=r"A vanilla.* failed:\n(.|\n)*terminated abruptly"):
         train_all(STAGES, ledger, Environment(scale, jobs=2))
 
 

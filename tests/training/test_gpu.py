@@ -143,12 +143,12 @@ def test_a_vit_whose_scores_are_low_has_a_finite_gradient(capture: bool, tmp_pat
     """The gradient of cuDNN's attention is NaN if all scores of a row are below -93."""
     changes = {"model": "small_vit_narrow", "image_size": 32, "precision": "bf16"}
     config = small_runs.config(tmp_path, **GPU, **changes, capture=capture)
-    parts = components_of(config, World(torch.device("cuda", 0)))
-    parts.model.head.weight.data.normal_()  # its initial zeros would stop the gradient
-    for block in parts.model.blocks:
+    components = components_of(config, World(torch.device("cuda", 0)))
+    components.model.head.weight.data.normal_()  # its initial zeros would stop the gradient
+    for block in components.model.blocks:
         weights, biases = (p.data.unflatten(0, (3, -1)) for p in block.attn.qkv.parameters())
         weights[:2] = biases[:2] = 0.0  # those of queries and keys
         biases[0], biases[1] = 1.0, -120 * block.attn.head_dim**-0.5
-    measures = parts.step(*next(iter(parts.images)))
+    measures = components.step(*next(iter(components.images)))
     grad_norm = dict(zip(METRICS, measures.tolist(), strict=True))["grad_norm"]
     assert 0 < grad_norm < math.inf

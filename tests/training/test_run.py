@@ -34,9 +34,9 @@ def test_the_last_record_is_the_evaluation_of_the_last_weights(tmp_path: Path) -
     config = small_runs.config(tmp_path, model="small_resnet18_narrow", eval_batch_size=5)
     outcome = train(config)
     assert (outcome.step, outcome.num_steps, outcome.signal) == (12, 12, None)
-    parts = components_of(config, WORLD)
-    parts.model.load_state_dict(small_runs.state(config.folder)["model"])
-    scores = evaluate(parts.model, parts.eval_images["test"])
+    components = components_of(config, WORLD)
+    components.model.load_state_dict(small_runs.state(config.folder)["model"])
+    scores = evaluate(components.model, components.eval_images["test"])
     assert outcome.record is not None
     assert outcome.record["test_loss"] == pytest.approx(scores.loss, rel=1e-6)
     assert outcome.record["test_accuracy"] == scores.accuracy
@@ -121,11 +121,11 @@ def test_a_loss_that_is_not_finite_is_skipped(
     train(config)
     assert kinds(config) == [("skip", 2), ("step", 3), ("epoch", 3)]
     monkeypatch.undo()
-    parts = components_of(config, WORLD)
-    for step, (images, targets) in enumerate(parts.images):
+    components = components_of(config, WORLD)
+    for step, (images, targets) in enumerate(components.images):
         if step in (0, 2):
-            parts.step(images, targets)
-    small_runs.assert_same(small_runs.state(config.folder)["model"], parts.model.state_dict())
+            components.step(images, targets)
+    small_runs.assert_same(small_runs.state(config.folder)["model"], components.model.state_dict())
 
 
 def test_after_too_many_the_run_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from surrogap import __version__
 from surrogap.checks import one_of
-from surrogap.errors import UserError
+from surrogap.errors import MissingPackageError, UserError
 from surrogap.training.failure import RunFailedError
 
 COMMANDS = {
@@ -51,8 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     try:
         one_of("command", arguments[0], COMMANDS, remedy="See surrogap --help.")
-        module = import_module(f"surrogap.cli.{arguments[0].replace('-', '_')}")
-        status: int = module.main(list(arguments[1:]))
+        status: int = _module(arguments[0]).main(list(arguments[1:]))
         return status
     except BrokenPipeError:  # the reader of the output ended, such as `head`
         # Discards the output that Python would write at exit.
@@ -69,6 +69,16 @@ def run(arguments: Sequence[str]) -> int:
             raise
         print(f"surrogap: Cannot use {error.filename}: {error.strerror}.", file=sys.stderr)
         return 2
+
+
+def _module(command: str) -> Any:
+    try:
+        return import_module(f"surrogap.cli.{command.replace('-', '_')}")
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f"surrogap {command} must have the extra train installed, got {error}. "
+            "Run pip install 'surrogap[train]'."
+        ) from error
 
 
 def _help() -> str:

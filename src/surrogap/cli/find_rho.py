@@ -75,17 +75,17 @@ def main(arguments: Sequence[str]) -> int:
     from surrogap.experiments import radii
 
     config, num_batches = chosen.config, chosen.batches
-    parts = radii.parts_for_sweep(config, chosen.run, chosen.train_steps)
+    components = radii.components_for_sweep(config, chosen.run, chosen.train_steps)
     files = ResultFiles(_folder(chosen, base), "find-rho", "find-rho", [FIGURE])
     train_steps = chosen.train_steps if chosen.run is None else None
     cost = radii.num_gradients(config, chosen.rhos, num_batches) + (train_steps or 0)
     trained = f", {train_steps:,} of them for training" if train_steps else ""
-    print_cost(cost, f"of {parts.images.order.batch_size:,} images each{trained}")
+    print_cost(cost, f"of {components.images.order.batch_size:,} images each{trained}")
     with progress_bar("find-rho") as progress:
         if chosen.run is None:
-            radii.train_with_plain_gradient(parts, progress)
-        sweep = radii.sweep_radii(config, parts, chosen.rhos, num_batches, progress)
-    rho = _judged_radius(chosen, parts, arguments)
+            radii.train_with_plain_gradient(components, progress)
+        sweep = radii.sweep_radii(config, components, chosen.rhos, num_batches, progress)
+    rho = _judged_radius(chosen, components, arguments)
     words = sweep.explain(rho)
     largest: float | None = getattr(config.objective, "rho", None)
     if rho is not None and rho != largest:
@@ -130,14 +130,16 @@ def _check(chosen: FindRho, base: Config, arguments: Sequence[str]) -> None:
             )
 
 
-def _judged_radius(chosen: FindRho, parts: "Components", arguments: Sequence[str]) -> float | None:
+def _judged_radius(
+    chosen: FindRho, components: "Components", arguments: Sequence[str]
+) -> float | None:
     """Return the radius that was asked about, or else that of the run at its checkpoint."""
     if chosen.run is None or {"rho", "objective"} & {*given_fields(arguments)}:
         rho: float | None = getattr(chosen.config.objective, "rho", None)
         return rho
     from surrogap.experiments.radii import radius_in_use
 
-    return radius_in_use(chosen.config, parts, chosen.run)
+    return radius_in_use(chosen.config, components, chosen.run)
 
 
 def _folder(chosen: FindRho, base: Config) -> Path:

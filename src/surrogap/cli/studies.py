@@ -1,26 +1,23 @@
 """The study of `surrogap reproduce`, from which its tables and figures are drawn."""
 
-import math
-import signal
 import sys
 import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Literal, final
 
 from surrogap.checks import integer
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
-from surrogap.paper.imagenet import paper_runs
+from surrogap.paper.imagenet import paper_runs, train_runs
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.page import write_page
 from surrogap.paper.plan import Stage, Todo, relative_cost, todo
 from surrogap.paper.reproductions import Reproduced
-from surrogap.paper.study import METHODS, SCALES, Scale
+from surrogap.paper.study import SCALES, Scale
 
 ALL, TIMING = "all", "timing"
 TITLES = {
@@ -28,7 +25,6 @@ TITLES = {
     TIMING: "The cost of a step of every method, measured alone on the device, for fig-cost.",
     ALL: "All tables and figures of the study. The most informative runs are trained first.",
 }
-_TIMED_SETUP = "A"
 
 
 @final
@@ -87,17 +83,8 @@ def _reproduce_on_imagenet(name: str, data_root: str) -> int:
         for run in runs:
             print(run.command)
         return 0
-    from surrogap.experiments.probes import sharpness_probe
-    from surrogap.training.progress import display_for_stdout
-    from surrogap.training.run import train
-
-    for run in runs:
-        config = run.config(data_root)
-        progress = display_for_stdout()
-        outcome = train(config, resume=True, progress=progress, probe=sharpness_probe)
-        if outcome.signal is not None:
-            return 128 + outcome.signal
-    return 0
+    stopped_by = train_runs(runs, data_root)
+    return 0 if stopped_by is None else 128 + stopped_by
 
 
 def _print_plan(left: Sequence[Todo], jobs: int) -> None:
@@ -125,7 +112,8 @@ def _train(
     name: str, wanted: Sequence[Stage], scale: Scale, ledger: Ledger, options: StudyOptions
 ) -> int:
     from surrogap.paper.running import Environment, Stopped
-    from surrogap.paper.workers import WorkerError, train_all
+    from surrogap.paper.timing import TIMED_SETUP
+    from surrogap.paper.workers import train_study
 
     environment = Environment(
         scale,
@@ -135,19 +123,17 @@ def _train(
         weights=str(options.weights.expanduser()),
         commit=options.commit,
     )
-    limit = math.inf if options.time_limit is None else options.time_limit
-    deadline = time.monotonic() + limit
-    before = signal.signal(signal.SIGTERM, _stop)
+    is_timed = ledger.newest_timing(scale.name, TIMED_SETUP) is not None
+    must_time = name == TIMING or (name in (ALL, "fig-cost") and not is_timed)
     try:
-        is_timed = ledger.newest_timing(scale.name, _TIMED_SETUP) is not None
-        if name == TIMING or (name in (ALL, "fig-cost") and not is_timed):
-            # Before any worker starts, since workers would share the device.
-            from surrogap.paper.timing import timing
-
-            line = timing(_TIMED_SETUP, tuple(METHODS), environment)
-            ledger.append(line)
-            _print_times(line)
-        left = train_all(wanted, ledger, environment, deadline=deadline, after_run=_print_line)
+        left = train_study(
+            wanted,
+            ledger,
+            environment,
+            time_limit=options.time_limit,
+            after_timing=_print_times if must_time else None,
+            after_run=_print_line,
+        )
     except Stopped as stopped:
         print(
             f"surrogap: {stopped.signal.name} stopped surrogap reproduce. Finished runs are in "
@@ -155,20 +141,9 @@ def _train(
             file=sys.stderr,
         )
         return 128 + stopped.signal
-    except WorkerError as error:
-        print(f"surrogap: {error}", file=sys.stderr)
-        return 1
-    finally:
-        signal.signal(signal.SIGTERM, before)
     if wanted:
         print(_summary(left, options.jobs))
     return 0
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    from surrogap.paper.running import Stopped
-
-    raise Stopped(signal.Signals(number))
 
 
 def _print_times(line: LedgerLine) -> None:

@@ -136,7 +136,7 @@ class EntropySGD(Objective):
         gradients = workspace.take()
         is_reached = [gradient is not None for gradient in gradients]
         g = layout.read(gradients)
-        report = Report.plain(loss, aux, total_squared_norm(weights, gradients), scale)
+        report = Report._plain(loss, aux, total_squared_norm(weights, gradients), scale)
         w = layout.read(tensors)
         inner = _LangevinSteps(self, numbers[0], w, scale)
         with unmoved(weights, workspace.buffers_after_first):

@@ -53,6 +53,7 @@ class Graph:
 
         Raises:
             RuntimeError: The step cannot be captured.
+            torch.OutOfMemoryError: The memory of the GPU does not suffice.
         """
         try:
             with (
@@ -66,6 +67,8 @@ class Graph:
                 torch.clear_autocast_cache()
         except Exception as error:
             self._random_state.reset()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             raise UnsupportedError(
                 "loss_fn must run on the GPU without synchronising with it, got "
                 f"{type(error).__name__}: {error}. Train with objective.backward instead."

@@ -245,7 +245,7 @@ class Objective:
         passes = Passes(closure, scaler)
         if not torch.is_grad_enabled():
             loss, aux = passes.evaluate()
-            self.report = Report.plain(loss.detach().to(wide(loss.dtype)), aux)
+            self.report = Report._plain(loss.detach().to(wide(loss.dtype)), aux)
             return loss
         with self._workspace.running():
             objective, numbers = self._current, self._numbers()
@@ -342,7 +342,7 @@ class Objective:
         loss, aux = passes.run(weights)
         g = self._workspace.take()
         squared_norm = gradients.total_squared_norm(weights, g)
-        return g, Report.plain(loss, aux, squared_norm, passes.scale(loss.device))
+        return g, Report._plain(loss, aux, squared_norm, passes.scale(loss.device))
 
     def _check_climb(self, is_given: bool) -> None:
         if is_given and not self._climbs_from_gradient:

@@ -49,7 +49,7 @@ class Report:
         return self.perturbed_loss if self._lacks_loss else self.loss
 
     @classmethod
-    def plain(
+    def _plain(
         cls,
         loss: Tensor,
         aux: Any,

@@ -21,7 +21,7 @@ from surrogap.training.processes import World
 MAX_PRODUCTS = 30
 
 
-def sharpness_probe(config: Config, parts: Components, world: World) -> Probe:
+def sharpness_probe(config: Config, components: Components, world: World) -> Probe:
     """Return a probe that measures the sharpness of a model in training.
 
     The probe uses a random subset of the training images, in evaluation mode. It returns
@@ -35,7 +35,7 @@ def sharpness_probe(config: Config, parts: Components, world: World) -> Probe:
 
     Args:
         config: The configuration of the run.
-        parts: The model of the run.
+        components: The model of the run.
         world: The processes, which share the images.
     """
     num_images = max(config.output.sharpness_images // world.size, 1) * world.size
@@ -45,8 +45,8 @@ def sharpness_probe(config: Config, parts: Components, world: World) -> Probe:
     loss_fn, rho = loss_fn_of(config.objective), config.objective.gap_rho
 
     def probe() -> dict[str, float]:
-        with evaluating(parts.model):
-            surface = Surface(parts.model, batches, loss_fn, is_checked=False)
+        with evaluating(components.model):
+            surface = Surface(components.model, batches, loss_fn, is_checked=False)
             return sharpness_at(surface, rho)
 
     return probe

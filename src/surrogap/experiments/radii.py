@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surrogap.analysis.find_rho import USUAL_RHOS, Climb, Sweep, cost_of_find_rho, find_rho
 from surrogap.analysis.surface import Progress, Surface
-from surrogap.core.catalog import OBJECTIVES
+from surrogap.core.catalog import OBJECTIVES, create
 from surrogap.core.rho import InverseSqrt, radius
 from surrogap.data import Batch
 from surrogap.experiments.surfaces import load_weights, loss_fn_of
@@ -23,13 +23,13 @@ from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
 from surrogap.training.folder import CHECKPOINTS
 from surrogap.training.objective_configs import PerturbedConfig
-from surrogap.training.objectives import built, rho_of
+from surrogap.training.objectives import rho_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.state import load_weights_and_moments
 from surrogap.training.step import NonFiniteLossError, climb_batch
 
 
-def parts_for_sweep(config: Config, run: Path | None, num_steps: int) -> Components:
+def components_for_sweep(config: Config, run: Path | None, num_steps: int) -> Components:
     """Build the model, its batches and its optimizer for training without perturbation.
 
     Args:
@@ -42,32 +42,32 @@ def parts_for_sweep(config: Config, run: Path | None, num_steps: int) -> Compone
         ValueError: There is no checkpoint, or its weights do not fit the model.
     """
     world = World(device_of(config.execution.device))
-    parts = components_of(_without_perturbation(config, run, num_steps), world)
+    components = components_of(_without_perturbation(config, run, num_steps), world)
     if run is None:
-        return parts
-    load_weights(parts.model, run)
+        return components
+    load_weights(components.model, run)
     if OBJECTIVES[config.objective.name].takes_optimizer:
-        load_weights_and_moments(parts.model, parts.optimizer, _newest(run), world)
-    return parts
+        load_weights_and_moments(components.model, components.optimizer, _newest(run), world)
+    return components
 
 
-def radius_in_use(config: Config, parts: Components, run: Path) -> float | None:
+def radius_in_use(config: Config, components: Components, run: Path) -> float | None:
     """Return the radius of the last step before a run's newest checkpoint; None without a radius.
 
     Args:
         config: The run's configuration.
-        parts: The model and the optimizer from `parts_for_sweep`. The optimizer's learning rate is
-            set to that of the step.
+        components: The model and the optimizer from `components_for_sweep`. Sets the learning
+            rate of the optimizer to that of the step.
         run: The folder of the run.
     """
     if not isinstance(config.objective, PerturbedConfig):
         return None
     state = _newest(run)
     for group, saved in zip(
-        parts.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True
+        components.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True
     ):
         group["lr"] = float(saved["lr"])
-    rho = rho_of(config, config.objective, parts.optimizer)
+    rho = rho_of(config, config.objective, components.optimizer)
     if isinstance(rho, InverseSqrt):
         rho.load_state_dict({"num_steps": state["step"] - 1})
     return float(radius(rho))
@@ -94,27 +94,27 @@ def _without_perturbation(config: Config, run: Path | None, num_steps: int) -> C
     return config.override(**changes, warmup_steps=num_steps // 4 if warms_up else 0)
 
 
-def train_with_plain_gradient(parts: Components, progress: Progress) -> None:
+def train_with_plain_gradient(components: Components, progress: Progress) -> None:
     """Train with the plain gradient for all steps.
 
     Raises:
         RunFailedError: A loss is not finite.
     """
-    parts.model.train()
+    components.model.train()
     step = 0
-    while step < parts.num_steps:
-        for images, targets in parts.images:
-            parts.rate.set_(parts.optimizer, step)
+    while step < components.num_steps:
+        for images, targets in components.images:
+            components.rate.set_(components.optimizer, step)
             step += 1
             try:
-                parts.step(images, targets)
+                components.step(images, targets)
             except NonFiniteLossError:
                 raise RunFailedError(
                     f"The loss is not finite in step {step} of training without perturbation. "
                     "Pass a smaller --lr."
                 ) from None
-            progress(step, parts.num_steps)
-            if step == parts.num_steps:
+            progress(step, components.num_steps)
+            if step == components.num_steps:
                 break
 
 
@@ -127,13 +127,17 @@ def num_gradients(config: Config, rhos: Sequence[float], num_batches: int) -> in
 
 
 def sweep_radii(
-    config: Config, parts: Components, rhos: Sequence[float], num_batches: int, progress: Progress
+    config: Config,
+    components: Components,
+    rhos: Sequence[float],
+    num_batches: int,
+    progress: Progress,
 ) -> Sweep:
     """Sweep radii for a configuration.
 
     Args:
         config: The configuration to find a radius for.
-        parts: The model and the batches from `parts_for_sweep`, after training.
+        components: The model and the batches from `components_for_sweep`, after training.
         rhos: The radii; empty for the default ones.
         num_batches: The number of training batches to measure on.
         progress: Called with the number of computed gradients, and all of them.
@@ -141,11 +145,11 @@ def sweep_radii(
     Raises:
         RuntimeError: A gradient or the ascent step is zero.
     """
-    batches = list(islice(parts.images, num_batches))
+    batches = list(islice(components.images, num_batches))
     loss_fn = loss_fn_of(config.objective)
-    surface = Surface(parts.model.train(), batches, loss_fn, is_checked=False)
+    surface = Surface(components.model.train(), batches, loss_fn, is_checked=False)
     # A trained model must not climb to the loss of a uniform prediction. A new model starts there.
-    guessing = math.log(parts.images.num_classes)
+    guessing = math.log(components.images.num_classes)
     is_cross_entropy = config.objective.loss == "cross-entropy"
     has_learned = is_cross_entropy and float(surface.loss()) < guessing / 2
     return find_rho(
@@ -153,12 +157,12 @@ def sweep_radii(
         rhos or USUAL_RHOS,
         num_batches=num_batches,
         ceiling=guessing if has_learned else math.inf,
-        climb=ascent_step_of(config, parts),
+        climb=ascent_step_of(config, components),
         progress=progress,
     )
 
 
-def ascent_step_of(config: Config, parts: Components) -> Climb | None:
+def ascent_step_of(config: Config, components: Components) -> Climb | None:
     """Return the ascent step of a configuration's objective; None if it has none.
 
     The objective itself runs at radius 1, and the weights of its last pass give the ascent step.
@@ -171,7 +175,7 @@ def ascent_step_of(config: Config, parts: Components) -> Climb | None:
     arguments = settings.arguments() | {"rho": 1.0, "scope": None}
     known = OBJECTIVES[settings.name].arguments
     arguments = {name: value for name, value in arguments.items() if name in known}
-    objective = built(settings.name, parts.model, parts.optimizer, arguments)
+    objective = create(settings.name, components.model, components.optimizer, **arguments)
     fraction: float = getattr(settings, "climb_fraction", 1.0)
 
     def climb(surface: Surface) -> Tensor:
@@ -189,7 +193,7 @@ def ascent_step_of(config: Config, parts: Components) -> Climb | None:
         devices = [start.device] if start.is_cuda else []
         with torch.random.fork_rng(devices):
             objective.backward(closure_of(batch), climb=first)
-        parts.model.zero_grad()
+        components.model.zero_grad()
         return reached[-1] - start
 
     return climb

@@ -3,6 +3,7 @@
 Without torchrun the commands are listed; under torchrun the runs are trained, one after another.
 """
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -114,3 +115,25 @@ def paper_runs(name: str) -> list[PaperRun]:
         )
     wanted = PAPER_RUNS.values() if name == "all" else [PAPER_RUNS[name]]
     return list({run.out: run for runs in wanted for run in runs}.values())
+
+
+def train_runs(runs: Sequence[PaperRun], data_root: str) -> signal.Signals | None:
+    """Train some runs one after another, or continue them.
+
+    Returns:
+        The signal that stopped a run, or None if all runs are finished.
+
+    Raises:
+        RunFailedError: A run failed.
+        ValueError: The images are missing, or a folder holds another run.
+    """
+    from surrogap.experiments.probes import sharpness_probe
+    from surrogap.training.progress import display_for_stdout
+    from surrogap.training.run import train
+
+    for run in runs:
+        config, progress = run.config(data_root), display_for_stdout()
+        outcome = train(config, resume=True, progress=progress, probe=sharpness_probe)
+        if outcome.signal is not None:
+            return outcome.signal
+    return None

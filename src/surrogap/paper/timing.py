@@ -19,6 +19,7 @@ from surrogap.paper.study import METHODS, Cell, StudyRun, study_run, trials
 from surrogap.training.components import components_of
 from surrogap.training.processes import World, device_of
 
+TIMED_SETUP = "A"
 _NUM_WARM_UPS = 5
 
 
@@ -64,10 +65,10 @@ def _always(environment: Environment, setup: str, method: str) -> StudyRun:
 def _step(run: StudyRun, environment: Environment, device: torch.device) -> Callable[[], object]:
     """A step on one batch, captured and warm."""
     config = run.config(**environment.changes)
-    parts = components_of(config, World(device))
-    images, targets = next(iter(parts.images))
-    parts.model.train()
-    step = partial(parts.step, images, targets)
+    components = components_of(config, World(device))
+    images, targets = next(iter(components.images))
+    components.model.train()
+    step = partial(components.step, images, targets)
     for _ in range(_NUM_WARM_UPS):
         step()
     return step

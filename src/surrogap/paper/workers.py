@@ -13,13 +13,16 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
+from types import FrameType
 
 import torch
 
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import Stage, Todo, todo
-from surrogap.paper.running import Environment, finished
-from surrogap.paper.study import StudyRun
+from surrogap.paper.running import Environment, Stopped, finished
+from surrogap.paper.study import METHODS, StudyRun
+from surrogap.paper.timing import TIMED_SETUP, timing
+from surrogap.training.failure import RunFailedError
 
 # Seconds until a new worker takes its first step: imports, the GPU, the images.
 START_UP = 20.0
@@ -28,8 +31,44 @@ AfterRun = Callable[[LedgerLine, Sequence[Todo]], object]
 Submit = Callable[..., "Future[LedgerLine]"]
 
 
-class WorkerError(Exception):
-    """A run in a worker process raised an error, or the process died."""
+def train_study(
+    stages: Sequence[Stage],
+    ledger: Ledger,
+    environment: Environment,
+    *,
+    time_limit: float | None = None,
+    after_timing: Callable[[LedgerLine], object] | None = None,
+    after_run: AfterRun,
+) -> list[Todo]:
+    """Time the steps of all methods if asked to, then call `train_all`.
+
+    Args:
+        stages: See `train_all`.
+        ledger: See `train_all`. The times are added to it, too.
+        environment: See `train_all`.
+        time_limit: The seconds until the deadline of `train_all`; None for no deadline.
+        after_timing: Called with the line of the times; None to time nothing.
+        after_run: See `train_all`.
+
+    Raises:
+        RunFailedError: See `train_all`.
+        Stopped: SIGTERM arrived, or a run was stopped by a signal. Finished runs are in the ledger.
+    """
+    deadline = time.monotonic() + (math.inf if time_limit is None else time_limit)
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        if after_timing is not None:
+            # Before any worker starts, since workers would share the device.
+            line = timing(TIMED_SETUP, tuple(METHODS), environment)
+            ledger.append(line)
+            after_timing(line)
+        return train_all(stages, ledger, environment, deadline=deadline, after_run=after_run)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(signal.Signals(number))
 
 
 def train_all(
@@ -51,7 +90,8 @@ def train_all(
         after_run: Called with each new line, and the runs that are left.
 
     Raises:
-        WorkerError: A run in a worker process raised an error. Finished runs are in the ledger.
+        RunFailedError: A run in a worker process raised an error, or the process died. Finished
+            runs are in the ledger.
     """
     jobs = environment.jobs
     running: dict[Future[LedgerLine], StudyRun] = {}
@@ -77,7 +117,7 @@ def train_all(
                 run, error = running.pop(future), future.exception()
                 if error is not None:
                     text = "".join(traceback.format_exception(error))
-                    raise WorkerError(f"{run.title} failed:\n{text}")
+                    raise RunFailedError(f"{run.title} failed:\n{text}")
                 ledger.append(future.result())
                 after_run(future.result(), left())
 

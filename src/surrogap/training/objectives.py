@@ -1,7 +1,5 @@
 """The objective of a configuration."""
 
-from typing import Any
-
 from torch import nn
 from torch.optim import Optimizer
 
@@ -38,9 +36,9 @@ def objective_of(
     """
     settings, arguments = config.objective, config.objective.arguments()
     if not isinstance(settings, PerturbedConfig):
-        return built(settings.name, model, optimizer, arguments)
+        return create(settings.name, model, optimizer, **arguments)
     arguments["rho"] = rho_of(config, settings, optimizer)
-    objective = built(settings.name, model, optimizer, arguments)
+    objective = create(settings.name, model, optimizer, **arguments)
     if settings.every == 1 and settings.start_epoch == 0:
         return objective
     start, num_steps = settings.start_epoch * steps_per_epoch, config.schedule.steps
@@ -50,20 +48,6 @@ def objective_of(
             f"{steps_per_epoch} steps in an epoch. Pass a smaller one, or train for longer."
         )
     return Intermittent(objective, every=settings.every, start=start)
-
-
-def built(
-    name: str, model: nn.Module, optimizer: Optimizer, arguments: dict[str, Any]
-) -> Objective:
-    """Build an objective by its name.
-
-    Raises:
-        ValueError: The model or the optimizer does not suit it.
-    """
-    try:
-        return create(name, model, optimizer, **arguments)
-    except (TypeError, ValueError) as error:  # settings that the core refuses
-        raise InvalidValueError(str(error)) from error
 
 
 def rho_of(config: Config, settings: PerturbedConfig, optimizer: Optimizer) -> float | Schedule:
