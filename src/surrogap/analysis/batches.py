@@ -11,7 +11,11 @@ LossFn = Callable[[nn.Module, Any], Tensor]
 
 
 def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The mean cross-entropy of a batch of images and labels, moved to the model's device.
+    """The mean cross-entropy of a batch, the default loss of a `Surface`.
+
+    Args:
+        model: A classifier, which returns logits.
+        batch: Images and labels, which are moved to the model's device.
 
     >>> import torch
     >>> cross_entropy(nn.Linear(2, 4), (torch.zeros(3, 2), torch.tensor([0, 1, 2]))).shape

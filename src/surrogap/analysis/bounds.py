@@ -15,7 +15,7 @@ class RiskBound:
         loss: `C`, the training loss.
         gap: `h`, the surrogate gap of the training set.
         complexity: `4 * sqrt((KL + log(2 m / a)) / m)`.
-        probability: The probability with which it holds, at least.
+        probability: A lower bound of the probability that it holds.
     """
 
     loss: float
@@ -43,9 +43,9 @@ def risk_bound(
     """The bound of Corollary 5.2.1 (PAC-Bayes with a worst case in a ball).
 
     With probability `(1 - a) * (1 - exp(-(rho / (sqrt(2) * noise) - sqrt(num_weights))^2))`, the
-    expected loss on new data is at most `loss + gap + 4 * sqrt((KL + log(2 m / a)) / m)`. It rests
-    on the paper's assumption that noise in the weights does not lower the expected loss. For real
-    models it is far above any loss: it orders solutions, but does not predict their loss.
+    expected loss on new data is at most `loss + gap + 4 * sqrt((KL + log(2 m / a)) / m)`. The bound
+    relies on the paper's assumption that noise in the weights does not lower the expected loss. For
+    real models it is far above any loss: it ranks solutions, but does not predict their loss.
 
     Args:
         loss: The training loss.
@@ -88,8 +88,8 @@ def gaussian_divergence(distance: float, noise: float) -> float:
     """`KL(N(w, b^2 I) || N(w_0, b^2 I)) = ||w - w_0||^2 / (2 b^2)`.
 
     Args:
-        distance: `||w - w_0||`, from the prior's mean, such as the initial weights.
-        noise: `b`.
+        distance: `||w - w_0||`, where `w_0` is the mean of the prior, such as the initial weights.
+        noise: `b`, the standard deviation of both.
 
     Raises:
         TypeError: An argument is not a number.
@@ -128,11 +128,19 @@ class Solution:
     sharpness: float
 
     def perturbed_loss(self, rho: float) -> float:
-        """`C + sigma * rho^2 / 2`: the bound without its regularization term `R`."""
+        """`C + sigma * rho^2 / 2`: the bound without its regularization term `R`.
+
+        Args:
+            rho: The radius.
+        """
         return self.loss + self.sharpness * rho**2 / 2
 
     def radius_of_equal_loss(self, other: "Solution") -> float | None:
-        """The radius at which both have the same perturbed loss; None if one is always better."""
+        """The radius at which both have the same perturbed loss; None if one is always better.
+
+        Args:
+            other: The solution to compare with.
+        """
         if self.sharpness == other.sharpness:
             return None
         squared = 2 * (other.loss - self.loss) / (self.sharpness - other.sharpness)

@@ -53,8 +53,9 @@ def dominant_eigenvalue(
 ) -> Eigenpairs:
     """The eigenvalue of largest absolute value, by power iteration, as the paper measures it.
 
-    It keeps two vectors in memory. `eigenvalues` needs fewer products, but keeps a vector for each.
-    If the largest eigenvalues of both signs are about equal in size, only `eigenvalues` converges.
+    It keeps two vectors in memory. `eigenvalues` needs fewer products, but keeps a vector for each
+    product. If the largest positive and negative eigenvalues are about equal in absolute value,
+    only `eigenvalues` converges.
 
     Args:
         operator: The Hessian.
@@ -116,7 +117,7 @@ def eigenvalues(
         start: A start vector, such as an eigenvector found before; some noise is added to it.
         tolerance: The largest residual, relative to the eigenvalue (or to a hundredth of the
             dominant one, if that is larger).
-        max_products: The largest number of products. At most as many vectors are kept in memory,
+        max_products: The largest number of products. The memory holds one vector for each product,
             and `num` more.
         seed: The seed of the start vector, or of its noise.
         progress: Called with the number of products so far, and `max_products`.

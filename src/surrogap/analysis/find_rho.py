@@ -67,7 +67,11 @@ class Sweep:
     high: float
 
     def contains(self, rho: float) -> bool:
-        """True if a radius is within the suggested range."""
+        """True if a radius is within the suggested range.
+
+        Args:
+            rho: The radius.
+        """
         return self.low is not None and self.low <= rho <= self.high
 
     @property
@@ -78,7 +82,11 @@ class Sweep:
         return math.sqrt(self.low * self.high)
 
     def explain(self, rho: float | None = None) -> str:
-        """The suggestion in words; with `rho`, also a judgement of that radius."""
+        """The suggestion in words.
+
+        Args:
+            rho: A radius to judge as well: within the range, too small or too large.
+        """
         words = [self._suggestion()]
         if rho is not None:
             words.append(self._verdict(rho))
@@ -130,20 +138,20 @@ def find_rho(
 
     The range starts where the mean cosine of `g` and `g_p` falls to 0.995, and ends where it falls
     to 0.85 or the perturbed loss reaches `ceiling`. It is a range to search, not the best radius,
-    which depends on the whole run. Measure a model that has been trained for a while, in training
-    mode, with batches of the size that shares a perturbation; at initialization the loss surface is
-    different. To measure with dropout, build the surface with `is_checked=False`; both passes share
-    their masks, as in training.
+    which depends on the whole run. Measure in training mode, with batches of the size that shares a
+    perturbation, on a model that has been trained for a while: at initialization the loss surface
+    is different. To measure with dropout, build the surface with `is_checked=False`; both passes
+    use the same masks, as in training.
 
     Args:
         surface: The loss, on the batches of training.
         rhos: The radii.
-        num_batches: The number of batches to use, from the first.
-        ceiling: A perturbed loss that is too large in any case, such as that of guessing,
-            `log(num_classes)`.
+        num_batches: The number of batches to use, from the start.
+        ceiling: The perturbed loss that counts as too large, such as `log(num_classes)`, the loss
+            of guessing.
         climb: Returns the ascent step at radius 1, which is multiplied by rho. By default SAM's,
             `g / ||g||`.
-        progress: Called with the number of gradients so far, and of all.
+        progress: Called with the number of gradients so far and the total.
 
     Raises:
         TypeError: An argument is not a number.

@@ -109,7 +109,7 @@ def surrogate_gaps(
         start: A direction to try with both signs, such as the dominant eigenvector: at a minimum it
             is the worst direction, while the gradient is zero.
         seed: The seed of a random direction, used if the gradient is zero.
-        progress: Called with the number of radii so far, and of all.
+        progress: Called with the number of radii so far and the total.
 
     Raises:
         TypeError: An argument is not a number.

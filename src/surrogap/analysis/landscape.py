@@ -24,7 +24,7 @@ class Line:
     """The loss at `w + step * direction`.
 
     Attributes:
-        steps: The steps along the direction.
+        steps: The factors of the direction.
         losses: The loss at each step.
         label: The name of the direction.
     """
@@ -39,8 +39,8 @@ class Plane:
     """The loss at `w + x * first + y * second`.
 
     Attributes:
-        x_steps: The steps along the first direction.
-        y_steps: The steps along the second.
+        x_steps: The factors of the first direction.
+        y_steps: The factors of the second direction.
         losses: The losses: a row for each `y`, with an entry for each `x`.
         labels: The names of the directions.
     """
@@ -60,6 +60,10 @@ def random_direction(surface: Surface, seed: int = 0) -> Tensor:
     layers, which have fewer than two dimensions, do not change. If weights are sharded along
     another dimension than the first, the shards of a filter count as filters.
 
+    Args:
+        surface: The loss; its weights give the norms of the filters.
+        seed: The seed of the random numbers.
+
     >>> model = nn.Linear(4, 2)
     >>> surface = Surface(model, [torch.ones(1, 4)], lambda m, x: m(x).sum())
     >>> weight, bias = surface.space.pieces(random_direction(surface))
@@ -78,7 +82,10 @@ def random_direction(surface: Surface, seed: int = 0) -> Tensor:
 
 
 def gradient_direction(surface: Surface) -> Tensor:
-    """The gradient, normalized to norm 1.
+    """The gradient of the loss, normalized to norm 1.
+
+    Args:
+        surface: The loss.
 
     Raises:
         ValueError: The gradient is zero.
@@ -101,14 +108,14 @@ def line(
     label: str = "",
     progress: Progress | None = None,
 ) -> Line:
-    """The loss along a direction, at the cost of a forward pass over the set for each step.
+    """The loss at `w + step * direction`, at the cost of one forward pass over the set per step.
 
     Args:
         surface: The loss.
-        direction: The direction, such as one of those above or an eigenvector.
-        steps: The steps, in units of the direction's norm.
-        label: The name of the direction.
-        progress: Called with the number of losses so far, and of all.
+        direction: The direction: `random_direction`, `gradient_direction` or an eigenvector.
+        steps: The factors of the direction.
+        label: The name of the direction, for figures.
+        progress: Called after each loss with the number of losses so far and the total.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(model.weight)
@@ -135,16 +142,16 @@ def plane(
     labels: tuple[str, str] = ("", ""),
     progress: Progress | None = None,
 ) -> Plane:
-    """The loss over two directions, at the cost of a forward pass over the set for each point.
+    """The loss at `w + x * first + y * second`: one forward pass over the set per point.
 
     Args:
         surface: The loss.
         first: The direction of x.
         second: The direction of y. It need not be orthogonal to the first.
-        x_steps: The steps along the first, in units of its norm.
-        y_steps: The steps along the second, in units of its norm.
-        labels: The names of the directions.
-        progress: Called with the number of losses so far, and of all.
+        x_steps: The factors of the first direction.
+        y_steps: The factors of the second direction.
+        labels: The names of the directions, for figures.
+        progress: Called after each loss with the number of losses so far and the total.
     """
     rows = []
     num_x, num_points = len(x_steps), len(x_steps) * len(y_steps)
@@ -167,16 +174,17 @@ def between(
     label: str = "",
     progress: Progress | None = None,
 ) -> Line:
-    """The loss on the line to another model: at 0 the surface's own, at 1 the other.
+    """The loss on the straight line between the weights of two models.
 
     Floating-point buffers, such as BatchNorm's statistics, are interpolated too.
 
     Args:
         surface: The loss, at the first model.
         other: The second model, of the same architecture.
-        steps: The steps; the line extends beyond 0 and 1.
-        label: The name of the line.
-        progress: Called with the number of losses so far, and of all.
+        steps: The positions on the line: 0 is the first model, 1 the second. They may lie outside
+            [0, 1].
+        label: The name of the line, for figures.
+        progress: Called after each loss with the number of losses so far and the total.
 
     Raises:
         ValueError: The parameters or buffers of the other model differ.

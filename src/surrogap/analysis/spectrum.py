@@ -41,10 +41,10 @@ def trace(
 
     Args:
         operator: The Hessian.
-        num_products: The number of products, at least 6. A third as many vectors are kept in
-            memory, at most the number of weights.
+        num_products: The number of products, at least 6. The memory holds `num_products / 3`
+            vectors, or one for each weight if that is fewer.
         seed: The seed of the random vectors.
-        progress: Called with the number of products so far, and of all.
+        progress: Called with the number of products so far and the total.
 
     Raises:
         TypeError: `num_products` is not a number.
@@ -104,11 +104,20 @@ class Density:
     num_products: int
 
     def moment(self, power: int) -> float:
-        """The mean of `eigenvalue^power`; times the number of weights, it estimates a trace."""
+        """The mean of `eigenvalue^power`, which estimates `tr(H^power) / (number of weights)`.
+
+        Args:
+            power: The power, such as 1 for the mean eigenvalue.
+        """
         return float((self.weights * self.nodes**power).sum(1).mean())
 
     def at(self, values: Tensor, width: float) -> Tensor:
-        """The density at `values`, smoothed by a Gaussian with standard deviation `width`."""
+        """The density, smoothed by a Gaussian.
+
+        Args:
+            values: The eigenvalues at which to evaluate it, in one dimension.
+            width: The standard deviation of the Gaussian.
+        """
         distances = (values[:, None] - self.nodes.flatten()) / width
         gaussians = torch.exp(-(distances**2) / 2) / (width * math.sqrt(2 * math.pi))
         return gaussians @ self.weights.flatten() / len(self.weights)
@@ -131,10 +140,10 @@ def density(
     Args:
         operator: The Hessian.
         num_vectors: The number of random vectors; more vectors reduce the noise.
-        num_steps: The number of products with each; more products raise the resolution. As many
-            vectors are kept in memory.
+        num_steps: The number of products for each random vector; more products raise the
+            resolution. The memory holds `num_steps` vectors.
         seed: The seed of the random vectors.
-        progress: Called with the number of products so far, and of all.
+        progress: Called with the number of products so far and the total.
 
     Raises:
         TypeError: An argument is not a number.

@@ -52,11 +52,11 @@ class Surface:
     Args:
         model: The model; its trainable parameters are the weights.
         batches: An iterable that can be read many times: a list, or a DataLoader without random
-            augmentation. Shuffling does no harm, unless BatchNorm is in training mode.
+            augmentation. Shuffling is harmless, unless BatchNorm is in training mode.
         loss_fn: Maps the model and a batch to the mean loss of the batch.
         num_samples_of: Maps a batch to its number of samples.
-        is_checked: Whether to check first that model and batches give the same loss twice, at the
-            cost of two forward passes. All measurements assume that they do.
+        is_checked: Whether to check first that two forward passes over the batches give the same
+            loss, which all measurements assume.
 
     Attributes:
         weights: The parameters.
@@ -106,7 +106,12 @@ class Surface:
             self._probe()
 
     def batch_surfaces(self, num_batches: int) -> list["Surface"]:
-        """A surface for each of the first batches; with several processes, for those of all.
+        """A surface for each of the first batches, to measure them one by one.
+
+        With several processes, each surface covers one batch of every process.
+
+        Args:
+            num_batches: The number of batches; fewer if the surface has fewer.
 
         Raises:
             ValueError: The processes have different numbers of batches.
@@ -127,13 +132,17 @@ class Surface:
         return self.means(self._add_nothing, torch.empty(0))[0]
 
     def gradient(self) -> tuple[Tensor, Tensor]:
-        """`f(w)` as a scalar in float64, and the gradient there."""
+        """`f(w)` as a scalar in float64, and its gradient as a vector."""
         with gradients.cleared(self.weights):
             return self.means(self._add_gradient, self.space.zeros())
 
     @contextmanager
     def moved(self, delta: Tensor) -> Iterator[None]:
-        """Context manager that moves the weights to `w + delta`, and restores `w` bit for bit."""
+        """Context manager that moves the weights to `w + delta`, and restores `w` bit for bit.
+
+        Args:
+            delta: The displacement, as a vector of `space`.
+        """
         self.weights.refresh()
         tensors = self.weights.tensors
         before = Layout(tensors).read(tensors)
@@ -151,11 +160,12 @@ class Surface:
             self.weights.refresh()  # so that FSDP drops the weights that it gathered there
 
     def means(self, add: Add, into: Tensor) -> tuple[Tensor, Tensor]:
-        """Means over the samples of all batches and processes: of the loss, and of a vector.
+        """The means of the loss and of a vector over the samples of all batches and processes.
 
         Args:
-            add: Adds a batch's contribution to the vector, and returns the batch's mean loss.
-            into: A vector of zeros to add to.
+            add: A function of a batch, its number of samples `n`, and `into`. It adds `n` times the
+                batch's vector to `into`, and returns the batch's mean loss.
+            into: A vector of zeros, which is modified.
 
         Raises:
             ValueError: There is no sample.
@@ -173,7 +183,10 @@ class Surface:
         return sums[0] / sums[1], into.div_(sums[1].to(into))
 
     def loss_of(self, batch: Any) -> Tensor:
-        """The mean loss of a batch on this process, with its graph.
+        """The mean loss of a batch on this process, with its autograd graph.
+
+        Args:
+            batch: The batch.
 
         Raises:
             TypeError: The loss function did not return a tensor.

@@ -50,6 +50,10 @@ class Along(ABC):
         """Return the state after this step as new tensors. Called only with `has_state`.
 
         By default the state does not change.
+
+        Args:
+            g: The unscaled gradients of the parameters that climb; zeros if there is none.
+            m: Their state before this step, which must not be modified.
         """
         return m
 

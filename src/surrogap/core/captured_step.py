@@ -24,7 +24,7 @@ _NUM_WARM_UPS = 3
 
 @final
 class CapturedStep:
-    """A captured training step; `capture` returns one."""
+    """A captured training step. Create it with `capture`."""
 
     def __init__(
         self,
@@ -52,7 +52,13 @@ class CapturedStep:
         self._invariants = self._read_invariants()
 
     def __call__(self, *batch: Tensor) -> Report:
-        """Take one step, on a batch like the example.
+        """Take one training step.
+
+        Args:
+            batch: The tensors of a batch, with the shapes and dtypes of `example_batch`.
+
+        Returns:
+            The measurements of the step, which later steps do not overwrite.
 
         Raises:
             ValueError: The batch differs from the example in number, shape or dtype of its tensors.

@@ -22,6 +22,12 @@ class Coefficients(NamedTuple):
 
     `a = a_0 + a_1 * <g, g_p> / <g, g>` and `b = b_0 + b_1 * <g, g_p> / <g_p, g_p>`. The ratios
     project one gradient onto the other; for a gradient of zero they are 0.
+
+    Args:
+        a_0: The constant term of `a`.
+        b_0: The constant term of `b`.
+        a_1: The factor of the projection of `g_p` onto `g`.
+        b_1: The factor of the projection of `g` onto `g_p`.
     """
 
     a_0: Number

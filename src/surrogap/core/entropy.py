@@ -103,7 +103,10 @@ class EntropySGD(Objective):
         return {"num_steps": self.num_steps} if self.scoping else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned.
+        """Load a state.
+
+        Args:
+            state: The state that `state_dict` returned.
 
         Raises:
             ValueError: `state` does not hold a number of steps.

@@ -30,5 +30,9 @@ class Geometry:
     eta: float | None = None
 
     def kind(self, name: str) -> Kind:
-        """Return the kind of a parameter that climbs. The names of biases end in "bias"."""
+        """Return the kind of a parameter that climbs.
+
+        Args:
+            name: The name of the parameter. The names of biases end in "bias".
+        """
         return Kind.PLAIN if self.eta is None or name.endswith("bias") else Kind.SCALED

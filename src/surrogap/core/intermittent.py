@@ -70,7 +70,10 @@ class Intermittent(Objective):
         return {"num_steps": self.num_steps, "objective": self.objective.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned.
+        """Load a state.
+
+        Args:
+            state: The state that `state_dict` returned.
 
         Raises:
             ValueError: `state` does not hold a number of steps, or is that of another objective.

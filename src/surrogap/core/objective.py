@@ -46,7 +46,7 @@ class Objective:
     """A replacement for `loss.backward()` that adds the direction of a method to `.grad`.
 
     `g` is the gradient at the weights `w`, and `g_p` the gradient at the perturbed weights
-    `w + delta`.
+    `w + delta`. Parameters that are perturbed are said to climb.
 
     For an objective of your own, write a subclass that passes parts of `surrogap.parts` to this
     constructor: see docs/how-to/new-objective.md. Without `along`, the direction is the plain
@@ -61,10 +61,10 @@ class Objective:
         geometry: The ball to climb in.
         combine: The combination of both gradients; by default SAM's, `d = g_p`.
         perturb: The parameters that climb: "norms" for the affine parameters of normalisation
-            layers, a function of a parameter's name and the parameter, or None for all. The other
-            parameters are not perturbed, but they are trained like all. If the direction does not
-            contain `g` (SAM, or alpha = 0), the first pass computes only the gradients of the
-            parameters that climb.
+            layers, a function of a parameter's name and the parameter that returns True for those
+            that climb, or None for all. The other parameters are trained without being perturbed.
+            If the direction does not contain `g` (SAM, or alpha = 0), the first pass computes only
+            the gradients of the parameters that climb.
         scope: Under DistributedDataParallel, the gradients that the ascent step uses: "replica",
             this process's own, which is the default; "global", the mean over all processes; a
             process group, the mean over its members. Sharded models support only "global".
@@ -159,15 +159,15 @@ class Objective:
                 neither `backward` nor `zero_grad`. A list of closures is one batch in
                 micro-batches, which share one perturbation. As with `loss.backward()`, their losses
                 add up, so divide each by their number for a mean.
-            climb: The closure of the first pass, if that is to run on fewer samples to cost less.
-                If the direction contains `g`, it is then the gradient on these samples.
+            climb: The closure of the first pass, to run it on fewer samples and save time. If the
+                direction contains `g`, that is then the gradient on these samples.
             scaler: The gradient scaler. Unscale, clip and step afterwards, as always.
             backward: Called on the loss instead of `loss.backward()`, for frameworks that have
                 their own. If it scales the loss, the norms in the report are scaled too. It must
                 neither step the optimizer nor clip, since it would clip the gradient of each pass.
-            sync: False for all but the last of several calls that share one optimizer step. DDP
-                averages gradients, and schedules advance, only in the last. Inside DDP's `no_sync`
-                it is always False.
+            sync: Pass False for all but the last of several calls that share one optimizer step.
+                DDP averages gradients, and schedules advance, in the last call only. Inside DDP's
+                `no_sync` it is always False.
 
         Returns:
             The measurements of the call.
@@ -216,8 +216,8 @@ class Objective:
                 neither `backward` nor `zero_grad`.
             scaler: The gradient scaler that will scale the loss, for float16. The passes scale by
                 the same factor, so that their gradients do not underflow.
-            sync: False for all but the last of several calls that share one optimizer step, as in
-                `backward`. Inside DDP's `no_sync`, or after FSDP2's
+            sync: Pass False for all but the last of several calls that share one optimizer step,
+                as in `backward`. Inside DDP's `no_sync`, or after FSDP2's
                 `set_requires_gradient_sync(False)`, it may be left out.
 
         Returns:
@@ -275,7 +275,10 @@ class Objective:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned.
+        """Load a state.
+
+        Args:
+            state: The state that `state_dict` returned.
 
         Raises:
             ValueError: `state` is that of another schedule or model.

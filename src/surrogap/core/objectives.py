@@ -24,6 +24,9 @@ from surrogap.core.settings import PartSetting, Shared
 class Vanilla(Objective):
     """The plain gradient, `d = g`: one pass, as a baseline.
 
+    Args:
+        model: The model to train.
+
     >>> import torch
     >>> model = nn.Linear(3, 1)
     >>> report = Vanilla(model).backward(lambda: model(torch.ones(2, 3)).square().mean())
@@ -45,7 +48,7 @@ class SAM(Objective):
     Args:
         model: The model to train.
         rho: The radius: a number or a schedule of `surrogap.rho`.
-        shared: See `Objective`, also for what is raised.
+        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -76,7 +79,7 @@ class GSAM(Objective):
         rho: The radius: a number or a schedule of `surrogap.rho`.
         alpha: The weight of the gap. 0 gives SAM, or the plain gradient for "plain".
         minimize: "perturbed" or "plain".
-        shared: See `Objective`, also for what is raised.
+        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -117,7 +120,7 @@ class ASAM(Objective):
         rho: The radius: a number or a schedule of `surrogap.rho`.
         eta: Added to the absolute values of the weights.
         alpha: The weight of the gap, as in GSAM: `d = g_p - alpha * g_perp`. 0 gives ASAM itself.
-        shared: See `Objective`, also for what is raised.
+        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -158,7 +161,7 @@ class GapPenalty(Objective):
         model: The model to train.
         rho: The radius: a number or a schedule of `surrogap.rho`.
         lam: The weight of the gap. 0 gives SAM.
-        shared: See `Objective`, also for what is raised.
+        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -186,7 +189,7 @@ class MomentumSAM(Objective):
     """Momentum-SAM (Becker et al. 2024): SAM at the cost of one pass, perturbed along the momentum.
 
     The direction is the gradient at `w - rho * v / (||v|| + eps)`, where `v` is the momentum: SGD's
-    `momentum_buffer`, or `exp_avg` of the Adam family. So the ascent step is a look-ahead along the
+    `momentum_buffer`, or `exp_avg` of the Adam family. So the ascent step looks ahead along the
     optimizer's next update. The norm is over all parameter groups. A parameter without momentum
     does not climb; if none has momentum, as before the first step, the direction is the plain
     gradient. f(w) is not computed, so `report.loss` and `report.gap` are NaN, and BatchNorm's

@@ -28,7 +28,11 @@ class Schedule(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a state.
+
+        Args:
+            state: The state that `state_dict` returned.
+        """
 
 
 def radius(rho: float | Schedule) -> float:
@@ -157,7 +161,10 @@ class InverseSqrt(Schedule):
         return {"num_steps": self.num_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned.
+        """Load a state.
+
+        Args:
+            state: The state that `state_dict` returned.
 
         Raises:
             ValueError: `state` does not hold a number of steps.

@@ -193,7 +193,11 @@ class SharpnessAwareMixin(_Trainer):
 
 
 class SharpnessAwareTrainer(SharpnessAwareMixin, Trainer):
-    """`transformers.Trainer` with a sharpness-aware objective. See `SharpnessAwareMixin`."""
+    """`transformers.Trainer` with a sharpness-aware objective.
+
+    `SharpnessAwareMixin` documents the arguments `objective` and `perturb_each`. All others are
+    those of `Trainer`.
+    """
 
 
 class _AtTrainBegin(TrainerCallback):

@@ -5,8 +5,8 @@ the accuracies from its Table 1. Settings that the paper does not report are fro
 that the authors published, `big_vision/configs/proj/gsam/vit_i1k_gsam_no_aug.py`: a batch size of
 4,096, the sigmoid loss with a head whose bias starts at -10, and gradients clipped at norm 1.
 
-One difference remains: the authors' trainer runs rho one step ahead of lr. Here, rho follows the
-learning rate of the same step.
+One difference remains: in the authors' trainer, rho is one step ahead of the learning rate. Here,
+rho follows the learning rate of the same step.
 """
 
 from collections.abc import Iterator

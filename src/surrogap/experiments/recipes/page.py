@@ -8,11 +8,15 @@ from surrogap.experiments.text_table import Table
 
 _HEAD = """# Recipes
 
-`surrogap recipes NAME` shows a recipe with all settings and its differences from the source.
-`surrogap train --recipe NAME` trains it; other flags change its settings. `--objective` keeps the
-settings that both objectives have. The learning rate of a recipe is meant for gradients: with SGD,
-that of `entropy-sgd` is divided by `gamma`, since its direction is `gamma * (w - mu)`. This page is
-the output of `surrogap recipes --markdown`.
+A recipe is a configuration with its expected result. `surrogap recipes NAME` shows all settings of
+a recipe, and where it differs from its source. `surrogap train --recipe NAME` trains it.
+
+Other flags change its settings. `--objective` replaces the objective and keeps the settings that
+both objectives have. With SGD, `--objective entropy-sgd` divides the recipe's learning rate by
+`gamma`: the learning rate is chosen for gradients, and the direction of Entropy-SGD is
+`gamma * (w - mu)`.
+
+This page is the output of `surrogap recipes --markdown`.
 """
 
 _COLUMNS = ("recipe", "model", "rho", "alpha", "expected")

@@ -1,8 +1,8 @@
 """Small images: CIFAR, and the subset of Fashion-MNIST in the package.
 
-The paper's comparison on smaller images and models. Each recipe takes minutes on one GPU. The
-recipes `fashion-mnist-OBJECTIVE`, without the name of a model, are for the CPU of a laptop;
-`surrogap compare` trains these by default.
+The paper's comparison, with smaller images and models. Each recipe takes minutes on one GPU. The
+recipes `fashion-mnist-vanilla`, `-sam` and `-gsam` run on the CPU of a laptop; `surrogap compare`
+trains these by default.
 """
 
 from collections.abc import Iterator

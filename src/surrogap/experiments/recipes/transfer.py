@@ -1,8 +1,9 @@
 """The paper's transfer learning: models trained on ImageNet, fine-tuned on smaller data sets.
 
-From the appendix: SGD without weight decay, linear decay of the learning rate, gradients clipped at
-norm 1; 10,000 steps with 500 of warm-up on CIFAR, and 500 steps with 100 of warm-up on Flowers and
-Pets. The paper's columns differ in the objective of the training on ImageNet.
+The settings are from the paper's appendix: SGD without weight decay, linear decay of the learning
+rate, and gradients clipped at norm 1. CIFAR takes 10,000 steps, 500 of them warm-up; Flowers and
+Pets take 500 steps, 100 of them warm-up. Fine-tuning is always vanilla: the objective in a
+recipe's name is that of the training on ImageNet.
 """
 
 from collections.abc import Iterator
