@@ -103,3 +103,22 @@ def test_the_page_of_results_is_that_of_the_ledger(
     monkeypatch.chdir(ROOT)
     write_page(tmp_path / "results.md", GPU, Ledger(Path(GPU.ledger)))
     assert (ROOT / "docs" / "results.md").read_text() == (tmp_path / "results.md").read_text()
+
+
+def test_the_accuracies_in_the_readme_are_those_of_the_ledger() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    lines = map(json.loads, (ROOT / "results" / "study.jsonl").read_text().splitlines())
+    runs = [line for line in lines if line["kind"] == "run" and line["purpose"] == "tuning"]
+    best = {
+        method: max(
+            100 * run["val"]["accuracy"]
+            for run in runs
+            if (run["setup"], run["method"]) == ("A", method)
+        )
+        for method in ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
+    }
+    vanilla, twice, sam, gsam, norms = (f"{value:.1f} %" for value in best.values())
+    assert (
+        f"vanilla {vanilla}, twice the epochs {twice}, SAM {sam}, GSAM {gsam}, "
+        f"SAM on norm layers {norms}."
+    ) in text
