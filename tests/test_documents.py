@@ -12,8 +12,8 @@ from workloads import CASES
 from surrogap import cli
 from surrogap.experiments.recipes import RECIPES
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.page import write_page
 from surrogap.paper.study import GPU
+from surrogap.paper.study_page import write_page
 from surrogap.training.config import Config
 
 ROOT = Path(__file__).parent.parent

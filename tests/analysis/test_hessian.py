@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from surrogap.analysis import Hessian, Surface
-from surrogap.analysis.hessian import METHODS
+from surrogap.analysis.hessian import PRODUCT_METHODS
 from tests import equality, toy_models
 from tests.analysis.reference import batches, dense, network, quadratic, symmetric
 from tests.analysis.test_surface import InterruptedHereError, assert_undisturbed, state_of
@@ -18,7 +18,7 @@ from tests.analysis.test_surface import InterruptedHereError, assert_undisturbed
 TOLERANCE = {"forward-over-reverse": 1e-12, "double-backward": 1e-12, "finite-differences": 1e-7}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRODUCT_METHODS)
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("name", list(toy_models.MODELS))
 def test_product_is_that_of_the_dense_hessian(
@@ -38,7 +38,7 @@ def test_product_is_that_of_the_dense_hessian(
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRODUCT_METHODS)
 def test_everything_is_left_as_it_was_where_it_raises(method: Any) -> None:
     model = network("convnet", is_training=True)
     calls = 0
@@ -58,7 +58,7 @@ def test_everything_is_left_as_it_was_where_it_raises(method: Any) -> None:
     assert_undisturbed(model, before)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRODUCT_METHODS)
 def test_a_quadratic_in_float64_and_float32(method: Any) -> None:
     matrix, _ = symmetric([4.0, 1.0, -2.0])
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
@@ -67,7 +67,7 @@ def test_a_quadratic_in_float64_and_float32(method: Any) -> None:
         assert equality.relative_error(hessian @ v, matrix @ v.double()) < tolerance
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRODUCT_METHODS)
 def test_zero_for_a_linear_loss_and_for_a_zero_vector(method: Any) -> None:
     model = nn.Linear(3, 1).double()
     data = [torch.randn(4, 3, dtype=torch.float64)]
@@ -139,8 +139,8 @@ def test_falls_back_and_names_the_operator(function: Any, operators: list[str]) 
     v = hessian.space.random(0)
     with pytest.warns(UserWarning, match="must have a derivative rule") as caught:
         product = hessian @ v
-    assert hessian.method == METHODS[len(operators)]
-    for warning, operator, method in zip(caught, operators, METHODS, strict=False):
+    assert hessian.method == PRODUCT_METHODS[len(operators)]
+    for warning, operator, method in zip(caught, operators, PRODUCT_METHODS, strict=False):
         rule = "must have a derivative rule for every operator"
         assert re.match(f"{method} {rule}, got none for {operator}", str(warning.message))
     assert len(caught) == len(operators)

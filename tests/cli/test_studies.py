@@ -11,7 +11,7 @@ import pytest
 
 from surrogap.cli import main
 from surrogap.experiments.recipes import RECIPES, Recipe
-from surrogap.paper import imagenet, workers
+from surrogap.paper import imagenet_runs, workers
 from surrogap.paper.artifacts import ARTIFACTS, stages
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import todo
@@ -191,16 +191,18 @@ def test_the_paper_scale_trains_under_torchrun(
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        imagenet, "PAPER_RUNS", {"fig-cosine": [imagenet.PaperRun("vit-b32-gsam", {"epochs": 1})]}
+        imagenet_runs,
+        "PAPER_RUNS",
+        {"fig-cosine": [imagenet_runs.PaperRun("vit-b32-gsam", {"epochs": 1})]},
     )
     assert reproduce("fig-cosine", "--scale", "paper") == 0
     folder = tmp_path / "runs" / "vit-b32-gsam-epochs-1"
     assert [r["epoch"] for r in read_records(folder) if r["kind"] == "epoch"] == [1]
 
 
-@pytest.mark.parametrize("run", imagenet.paper_runs("all"), ids=lambda run: run.out)
+@pytest.mark.parametrize("run", imagenet_runs.paper_runs("all"), ids=lambda run: run.out)
 def test_the_commands_of_the_paper_scale_match_its_runs(
-    run: imagenet.PaperRun, capsys: pytest.CaptureFixture[str]
+    run: imagenet_runs.PaperRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = run.command.partition("train ")[2].split()
     assert main(["train", *words, "--print-config", "--data-root", "images"]) == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import surrogap
-from surrogap.core.catalog import OBJECTIVES, create
+from surrogap.core.catalog import OBJECTIVES, create_objective
 from surrogap.core.objective import Objective
 from surrogap.core.settings import Shared
 from tests import toy_models
@@ -43,7 +43,7 @@ def test_arguments_and_defaults_are_those_of_the_class(name: str) -> None:
 def test_an_objective_from_its_name_makes_as_many_passes(name: str) -> None:
     model, calls = toy_models.mlp(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    objective = create(name, model, optimizer)
+    objective = create_objective(name, model, optimizer)
     assert type(objective).__name__ == OBJECTIVES[name].class_name
     closure = toy_models.closure_of(model, toy_models.batch())
 
@@ -57,5 +57,7 @@ def test_an_objective_from_its_name_makes_as_many_passes(name: str) -> None:
 
 def test_the_number_of_passes_may_be_an_argument() -> None:
     model = toy_models.mlp()
-    objective = create("entropy-sgd", model, torch.optim.SGD(model.parameters()), inner_steps=3)
+    objective = create_objective(
+        "entropy-sgd", model, torch.optim.SGD(model.parameters()), inner_steps=3
+    )
     assert objective.num_passes == OBJECTIVES["entropy-sgd"].num_passes(inner_steps=3) == 3

@@ -335,7 +335,7 @@ def test_an_interrupt_while_weights_are_found(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fused.Group, "find", struck)
+        patch.setattr(fused.TensorGroup, "find", struck)
         with pytest.raises(KeyboardInterrupt):
             arithmetic.restore()
     arithmetic.restore()

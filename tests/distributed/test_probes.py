@@ -32,7 +32,7 @@ def test_two_processes(
         small_runs.config(tmp_path / name)  # creates the images before both processes need them
     changes = {"parallel": parallel, **PROBED}
     if parallel == "fsdp2":  # the only method for sharded weights; one process selects it
-        monkeypatch.setattr(probes, "METHODS", ("finite-differences",))
+        monkeypatch.setattr(probes, "PRODUCT_METHODS", ("finite-differences",))
     run(tmp_path / "one", changes | {"sharpness_images": 12})
     # Two processes use 12 of 13 images, so that both have the same number.
     assert two.run(run, tmp_path / "two", changes) == [4, 4]

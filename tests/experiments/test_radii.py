@@ -11,7 +11,7 @@ from surrogap.analysis.surface import Surface
 from surrogap.experiments.radii import (
     ascent_step_of,
     components_for_sweep,
-    num_gradients,
+    sweep_cost,
     sweep_radii,
     train_with_plain_gradient,
 )
@@ -122,4 +122,4 @@ def test_objectives_without_a_radius_are_swept_as_sam(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "passes"), [("vanilla", 0), ("momentum-sam", 1), ("sam", 2)])
 def test_the_cost_is_counted(name: str, passes: int) -> None:
     config = Config().override(objective=name)
-    assert num_gradients(config, [0.1, 0.2, 0.3], num_batches=4) == 4 * (1 + 3 + passes)
+    assert sweep_cost(config, [0.1, 0.2, 0.3], num_batches=4) == 4 * (1 + 3 + passes)

@@ -9,7 +9,7 @@ import pytest
 
 from surrogap.data import SETS
 from surrogap.experiments.recipes import RECIPES, small
-from surrogap.experiments.recipes.imagenet import OBJECTIVES
+from surrogap.experiments.recipes.imagenet import RECIPE_OBJECTIVES
 from surrogap.experiments.recipes.page import page
 from surrogap.models import names
 from surrogap.training.config import Config
@@ -86,7 +86,7 @@ def test_gsam_matches_the_table_of_hyper_parameters(line: str) -> None:
 @pytest.mark.parametrize("line", TABLE_1.strip().splitlines(), ids=lambda x: x.split()[0])
 def test_expected_accuracies_match_table_1(line: str) -> None:
     model, *accuracies = line.split()
-    for number, objective in enumerate(OBJECTIVES):
+    for number, objective in enumerate(RECIPE_OBJECTIVES):
         expected = re.findall(r"\d+\.\d", RECIPES[f"{model}-{objective}"].expected)
         assert expected == accuracies[5 * number : 5 * number + 5]
 
@@ -94,7 +94,9 @@ def test_expected_accuracies_match_table_1(line: str) -> None:
 @pytest.mark.parametrize("line", TRANSFER.strip().splitlines(), ids=lambda x: cells(x)[0])
 def test_transfer_matches_the_paper(line: str) -> None:
     data, *accuracies = cells(line)
-    sources = [f"{m}-{objective}" for m in ("vit-b16", "vit-s16") for objective in OBJECTIVES]
+    sources = [
+        f"{m}-{objective}" for m in ("vit-b16", "vit-s16") for objective in RECIPE_OBJECTIVES
+    ]
     for source, accuracy in zip(sources, accuracies, strict=True):
         recipe = RECIPES[f"{data}-from-{source}"]
         config = recipe()
@@ -110,7 +112,7 @@ def test_recipes_of_one_model_differ_only_in_the_objective() -> None:
     for name, recipe in RECIPES.items():
         if name.endswith("-vanilla") and "-from-" not in name:
             base = name.removesuffix("vanilla")
-            others = [RECIPES[f"{base}{objective}"]().to_dict() for objective in OBJECTIVES]
+            others = [RECIPES[f"{base}{objective}"]().to_dict() for objective in RECIPE_OBJECTIVES]
             plain = recipe().to_dict()
             for other in others:
                 assert other["objective"].pop("loss") == plain["objective"].get("loss")
@@ -141,7 +143,7 @@ def test_expected_results_on_a_gpu_match_the_record() -> None:
     record: dict[str, Any] = {}
     for name in ("recipes_h200", "recipes_h200_mixer"):
         record |= json.loads((ROOT / "results" / f"{name}.json").read_text())["recipes"]
-    assert set(record) == set(small.GPU)
+    assert set(record) == set(small.EXPECTED_ON_GPU)
     for name, row in record.items():
         if "estimated_seconds" in row:
             minutes = row["estimated_seconds"] / 60
@@ -159,7 +161,7 @@ def test_expected_results_on_a_gpu_match_the_record() -> None:
 
 def test_expected_results_on_a_laptop_match_the_record() -> None:
     record = json.loads((ROOT / "results" / "compare_fashion_mnist.json").read_text())
-    for objective in OBJECTIVES:
+    for objective in RECIPE_OBJECTIVES:
         recipe = RECIPES[f"fashion-mnist-{objective}"]
         summary = record["summary"][objective]
         accuracy = {name: 100 * value for name, value in summary["test_accuracy"].items()}

@@ -14,8 +14,8 @@ from surrogap.paper import drawings
 from surrogap.paper.artifacts import ARTIFACTS, drawn
 from surrogap.paper.intervals import t_quantile
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.page import write_page
 from surrogap.paper.study import GPU, LAPTOP, METHODS, Cell
+from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import comparisons, in_words, summaries, table
 from tests.paper import synthetic_study
 
@@ -156,7 +156,7 @@ def test_gap_curves_have_a_panel_for_each_radius_and_a_line_for_each_alpha(
     ledger: Ledger,
 ) -> None:
     found = summaries(GPU, ARTIFACTS["fig-gap-curves"].cells, ledger)
-    axes = drawings.gap_figure(GPU, found, ledger).axes
+    axes = drawings.gap_curves_figure(GPU, found, ledger).axes
     assert [axis.get_title() for axis in axes] == [
         "rho 0.1 (tuning run, 1 seed)",
         "rho 0.2 (tuning run, 1 seed)",

@@ -17,7 +17,7 @@ from surrogap.experiments import measurements
 from surrogap.experiments.measurements import measure_sharpness, write_measurements
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.trained import TrainedRun
-from surrogap.paper.reproductions import Settings
+from surrogap.paper.reproductions import ReproductionSettings
 from surrogap.paper.rho_alpha import GridRun, figure, grid, shared_config, table
 from surrogap.training.failure import RunFailedError
 from surrogap.training.records import read_records
@@ -29,16 +29,18 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReproductionSettings:
     """A recipe of 12 steps on grey noise, whose own radius decays."""
     config = small_runs.config(tmp_path, rho=0.3, rho_min=0.1, alpha=0.7, record_every=1)
     monkeypatch.setitem(RECIPES, "tiny", Recipe("tiny", config, reproduces="", expected=""))
-    return Settings(
+    return ReproductionSettings(
         recipe="tiny", rhos=(0.2, 0.1), alphas=(0.4, 0.0), num_seeds=2, folder=tmp_path / "out"
     )
 
 
-def test_a_run_is_the_recipe_with_a_constant_radius_and_an_alpha(settings: Settings) -> None:
+def test_a_run_is_the_recipe_with_a_constant_radius_and_an_alpha(
+    settings: ReproductionSettings,
+) -> None:
     runs = grid(settings)
     places = [(r.config.execution.seed, r.config.objective.rho, r.method) for r in runs]
     methods = {rho: (f"rho {rho}, alpha 0", f"rho {rho}, alpha 0.4") for rho in (0.1, 0.2)}
@@ -54,7 +56,7 @@ def test_a_run_is_the_recipe_with_a_constant_radius_and_an_alpha(settings: Setti
 
 
 def test_any_recipe_becomes_gsam_and_any_length_its_own() -> None:
-    settings = Settings(
+    settings = ReproductionSettings(
         recipe="fashion-mnist-sam", rhos=(0.1,), alphas=(0.3,), num_seeds=1, num_steps=7
     )
     (run,) = grid(settings)
@@ -64,7 +66,7 @@ def test_any_recipe_becomes_gsam_and_any_length_its_own() -> None:
     assert own.schedule == RECIPES["fashion-mnist-sam"]().schedule
 
 
-def test_alpha_0_is_sam(settings: Settings, tmp_path: Path) -> None:
+def test_alpha_0_is_sam(settings: ReproductionSettings, tmp_path: Path) -> None:
     config = grid(settings)[0].config
     assert config.objective.alpha == 0
     train(config)
@@ -108,7 +110,7 @@ def dominant(run: TrainedRun) -> float:
     return value
 
 
-def test_the_numbers_are_those_of_the_run(settings: Settings) -> None:
+def test_the_numbers_are_those_of_the_run(settings: ReproductionSettings) -> None:
     planned = grid(settings)[-1]
     folder = train(planned.config).folder
     write_measurements(folder, 0.2, CPU, measure_sharpness)
@@ -130,7 +132,7 @@ def test_the_numbers_are_those_of_the_run(settings: Settings) -> None:
 
 
 def test_a_part_of_the_images_is_measured(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: ReproductionSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measurements, "NUM_IMAGES", 8)
     planned = grid(settings)[0]
@@ -139,7 +141,7 @@ def test_a_part_of_the_images_is_measured(
 
 
 def test_a_network_that_is_lost_has_failed(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: ReproductionSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = TrainedRun.read(train(grid(settings)[0].config).folder)
     model = run.model(run.splits())
@@ -201,4 +203,4 @@ def test_a_single_rho_and_a_negative_eigenvalue_can_be_drawn(tmp_path: Path) -> 
 def test_mistakes(changes: dict[str, Any], message: str) -> None:
     right: dict[str, Any] = {"recipe": "tiny", "rhos": (0.1,), "alphas": (0.0,), "num_seeds": 1}
     with pytest.raises(ValueError, match=message):
-        grid(Settings(**(right | changes)))
+        grid(ReproductionSettings(**(right | changes)))

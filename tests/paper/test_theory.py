@@ -75,7 +75,7 @@ def reference(run: GSAMSettings, loss: Any, start: Tensor, seed: int) -> list[Te
 def test_a_run_is_gsam_with_the_theorems_schedules() -> None:
     seen: list[Tensor] = []
     start = torch.full((10,), 1.5, dtype=torch.float64)
-    theory.descend(theory.bowl, start, SHORT, lambda step, w, report: seen.append(w))
+    theory.descend_with_gsam(theory.bowl, start, SHORT, lambda step, w, report: seen.append(w))
     expected = [w for seed in range(2) for w in reference(SHORT, theory.bowl, start, seed)]
     torch.testing.assert_close(seen, expected)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from surrogap.core.objectives import GSAM, SAM, Vanilla
 from surrogap.paper import toys
-from surrogap.paper.toys import METHODS, START, Descent, GapToy, Hills
+from surrogap.paper.toys import START, TOY_METHODS, Descent, GapToy, Hills
 
 
 def test_the_first_figure_has_the_captions_relations() -> None:
@@ -40,7 +40,7 @@ def test_the_figure_draws_the_three_functions() -> None:
         torch.testing.assert_close(torch.as_tensor(line.get_ydata()), function(w))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TOY_METHODS)
 @pytest.mark.parametrize("start", [START, (-2.0, 0.3)])
 def test_descents_are_those_of_the_librarys_objectives(
     method: str, start: tuple[float, float]
@@ -68,7 +68,7 @@ def test_the_three_end_where_the_figure_says() -> None:
     def end(method: str, descent: Descent) -> int:
         return int(hills.region(toys.descend(method, hills, descent, start)[-1]))
 
-    regions = {method: end(method, Descent()) for method in METHODS}
+    regions = {method: end(method, Descent()) for method in TOY_METHODS}
     assert regions["GSAM"] == -1
     assert regions["SGD"] >= 0
     assert regions["SAM"] >= 0
@@ -96,7 +96,7 @@ def test_the_figure_says_what_was_chosen_and_how_often(short: toys.Trajectories)
     figure = toys.trajectory_figure(Hills(), SHORT, short)
     assert "chosen so that the three end apart" in figure.get_suptitle()
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    for label, method in zip(labels, METHODS, strict=True):
+    for label, method in zip(labels, TOY_METHODS, strict=True):
         assert label.startswith(f"{method}: {short[method].end}, eigenvalue")
         assert f"flat from {short[method].reached_flat:.0%} of 650 starts" in label
     assert len(figure.axes[0].lines[0].get_xdata()) == 13

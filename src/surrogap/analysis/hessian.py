@@ -36,8 +36,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from surrogap.analysis.surface import Surface
 from surrogap.checks import number, one_of
 
-Method = Literal["forward-over-reverse", "double-backward", "finite-differences"]
-METHODS: tuple[Method, ...] = get_args(Method)
+ProductMethod = Literal["forward-over-reverse", "double-backward", "finite-differences"]
+PRODUCT_METHODS: tuple[ProductMethod, ...] = get_args(ProductMethod)
 
 # The cost of a product, in gradients over the same batches: exact for finite differences, by number
 # of multiplications for the others.
@@ -72,16 +72,16 @@ class Hessian:
     def __init__(
         self,
         surface: Surface,
-        method: Method = "forward-over-reverse",
+        method: ProductMethod = "forward-over-reverse",
         *,
         step: float | None = None,
     ) -> None:
-        one_of("method", method, METHODS, remedy="Leave it out for the first.")
+        one_of("method", method, PRODUCT_METHODS, remedy="Leave it out for the first.")
         if step is not None:
             number("step", step, above=0.0, remedy="Leave it out for a step that fits the dtype.")
         self.surface = surface
         self.space = surface.space
-        self.method: Method = method
+        self.method: ProductMethod = method
         self.step = step
         self.num_products = 0
         if surface.weights.are_sharded and method != "finite-differences":
@@ -96,18 +96,18 @@ class Hessian:
                 product = self._product(v)
             except (NotImplementedError, RuntimeError) as error:
                 operator = _without_rule(error)
-                if operator is None or self.method == METHODS[-1]:
+                if operator is None or self.method == PRODUCT_METHODS[-1]:
                     raise
                 self._fall_back(
                     "a derivative rule for every operator",
                     f"none for {operator}",
-                    to=METHODS[METHODS.index(self.method) + 1],
+                    to=PRODUCT_METHODS[PRODUCT_METHODS.index(self.method) + 1],
                 )
             else:
                 self.num_products += 1
                 return product
 
-    def _fall_back(self, rule: str, value: str, *, to: Method) -> None:
+    def _fall_back(self, rule: str, value: str, *, to: ProductMethod) -> None:
         warnings.warn(
             f"{self.method} must have {rule}, got {value}. "
             f'Using {to} instead: pass method="{to}" to avoid this warning.',
@@ -118,7 +118,7 @@ class Hessian:
     def _product(self, v: Tensor) -> Tensor:
         if self.method == "finite-differences":
             return self._finite_differences(v)
-        of_batch = _forward_over_reverse if self.method == METHODS[0] else _double_backward
+        of_batch = _forward_over_reverse if self.method == PRODUCT_METHODS[0] else _double_backward
         tangents = [
             piece.to(tensor)
             for piece, tensor in zip(

@@ -15,7 +15,7 @@ from tyro.conf import Suppress, arg
 
 from surrogap.checks import integer, number
 from surrogap.cli.defaults import given_fields, recipe_config
-from surrogap.cli.options import Settings, options
+from surrogap.cli.options import ConfigOptions, options
 from surrogap.cli.terminal import print_stopped
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.columns import column_runs
@@ -32,7 +32,7 @@ from surrogap.training.objective_configs import (
 )
 
 DEFAULT_RECIPE = "fashion-mnist-gsam"
-FIGURE = "comparison.png"
+_FIGURE = "comparison.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Compare:
     """The radius at which the gap is measured after training, for all columns. By default the
     radius of the recipe."""
 
-    config: Settings = field(default_factory=Config)
+    config: ConfigOptions = field(default_factory=Config)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
     runs = _runs(chosen, given_fields(arguments), folder)
     rho = base.objective.gap_rho if chosen.gap_rho is None else chosen.gap_rho
     number("gap_rho", rho, above=0.0, remedy="Pass a radius such as 0.05.")
-    files = ResultFiles(folder, "compare", "comparison", [FIGURE], make_folder=False)
+    files = ResultFiles(folder, "compare", "comparison", [_FIGURE], make_folder=False)
     from surrogap.experiments import comparison, run_queue
     from surrogap.experiments.measurements import measure_gap
 
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     comparison.print_comparison(compared, rho, title=title)
     configs = {run.method: run.config.to_dict() for run in runs}
     values = comparison.numbers(compared, rho) | {"configurations": configs}
-    files.write(values, {FIGURE: lambda path: comparison.draw(compared, path, title)})
+    files.write(values, {_FIGURE: lambda path: comparison.draw(compared, path, title)})
     print(files.summary, flush=True)
     return 0
 

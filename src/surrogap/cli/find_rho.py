@@ -16,7 +16,7 @@ from tyro.conf import arg
 
 from surrogap.checks import integer, number
 from surrogap.cli.defaults import base_config, given_fields, run_argument
-from surrogap.cli.options import OptionalRunFolder, RecipeName, Settings, options
+from surrogap.cli.options import ConfigOptions, OptionalRunFolder, RecipeName, options
 from surrogap.cli.terminal import print_cost, progress_bar
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.result_files import ResultFiles
@@ -25,7 +25,7 @@ from surrogap.training.config import Config
 if TYPE_CHECKING:
     from surrogap.training.components import Components
 
-FIGURE = "find-rho.png"
+_FIGURE = "find-rho.png"
 # Fields of a run that other values would contradict.
 _FIXED_BY_RUN = ("model", "image_size", "weights", "data", "optimizer")
 
@@ -58,7 +58,7 @@ class FindRho:
     train_steps: int = 200
     """Without a run: number of training steps before the measurement."""
 
-    config: Settings = field(default_factory=Config)
+    config: ConfigOptions = field(default_factory=Config)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -76,9 +76,9 @@ def main(arguments: Sequence[str]) -> int:
 
     config, num_batches = chosen.config, chosen.batches
     components = radii.components_for_sweep(config, chosen.run, chosen.train_steps)
-    files = ResultFiles(_folder(chosen, base), "find-rho", "find-rho", [FIGURE])
+    files = ResultFiles(_folder(chosen, base), "find-rho", "find-rho", [_FIGURE])
     train_steps = chosen.train_steps if chosen.run is None else None
-    cost = radii.num_gradients(config, chosen.rhos, num_batches) + (train_steps or 0)
+    cost = radii.sweep_cost(config, chosen.rhos, num_batches) + (train_steps or 0)
     trained = f", {train_steps:,} of them for training" if train_steps else ""
     print_cost(cost, f"of {components.images.order.batch_size:,} images each{trained}")
     with progress_bar("find-rho") as progress:
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
         "configuration": config.to_dict(),
     }
     curves = sweep_curves(sweep, rho=rho, title=config.model.name)
-    files.write(values, {FIGURE: curves.savefig})
+    files.write(values, {_FIGURE: curves.savefig})
     print(files.summary)
     return 0
 

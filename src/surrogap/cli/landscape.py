@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from surrogap.analysis import Line, Plane
     from surrogap.experiments.surfaces import LoadedModel
 
-Direction = Literal["random", "gradient", "eigenvector"]
+DirectionName = Literal["random", "gradient", "eigenvector"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Landscape:
     """The folder of a second run of the same model, to draw the line from RUN (0) to RUN2 (1)."""
 
     directions: Annotated[
-        tuple[Direction, ...], arg(metavar="NAME [NAME]", help_behavior_hint="")
+        tuple[DirectionName, ...], arg(metavar="NAME [NAME]", help_behavior_hint="")
     ] = ()
     """One or two of random (filter-normalised), gradient and eigenvector (of the largest
     eigenvalue; the second time, of the second largest). By default random."""
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     model_options = replace(chosen.model_options, run=chosen.run)
     loaded = model_options.load()
     from surrogap.analysis import between
-    from surrogap.experiments.landscapes import loss_along, num_gradients
+    from surrogap.experiments.landscapes import landscape_cost, loss_along
     from surrogap.experiments.trained import TrainedRun
 
     other = None
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     files = ResultFiles(folder, "landscape", stem, names)
     steps = _line_steps(chosen)
     num_points = chosen.points ** len(directions) if directions else len(steps)
-    print_cost(num_gradients(directions, num_points), f"over {loaded.num_images:,} images")
+    print_cost(landscape_cost(directions, num_points), f"over {loaded.num_images:,} images")
     found: Line | Plane
     with progress_bar("landscape") as progress:
         if other is not None:
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _checked_directions(chosen: Landscape) -> tuple[Direction, ...]:
+def _checked_directions(chosen: Landscape) -> tuple[DirectionName, ...]:
     """Return the directions; none between two runs."""
     integer("points", chosen.points, at_least=3, remedy="Pass a number such as 21.")
     if chosen.radius is not None:

@@ -21,7 +21,7 @@ from surrogap.training.flags import optional
 Options = TypeVar("Options")
 
 # A configuration among the options of a command. Its groups have no prefix in the help.
-Settings = Annotated[Config, tyro.conf.arg(name="")]
+ConfigOptions = Annotated[Config, tyro.conf.arg(name="")]
 RunFolder = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
 OptionalRunFolder = Annotated[tyro.conf.Positional[Path | None], optional("[RUN]")]
 RecipeName = Annotated[str | None, optional("NAME")]

@@ -22,7 +22,7 @@ from surrogap.cli.studies import TITLES, StudyOptions, reproduce_study, show
 from surrogap.cli.terminal import print_stopped, progress_bar
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
-from surrogap.paper.reproductions import REPRODUCTIONS, Settings
+from surrogap.paper.reproductions import REPRODUCTIONS, ReproductionSettings
 from surrogap.training.flags import OptionalFloat, OptionalInt, OptionalPath, OptionalStr, optional
 
 
@@ -86,19 +86,19 @@ class Reproduce:
     """The number of steps per run. By default 2000 for theory, 600 for fig-trajectory, and that of
     the recipe for fig-rho-alpha."""
 
-    seeds: int = Settings.num_seeds
+    seeds: int = ReproductionSettings.num_seeds
     """The number of runs per theorem, or per rho and alpha."""
 
-    frames: int = Settings.num_frames
+    frames: int = ReproductionSettings.num_frames
     """The number of frames of the animation of fig-trajectory."""
 
-    recipe: Annotated[str, arg(metavar="NAME")] = Settings.recipe
+    recipe: Annotated[str, arg(metavar="NAME")] = ReproductionSettings.recipe
     """fig-rho-alpha: recipe to train, with the objective gsam."""
 
-    rhos: tuple[float, ...] = Settings.rhos
+    rhos: tuple[float, ...] = ReproductionSettings.rhos
     """fig-rho-alpha: radii, each constant over a run."""
 
-    alphas: tuple[float, ...] = Settings.alphas
+    alphas: tuple[float, ...] = ReproductionSettings.alphas
     """fig-rho-alpha: values of alpha; 0 is SAM."""
 
 
@@ -125,8 +125,8 @@ def main(arguments: Sequence[str]) -> int:
     return _reproduce(name, _settings(chosen, name))
 
 
-def _settings(chosen: Reproduce, name: str) -> Settings:
-    return Settings(
+def _settings(chosen: Reproduce, name: str) -> ReproductionSettings:
+    return ReproductionSettings(
         num_steps=chosen.steps,
         num_seeds=chosen.seeds,
         num_frames=chosen.frames,
@@ -137,7 +137,7 @@ def _settings(chosen: Reproduce, name: str) -> Settings:
     )
 
 
-def _reproduce(name: str, settings: Settings) -> int:
+def _reproduce(name: str, settings: ReproductionSettings) -> int:
     reproduction = REPRODUCTIONS[name]
     runs = () if reproduction.runs is None else reproduction.runs(settings)
     files = ResultFiles(settings.folder, "reproduce", name, reproduction.files)

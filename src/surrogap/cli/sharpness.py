@@ -20,7 +20,7 @@ from surrogap.training.flags import OptionalPath
 
 
 @dataclass(frozen=True)
-class Sharpness:
+class MeasureSharpness:
     """Measure the sharpness of a run, or of any model.
 
     Measures the largest and the smallest eigenvalues of the Hessian, its trace and the density of
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: The run or the model does not exist or does not fit its images, or a number is
             out of range.
     """
-    chosen = options(Sharpness, "sharpness", arguments)
+    chosen = options(MeasureSharpness, "sharpness", arguments)
     _check(chosen)
     model_options = replace(chosen.model_options, run=chosen.run)
     loaded = model_options.load()
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check(chosen: Sharpness) -> None:
+def _check(chosen: MeasureSharpness) -> None:
     """Check all numbers before the first measurement."""
     integer("eigenvalues", chosen.eigenvalues, at_least=1, remedy="Pass a number such as 5.")
     integer(

@@ -12,12 +12,12 @@ from surrogap.checks import integer
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
-from surrogap.paper.imagenet import paper_runs, train_runs
+from surrogap.paper.imagenet_runs import paper_runs, train_runs
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.page import write_page
 from surrogap.paper.plan import Stage, Todo, relative_cost, todo
 from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import SCALES, Scale
+from surrogap.paper.study_page import write_page
 
 ALL, TIMING = "all", "timing"
 TITLES = {

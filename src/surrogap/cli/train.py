@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from surrogap.cli.defaults import base_config, given_fields, resumed_run
-from surrogap.cli.options import RecipeName, Settings, options
+from surrogap.cli.options import ConfigOptions, RecipeName, options
 from surrogap.experiments.columns import with_lr_of_gradient
 from surrogap.training.config import Config
 
@@ -33,7 +33,7 @@ class Train:
     print_config: bool = False
     """Print the configuration, and exit."""
 
-    config: Settings = field(default_factory=Config)
+    config: ConfigOptions = field(default_factory=Config)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -84,7 +84,9 @@ OBJECTIVES: Mapping[str, Entry] = MappingProxyType(
 )
 
 
-def create(name: str, model: "nn.Module", optimizer: "Optimizer", **arguments: Any) -> "Objective":
+def create_objective(
+    name: str, model: "nn.Module", optimizer: "Optimizer", **arguments: Any
+) -> "Objective":
     """Build the objective called `name`.
 
     Args:

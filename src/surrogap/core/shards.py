@@ -86,7 +86,7 @@ def sharding_of(parameter: Any) -> Sharding:
     return Sharding(groups, mesh.device_type) if groups else WHOLE
 
 
-def device_of(parameter: Any) -> torch.device:
+def compute_device(parameter: Any) -> torch.device:
     """Return the device on which passes use a parameter, even if FSDP offloads it to the CPU."""
     device: torch.device = parameter.device
     if is_sharded(parameter) and (kind := parameter.device_mesh.device_type) != device.type:

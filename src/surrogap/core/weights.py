@@ -16,7 +16,7 @@ from surrogap.core.selection import norm_parameters
 from surrogap.core.shards import (
     WHOLE,
     Sharding,
-    device_of,
+    compute_device,
     is_sharded,
     mean_over_mesh,
     shard_of,
@@ -217,7 +217,7 @@ class Weights:
     @property
     def devices(self) -> set[torch.device]:
         """The devices on which passes compute."""
-        return set(map(device_of if self.are_sharded else _device, self.parameters))
+        return set(map(compute_device if self.are_sharded else _device, self.parameters))
 
     def _refuse(self) -> None:
         for name, parameter in zip(self.names, self.parameters, strict=True):

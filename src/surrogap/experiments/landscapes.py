@@ -25,7 +25,7 @@ _RADII = {"random": 1.0, "gradient": 0.5, "eigenvector": 0.5}
 _MAX_PRODUCTS = 50
 
 
-def num_gradients(directions: Sequence[str], num_points: int) -> float:
+def landscape_cost(directions: Sequence[str], num_points: int) -> float:
     """Return the cost of losses along directions, in gradients.
 
     Args:

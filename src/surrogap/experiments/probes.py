@@ -8,7 +8,7 @@ from torch import nn
 
 from surrogap.analysis.eigen import eigenvalues
 from surrogap.analysis.gap import surrogate_gaps
-from surrogap.analysis.hessian import METHODS, Hessian
+from surrogap.analysis.hessian import PRODUCT_METHODS, Hessian
 from surrogap.analysis.surface import Surface
 from surrogap.experiments.comparison import NUM_ASCENT_STEPS
 from surrogap.experiments.surfaces import loss_fn_of, random_subset, unaugmented_loader
@@ -58,7 +58,7 @@ def sharpness_at(surface: Surface, rho: float) -> dict[str, float]:
     if not math.isfinite(loss):
         return {"loss": loss, "rho": rho}
     # The other methods do not support sharded weights, and would warn at each call.
-    method = METHODS[-1] if surface.weights.are_sharded else METHODS[0]
+    method = PRODUCT_METHODS[-1] if surface.weights.are_sharded else PRODUCT_METHODS[0]
     hessian = Hessian(surface, method)
     top = eigenvalues(hessian, 1, "dominant", max_products=MAX_PRODUCTS)
     start = top.vectors[0]

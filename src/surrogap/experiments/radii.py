@@ -12,10 +12,10 @@ from torch import Tensor
 
 from surrogap.analysis.find_rho import USUAL_RHOS, Climb, Sweep, cost_of_find_rho, find_rho
 from surrogap.analysis.surface import Progress, Surface
-from surrogap.core.catalog import OBJECTIVES, create
+from surrogap.core.catalog import OBJECTIVES, create_objective
 from surrogap.core.rho import InverseSqrt, radius
 from surrogap.data import Batch
-from surrogap.experiments.surfaces import load_weights, loss_fn_of
+from surrogap.experiments.surfaces import load_all_weights, loss_fn_of
 from surrogap.experiments.text_table import Table
 from surrogap.training.checkpoints import Checkpoints, State
 from surrogap.training.components import Components, components_of
@@ -45,7 +45,7 @@ def components_for_sweep(config: Config, run: Path | None, num_steps: int) -> Co
     components = components_of(_without_perturbation(config, run, num_steps), world)
     if run is None:
         return components
-    load_weights(components.model, run)
+    load_all_weights(components.model, run)
     if OBJECTIVES[config.objective.name].takes_optimizer:
         load_weights_and_moments(components.model, components.optimizer, _newest(run), world)
     return components
@@ -118,7 +118,7 @@ def train_with_plain_gradient(components: Components, progress: Progress) -> Non
                 break
 
 
-def num_gradients(config: Config, rhos: Sequence[float], num_batches: int) -> int:
+def sweep_cost(config: Config, rhos: Sequence[float], num_batches: int) -> int:
     """Return the cost of `sweep_radii`, in gradients of one batch."""
     objective = config.objective
     has_climb = isinstance(objective, PerturbedConfig)
@@ -175,7 +175,7 @@ def ascent_step_of(config: Config, components: Components) -> Climb | None:
     arguments = settings.arguments() | {"rho": 1.0, "scope": None}
     known = OBJECTIVES[settings.name].arguments
     arguments = {name: value for name, value in arguments.items() if name in known}
-    objective = create(settings.name, components.model, components.optimizer, **arguments)
+    objective = create_objective(settings.name, components.model, components.optimizer, **arguments)
     fraction: float = getattr(settings, "climb_fraction", 1.0)
 
     def climb(surface: Surface) -> Tensor:

@@ -118,11 +118,11 @@ def model_with_weights(config: ModelConfig, splits: Splits, weights: Path | None
     """
     model = model_of(replace(config, weights=None), splits)
     if weights is not None:
-        load_weights(model, weights)
+        load_all_weights(model, weights)
     return model
 
 
-def load_weights(model: nn.Module, weights: Path) -> None:
+def load_all_weights(model: nn.Module, weights: Path) -> None:
     """Load all weights of a model from the folder of a run or from a file.
 
     Raises:

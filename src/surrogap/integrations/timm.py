@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from surrogap.core.catalog import OBJECTIVES, create
+from surrogap.core.catalog import OBJECTIVES, create_objective
 from surrogap.core.objective import Objective
 
 _logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class SharpnessAwareTasks:
             )
         # Only objectives that read its momentum use the optimizer.
         optimizer: Any = self._optimizer
-        return create(self._name, model, optimizer, **self._arguments)
+        return create_objective(self._name, model, optimizer, **self._arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -175,7 +175,7 @@ ARTIFACTS: dict[str, Artifact] = {
         "The surrogate gap during training under different alpha.",
         _cells("A", ("sam", "gsam")),
         (),
-        draw=drawings.gap_figure,
+        draw=drawings.gap_curves_figure,
         max_seeds=0,
         notes="The curves are those of the tuning runs, with one seed each.",
     ),

@@ -97,7 +97,7 @@ def cosine_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Fi
     return figure
 
 
-def gap_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
+def gap_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
     """The gap against the epoch for each alpha, a panel for each radius, from the tuning runs."""
     setup = found[0].cell.setup
     radii: dict[float, dict[float, LedgerLine]] = {}  # the lines by rho and alpha

@@ -6,17 +6,18 @@ This module does not import torch; the modules that it names do, when they are c
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.text_table import Table
 
-Progress = Callable[[int, int], object]
+if TYPE_CHECKING:
+    from surrogap.analysis.surface import Progress
 
 
 @final
 @dataclass(frozen=True)
-class Settings:
+class ReproductionSettings:
     """The settings of all reproductions; each uses its own.
 
     Attributes:
@@ -70,35 +71,35 @@ class Reproduction:
 
     title: str
     files: Sequence[str]
-    compute: Callable[[Settings, Progress], Reproduced]
-    runs: Callable[[Settings], Sequence[PlannedRun]] | None = None
+    compute: Callable[[ReproductionSettings, "Progress"], Reproduced]
+    runs: Callable[[ReproductionSettings], Sequence[PlannedRun]] | None = None
 
 
-def _gap(settings: Settings, progress: Progress) -> Reproduced:
+def _gap(settings: ReproductionSettings, progress: "Progress") -> Reproduced:
     from surrogap.paper.toys import reproduce_gap
 
     return reproduce_gap()
 
 
-def _trajectory(settings: Settings, progress: Progress) -> Reproduced:
+def _trajectory(settings: ReproductionSettings, progress: "Progress") -> Reproduced:
     from surrogap.paper.toys import reproduce_trajectory
 
     return reproduce_trajectory(settings, progress)
 
 
-def _rho_alpha(settings: Settings, progress: Progress) -> Reproduced:
+def _rho_alpha(settings: ReproductionSettings, progress: "Progress") -> Reproduced:
     from surrogap.paper.rho_alpha import reproduce
 
     return reproduce(settings)
 
 
-def _rho_alpha_runs(settings: Settings) -> Sequence[PlannedRun]:
+def _rho_alpha_runs(settings: ReproductionSettings) -> Sequence[PlannedRun]:
     from surrogap.paper.rho_alpha import grid
 
     return grid(settings)
 
 
-def _theory(settings: Settings, progress: Progress) -> Reproduced:
+def _theory(settings: ReproductionSettings, progress: "Progress") -> Reproduced:
     from surrogap.paper.theory import reproduce
 
     return reproduce(settings, progress)

@@ -20,7 +20,7 @@ from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.plotting import curves_with_bands, new_figure
 from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.text_table import Table
-from surrogap.paper.reproductions import Reproduced, Settings
+from surrogap.paper.reproductions import Reproduced, ReproductionSettings
 from surrogap.training.config import Config
 from surrogap.training.records import read_records
 
@@ -71,7 +71,7 @@ class GridRun:
         return cls(values.pop("rho"), config.flat()["alpha"], config.execution.seed, values)
 
 
-def shared_config(settings: Settings) -> Config:
+def shared_config(settings: ReproductionSettings) -> Config:
     """The configuration that all runs share: the recipe's, with GSAM as the objective."""
     # By way of vanilla, which keeps nothing of the recipe's objective but the loss.
     config = RECIPES[settings.recipe]().override(objective="vanilla")
@@ -79,13 +79,13 @@ def shared_config(settings: Settings) -> Config:
     return config if settings.num_steps is None else config.override(steps=settings.num_steps)
 
 
-def grid(settings: Settings) -> list[PlannedRun]:
+def grid(settings: ReproductionSettings) -> list[PlannedRun]:
     """The runs of the figure, seed by seed, each with a constant radius. Alpha 0 is SAM.
 
     Raises:
         ValueError: The recipe is unknown, or a value is out of bounds or repeated.
 
-    >>> runs = grid(Settings(rhos=(0.2, 0.1), alphas=(0.0,), num_seeds=1))
+    >>> runs = grid(ReproductionSettings(rhos=(0.2, 0.1), alphas=(0.0,), num_seeds=1))
     >>> [str(run.config.folder) for run in runs]
     ['runs/rho-0.1-alpha-0.0-seed-0', 'runs/rho-0.2-alpha-0.0-seed-0']
     """
@@ -99,7 +99,7 @@ def grid(settings: Settings) -> list[PlannedRun]:
     return runs
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: ReproductionSettings) -> None:
     one_of("recipe", settings.recipe, RECIPES, remedy="surrogap recipes lists them.")
     integer("seeds", settings.num_seeds, at_least=1, remedy="Pass a number of runs, as 3.")
     for rho in settings.rhos:
@@ -114,7 +114,7 @@ def _check(settings: Settings) -> None:
             )
 
 
-def reproduce(settings: Settings) -> Reproduced:
+def reproduce(settings: ReproductionSettings) -> Reproduced:
     """Return the table, the figure and the trends of the finished runs."""
     runs, config = list(map(GridRun.read, grid(settings))), shared_config(settings)
     data = "Fashion-MNIST" if config.data.name == "embedded" else Path(config.data.name).stem

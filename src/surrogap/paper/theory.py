@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from surrogap.analysis.bounds import Solution
 from surrogap.analysis.gap import surrogate_gaps
-from surrogap.analysis.surface import Surface
+from surrogap.analysis.surface import Progress, Surface
 from surrogap.core.objectives import GSAM
 from surrogap.core.rho import InverseSqrt
 from surrogap.experiments.plotting import new_figure
 from surrogap.experiments.text_table import Table
-from surrogap.paper.reproductions import Progress, Reproduced, Settings
+from surrogap.paper.reproductions import Reproduced, ReproductionSettings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ class Statement:
     numbers: Mapping[str, Any]
 
 
-def reproduce(settings: Settings, progress: Progress) -> Reproduced:
+def reproduce(settings: ReproductionSettings, progress: Progress) -> Reproduced:
     """Check all statements, in the paper's order."""
     run = GSAMSettings(num_seeds=settings.num_seeds)
     if settings.num_steps is not None:
@@ -195,7 +195,7 @@ class GSAMSettings:
     num_seeds: int = 3
 
 
-def descend(
+def descend_with_gsam(
     loss: Loss,
     start: Tensor,
     settings: GSAMSettings,
@@ -263,7 +263,7 @@ def theorem_5_1(settings: GSAMSettings) -> list[Statement]:
         perturbed = _slope(w + settings.rho_0 / math.sqrt(step) * slope / slope.norm())
         squares[:, step - 1] += torch.stack([slope @ slope, perturbed @ perturbed])
 
-    descend(bowl, _START, settings, after_step)
+    descend_with_gsam(bowl, _START, settings, after_step)
     averages = squares.cumsum(1) / torch.arange(1, settings.num_steps + 1) / settings.num_seeds
     found = []
     for step in (2**k for k in range(4, settings.num_steps.bit_length())):
@@ -344,7 +344,7 @@ def theorem_5_3(
     def loss(w: Tensor) -> Tensor:
         return (eigenvalues * w * w).sum() / 2
 
-    descend(loss, torch.ones_like(eigenvalues), settings, after_step)
+    descend_with_gsam(loss, torch.ones_like(eigenvalues), settings, after_step)
     total = sum(decreases) / settings.num_seeds
     scale = settings.alpha * settings.lr_0 * settings.rho_0**2
     smallest, largest = float(eigenvalues.abs().min()), float(eigenvalues.abs().max())

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from surrogap.analysis.surface import Progress
 from surrogap.experiments.plotting import new_figure
 from surrogap.experiments.text_table import Table
-from surrogap.paper.reproductions import Progress, Reproduced, Settings
+from surrogap.paper.reproductions import Reproduced, ReproductionSettings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -187,7 +188,7 @@ class Hills:
         return float(values[values.abs().argmax()])
 
 
-METHODS = ("SGD", "SAM", "GSAM")
+TOY_METHODS = ("SGD", "SAM", "GSAM")
 START = (-4.0, -1.25)  # chosen, like the surface, so that the methods end in different minima
 
 
@@ -205,7 +206,7 @@ def descend(method: str, hills: Hills, descent: Descent, starts: Tensor) -> Tens
     """Gradient descent from many starts at once, by the equations of the paper.
 
     Args:
-        method: One of `METHODS`.
+        method: One of `TOY_METHODS`.
         hills: The loss.
         descent: The settings.
         starts: The points to start from, of shape (starts, 2).
@@ -259,7 +260,7 @@ def trajectories(hills: Hills, descent: Descent) -> Trajectories:
     x, y = torch.linspace(-4, 1, 26), torch.linspace(-1.5, 1.5, 25)
     starts = torch.cat([torch.tensor([START]), torch.cartesian_prod(x, y)]).double()
     found = {}
-    for method in METHODS:
+    for method in TOY_METHODS:
         paths = descend(method, hills, descent, starts)
         regions = hills.region(paths[-1])
         names = {-1: "flat region", -2: "elsewhere"}
@@ -269,7 +270,7 @@ def trajectories(hills: Hills, descent: Descent) -> Trajectories:
     return found
 
 
-def reproduce_trajectory(settings: Settings, progress: Progress) -> Reproduced:
+def reproduce_trajectory(settings: ReproductionSettings, progress: Progress) -> Reproduced:
     """Return the table, the figure and the animation of the three descents."""
     descent = Descent() if settings.num_steps is None else Descent(num_steps=settings.num_steps)
     hills = Hills()

@@ -8,10 +8,10 @@ from torch.nn import functional
 
 from surrogap.training.objective_configs import ObjectiveConfig
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
-def loss_of(config: ObjectiveConfig) -> Loss:
+def loss_of(config: ObjectiveConfig) -> Criterion:
     """Return the loss of a configuration.
 
     >>> import torch

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.optim import Optimizer
 
-from surrogap.core.catalog import create
+from surrogap.core.catalog import create_objective
 from surrogap.core.intermittent import Intermittent
 from surrogap.core.objective import Objective
 from surrogap.core.rho import InverseSqrt, ProportionalToLR, Schedule
@@ -36,9 +36,9 @@ def objective_of(
     """
     settings, arguments = config.objective, config.objective.arguments()
     if not isinstance(settings, PerturbedConfig):
-        return create(settings.name, model, optimizer, **arguments)
+        return create_objective(settings.name, model, optimizer, **arguments)
     arguments["rho"] = rho_of(config, settings, optimizer)
-    objective = create(settings.name, model, optimizer, **arguments)
+    objective = create_objective(settings.name, model, optimizer, **arguments)
     if settings.every == 1 and settings.start_epoch == 0:
         return objective
     start, num_steps = settings.start_epoch * steps_per_epoch, config.schedule.steps

@@ -15,11 +15,12 @@ from torch.optim import Optimizer
 from surrogap.core.buffers import Buffers
 from surrogap.core.entropy import EntropySGD
 from surrogap.core.objective import Objective
+from surrogap.core.passes import Closure
 from surrogap.core.report import Report
 from surrogap.data import Batch
 from surrogap.training import losses
 from surrogap.training.config import Config
-from surrogap.training.losses import Loss
+from surrogap.training.losses import Criterion
 from surrogap.training.processes import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -27,8 +28,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # All but cuDNN's, which torch 2.11 prefers on Hopper GPUs. Its gradient of the queries is NaN in
 # rows whose log-sum-exp is below -88.7: the exponential of 88.8 is infinite (results/README.md).
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-Closure = Callable[[], tuple[Tensor, Tensor]]
 
 # The elements of a step's tensor. `value` is `Report.value`, which is finite in every step that is
 # not skipped. Others are NaN if a step does not measure them. `overflow` is 1 or 0.
@@ -60,7 +59,7 @@ class Step(ABC):
         model: nn.Module,
         objective: Objective,
         optimizer: Optimizer,
-        loss: Loss,
+        loss: Criterion,
         world: World,
     ) -> None:
         self.model = model

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surrogap.core.arithmetic import Arithmetic, Task
 from surrogap.core.combine import Coefficients, Number
-from surrogap.core.fused.group import DTYPES, Group
+from surrogap.core.fused.group import TRITON_DTYPES, TensorGroup
 from surrogap.core.fused.launching import can_launch, num_programs, on
 from surrogap.core.fused.tables import BLOCK, Tables
 from surrogap.core.shards import WHOLE, totals
@@ -35,7 +35,9 @@ class Fused(Arithmetic):
         parameters = task.parameters
         self._signature = _signature(parameters)
         self._device = parameters[0].device
-        self._groups = [Group(task, members) for members in groups_of(parameters, task.shardings)]
+        self._groups = [
+            TensorGroup(task, members) for members in groups_of(parameters, task.shardings)
+        ]
         self._programs = num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
         self._strides = list(map(Tensor.stride, parameters))
@@ -50,7 +52,9 @@ class Fused(Arithmetic):
         return (
             device.type == "cuda"
             and all(
-                p.device == device and p.dtype in DTYPES and (p.is_contiguous() or _is_dense(p))
+                p.device == device
+                and p.dtype in TRITON_DTYPES
+                and (p.is_contiguous() or _is_dense(p))
                 for p in parameters
             )
             and can_launch(device)

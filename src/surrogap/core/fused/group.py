@@ -15,13 +15,13 @@ from surrogap.core.fused.kernels import (
     restore_kernel,
 )
 from surrogap.core.fused.launching import Kernel
-from surrogap.core.fused.tables import Tables, plan, table
+from surrogap.core.fused.tables import Tables, address_table, plan
 from surrogap.core.vectors import Gradients, present_of
 
-DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-class Group:
+class TensorGroup:
     """The tensors of one dtype and sharding: their blocks, addresses and copies."""
 
     g_copy: Tensor
@@ -29,7 +29,7 @@ class Group:
 
     def __init__(self, task: Task, members: list[int]) -> None:
         mine = [task.parameters[index] for index in members]
-        self.dtype = DTYPES[mine[0].dtype]
+        self.dtype = TRITON_DTYPES[mine[0].dtype]
         self.sharding = task.shardings[members[0]]
         self._members = members
         self._has_all = len(members) == len(task.parameters)
@@ -47,7 +47,7 @@ class Group:
 
     def find(self, parameters: Gradients | Sequence[Tensor]) -> None:
         """Update the addresses of the weights; None for weights that must not be written to."""
-        self.w_table = table(self._addresses(parameters), self._device)
+        self.w_table = address_table(self._addresses(parameters), self._device)
 
     def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
         """Return the table of addresses of this group's tensors; 0 for None.
@@ -57,7 +57,7 @@ class Group:
             tables: The tables of the graph that is being captured, if any.
         """
         addresses = self._addresses(tensors)
-        return table(addresses, self._device) if tables is None else tables.add(addresses)
+        return address_table(addresses, self._device) if tables is None else tables.add(addresses)
 
     def _addresses(self, tensors: Gradients | Sequence[Tensor]) -> tuple[int, ...]:
         mine = tensors if self._has_all else [tensors[index] for index in self._members]

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from surrogap.core.fused.kernels import restore_kernel
-from surrogap.core.fused.tables import BLOCK, plan, table
+from surrogap.core.fused.tables import BLOCK, address_table, plan
 from surrogap.core.geometry import Kind
 
 _WARPS = 8
@@ -65,7 +65,8 @@ def can_launch(device: torch.device) -> bool:
         one = torch.ones(1, device=device)
         with on(device):
             restore_kernel[(1,)](
-                table((one.data_ptr(),), device), plan((1,), (Kind.PLAIN,), device).blocks, 1,
+                address_table((one.data_ptr(),), device),
+                plan((1,), (Kind.PLAIN,), device).blocks, 1,
                 one.clone(), tl.float32, BLOCK, False, enable_fp_fusion=True,
             )  # fmt: skip
     except Exception as error:

@@ -18,7 +18,7 @@ _NUM_ROWS = 5
 _ALIGNMENT = 16
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """The work on some tensors.
 
     Attributes:
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> Plan:
+def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> LaunchPlan:
     """Return the plan for tensors of these sizes and kinds; a flat copy aligns each of them."""
     *firsts, total = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
     blocks = [
@@ -40,14 +40,14 @@ def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) 
         for start in range(0, size, BLOCK)
     ]
     if not blocks:
-        return Plan(torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device), total)
+        return LaunchPlan(torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device), total)
     rows = _on_device(chain(*zip(*blocks, strict=True)), device)
-    return Plan(rows.view(_NUM_ROWS, len(blocks)), total)
+    return LaunchPlan(rows.view(_NUM_ROWS, len(blocks)), total)
 
 
 # The allocator mostly returns the same addresses in every step.
 @lru_cache(maxsize=64)
-def table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+def address_table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
     """Return a table of these addresses."""
     return _on_device(addresses, device)
 

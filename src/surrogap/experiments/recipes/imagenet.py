@@ -116,7 +116,7 @@ ACCURACIES = {
     ),
 }
 
-OBJECTIVES = ("vanilla", "sam", "gsam")
+RECIPE_OBJECTIVES = ("vanilla", "sam", "gsam")
 
 # The paper's 64 workers had 64 images and a perturbation each, like 8 micro-batches on 8 devices.
 _EXECUTION = ExecutionConfig(precision="bf16", micro_batches=8, perturbation="each")
@@ -152,12 +152,12 @@ def recipes() -> Iterator[Recipe]:
     36
     """
     for model in ROWS:
-        for objective in OBJECTIVES:
+        for objective in RECIPE_OBJECTIVES:
             yield _recipe(model, objective)
 
 
 def _recipe(model: str, objective: str) -> Recipe:
-    accuracies = ACCURACIES[model][OBJECTIVES.index(objective)]
+    accuracies = ACCURACIES[model][RECIPE_OBJECTIVES.index(objective)]
     found = ", ".join(f"{a} on {name}" for a, name in zip(accuracies, TEST_SETS, strict=True))
     is_twice = (model, objective) == ("vit_b32", "vanilla")
     return Recipe(

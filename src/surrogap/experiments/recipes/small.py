@@ -8,7 +8,7 @@ trains these by default.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from surrogap.experiments.recipes.imagenet import OBJECTIVES
+from surrogap.experiments.recipes.imagenet import RECIPE_OBJECTIVES
 from surrogap.experiments.recipes.recipe import Recipe
 from surrogap.training.config import (
     Config,
@@ -23,7 +23,7 @@ from surrogap.training.config import (
 from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaConfig
 
 
-class Settings(NamedTuple):
+class ModelSettings(NamedTuple):
     """The settings that depend on the model."""
 
     model: str
@@ -39,21 +39,21 @@ _ADAMW = OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.1, clip_norm=1.0)
 
 # Fashion-MNIST in the package has 5,000 images. ViTs and Mixers need many epochs on so few.
 MODELS = {
-    "resnet18": Settings(
+    "resnet18": ModelSettings(
         *("small_resnet18", _SGD),
         warmup_epochs=0.0,
         rho=0.1,
         alpha=0.1,
         num_epochs={"fashion-mnist": 40, "cifar10": 100, "cifar100": 100},
     ),
-    "vit": Settings(
+    "vit": ModelSettings(
         *("small_vit", _ADAMW),
         warmup_epochs=5.0,
         rho=0.05,
         alpha=0.2,
         num_epochs={"fashion-mnist": 200, "cifar10": 100, "cifar100": 100},
     ),
-    "mixer": Settings(
+    "mixer": ModelSettings(
         *("small_mixer", _ADAMW),
         warmup_epochs=5.0,
         rho=0.05,
@@ -61,7 +61,7 @@ MODELS = {
         num_epochs={"fashion-mnist": 200, "cifar10": 100, "cifar100": 100},
     ),
 }
-SETS = {"fashion-mnist": "embedded", "cifar10": "cifar10", "cifar100": "cifar100"}
+DATA_SETS = {"fashion-mnist": "embedded", "cifar10": "cifar10", "cifar100": "cifar100"}
 
 _TUNED = (
     "rho and alpha were tuned on 1,000 held-out training images, with five seeds each: rho of SAM "
@@ -70,13 +70,13 @@ _TUNED = (
     "differ less."
 )
 # From results/compare_fashion_mnist.txt. A test compares them.
-LAPTOP = {
+EXPECTED_ON_LAPTOP = {
     "vanilla": "Test accuracy 85.33 ± 0.23 %, test loss 0.6480, calibration error 9.34 %; 3 seeds.",
     "sam": "Test accuracy 85.92 ± 0.24 %, test loss 0.4365, calibration error 3.65 %; 3 seeds.",
     "gsam": "Test accuracy 85.77 ± 0.18 %, test loss 0.4455, calibration error 3.97 %; 3 seeds.",
 }
 # From results/recipes_h200.txt and results/recipes_h200_mixer.txt.
-GPU = {
+EXPECTED_ON_GPU = {
     "fashion-mnist-resnet18-vanilla": "Test accuracy 90.65 %, test loss 0.2792, calibration error "
     "2.00 %; one seed, 0.1 minutes on an H200.",
     "fashion-mnist-resnet18-sam": "Test accuracy 90.40 %, test loss 0.2839, calibration error "
@@ -103,11 +103,11 @@ def recipes() -> Iterator[Recipe]:
     >>> len(list(recipes()))
     30
     """
-    for objective in OBJECTIVES:
+    for objective in RECIPE_OBJECTIVES:
         yield _laptop(objective)
-    for data in SETS:
+    for data in DATA_SETS:
         for model in MODELS:
-            for objective in OBJECTIVES:
+            for objective in RECIPE_OBJECTIVES:
                 yield _gpu(data, model, objective)
 
 
@@ -125,7 +125,7 @@ def _laptop(objective: str) -> Recipe:
             output=OutputConfig(checkpoint_every=1000, tensorboard=False),
         ),
         reproduces="the paper's comparison, on a small data set and model",
-        expected=LAPTOP[objective],
+        expected=EXPECTED_ON_LAPTOP[objective],
         notes="" if objective == "vanilla" else _TUNED,
     )
 
@@ -136,7 +136,7 @@ def _gpu(data: str, model: str, objective: str) -> Recipe:
         name=name,
         config=Config(
             model=ModelConfig(name=settings.model),
-            data=DataConfig(name=SETS[data], augmentation="light", batch_size=128),
+            data=DataConfig(name=DATA_SETS[data], augmentation="light", batch_size=128),
             objective=_objective(objective, settings.rho, settings.alpha),
             optimizer=settings.optimizer,
             schedule=ScheduleConfig(
@@ -149,7 +149,7 @@ def _gpu(data: str, model: str, objective: str) -> Recipe:
             ),
         ),
         reproduces="the paper's comparison, on small images",
-        expected=GPU.get(name, "Not run here."),
+        expected=EXPECTED_ON_GPU.get(name, "Not run here."),
         notes=_NOT_TUNED,
     )
 

@@ -9,7 +9,7 @@ recipe's name is that of the training on ImageNet.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from surrogap.experiments.recipes.imagenet import OBJECTIVES
+from surrogap.experiments.recipes.imagenet import RECIPE_OBJECTIVES
 from surrogap.experiments.recipes.recipe import Recipe
 from surrogap.training.config import (
     Config,
@@ -23,7 +23,7 @@ from surrogap.training.config import (
 from surrogap.training.objective_configs import VanillaConfig
 
 
-class Task(NamedTuple):
+class TransferTask(NamedTuple):
     """A data set to fine-tune on: the number of steps, and the paper's accuracies in percent.
 
     The accuracies are for weights that were trained with vanilla, SAM and GSAM.
@@ -37,10 +37,10 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "cifar10": Task(10_000, 500, 10, (98.1, 98.6, 98.8), (97.6, 98.2, 98.4)),
-    "cifar100": Task(10_000, 500, 10, (87.6, 89.1, 89.7), (85.7, 87.6, 88.1)),
-    "flowers102": Task(500, 100, 50, (88.5, 91.8, 91.2), (86.4, 91.5, 90.3)),
-    "pets37": Task(500, 100, 10, (91.9, 93.1, 94.4), (90.4, 92.9, 93.5)),
+    "cifar10": TransferTask(10_000, 500, 10, (98.1, 98.6, 98.8), (97.6, 98.2, 98.4)),
+    "cifar100": TransferTask(10_000, 500, 10, (87.6, 89.1, 89.7), (85.7, 87.6, 88.1)),
+    "flowers102": TransferTask(500, 100, 50, (88.5, 91.8, 91.2), (86.4, 91.5, 90.3)),
+    "pets37": TransferTask(500, 100, 10, (91.9, 93.1, 94.4), (90.4, 92.9, 93.5)),
 }
 
 _NOTES = (
@@ -59,11 +59,11 @@ def recipes() -> Iterator[Recipe]:
     """
     for data, task in TASKS.items():
         for model in ("vit_b16", "vit_s16"):
-            for objective, accuracy in zip(OBJECTIVES, getattr(task, model), strict=True):
+            for objective, accuracy in zip(RECIPE_OBJECTIVES, getattr(task, model), strict=True):
                 yield _recipe(data, task, model, objective, accuracy)
 
 
-def _recipe(data: str, task: Task, model: str, objective: str, accuracy: float) -> Recipe:
+def _recipe(data: str, task: TransferTask, model: str, objective: str, accuracy: float) -> Recipe:
     source = f"{model.replace('_', '-')}-{objective}"
     name = f"{data}-from-{source}"
     weights = f"runs/imagenet-{model}-{objective}-0"
@@ -77,7 +77,7 @@ def _recipe(data: str, task: Task, model: str, objective: str, accuracy: float) 
     )
 
 
-def _config(data: str, task: Task, model: str, weights: str) -> Config:
+def _config(data: str, task: TransferTask, model: str, weights: str) -> Config:
     return Config(
         model=ModelConfig(name=model, image_size=224, weights=weights),
         data=DataConfig(name=data, augmentation="light", batch_size=512),
