@@ -23,7 +23,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     >>> path.read_text()
     '1 2 3'
     """
-    temporary = path.with_name(f".{path.stem}.unfinished{path.suffix}")
+    # The process id: several processes may write the same file, such as the cache of intact images.
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")
     try:
         yield temporary
         if temporary.is_file():

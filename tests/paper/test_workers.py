@@ -1,5 +1,6 @@
 """Runs in this process or in workers: the same lines, in order, until time is up."""
 
+import fcntl
 import multiprocessing
 import os
 import time
@@ -125,8 +126,33 @@ def test_a_worker_that_dies_is_an_error(
 ) -> None:
     monkeypatch.setattr(workers, "finished", die)
     ledger = Ledger(tmp_path / "study.jsonl")
-    with pytest.raises(RunFailedError, match=r"A vanilla.* failed:\n(.|\n)*terminated abruptly"):
+    message = r"A vanilla.* or A vanilla.* failed:\n.*terminated abruptly"
+    with pytest.raises(RunFailedError, match=message):  # either of the two runs
         train_all(STAGES, ledger, Environment(scale, jobs=2))
+
+
+def first_or_die(run: Any, environment: Environment) -> LedgerLine:
+    if run.settings != environment.scale.setups["A"].trials[0]:
+        while not Path(environment.weights).exists():
+            time.sleep(0.01)
+        os._exit(1)
+    return made_up(run, environment)
+
+
+def test_a_worker_that_dies_between_two_runs_is_an_error(
+    scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after_run(line: LedgerLine, left: Sequence[Todo]) -> None:
+        (tmp_path / "weights").mkdir()
+        while multiprocessing.active_children():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(workers, "finished", first_or_die)
+    ledger = Ledger(tmp_path / "study.jsonl")
+    environment = Environment(scale, jobs=2, weights=str(tmp_path / "weights"))
+    with pytest.raises(RunFailedError, match=r"A vanilla.* failed:\n.*terminated abruptly"):
+        train_all(STAGES, ledger, environment, after_run=after_run)
+    assert len(Ledger(ledger.path)) == 1
 
 
 def first_or_endless(run: Any, environment: Environment) -> LedgerLine:
@@ -149,3 +175,42 @@ def test_an_interrupt_ends_the_workers(
         train_all(STAGES, ledger, environment, after_run=interrupt)
     assert len(Ledger(ledger.path)) == 1
     assert not multiprocessing.active_children()
+
+
+def locked(run: Any, environment: Environment) -> LedgerLine:
+    """Locks a file for as long as this process lives."""
+    with (Path(environment.weights) / run.key).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("locked")
+        file.flush()
+        time.sleep(600)
+    return made_up(run, environment)
+
+
+def train_locked(scale: Scale, folder: str) -> None:
+    workers.finished = locked
+    ledger = Ledger(Path(folder) / "study.jsonl")
+    train_all(STAGES, ledger, Environment(scale, jobs=2, weights=f"{folder}/locks"))
+
+
+def test_workers_end_with_a_killed_parent(scale: Scale, tmp_path: Path) -> None:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=train_locked, args=(scale, str(tmp_path)))
+    process.start()
+    while len([path for path in locks.iterdir() if path.read_text()]) < 2:
+        assert process.is_alive()
+        time.sleep(0.05)
+    process.kill()
+    process.join()
+    end = time.monotonic() + 60
+    for path in locks.iterdir():
+        with path.open() as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    assert time.monotonic() < end, "a worker is still alive"
+                    time.sleep(0.05)

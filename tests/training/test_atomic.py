@@ -38,6 +38,18 @@ def test_a_body_that_raises_leaves_what_was_there(is_folder: bool, tmp_path: Pat
     assert path.read_text() == "before"
 
 
+def test_processes_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.txt"
+    other = "import sys; from pathlib import Path; from surrogap.atomic import atomic_write\n"
+    other += "with atomic_write(Path(sys.argv[1])) as t: t.write_text('theirs')"
+    with atomic_write(path) as temporary:
+        temporary.write_text("mine")
+        subprocess.run([sys.executable, "-c", other, str(path)], check=True)
+        assert path.read_text() == "theirs"
+    assert path.read_text() == "mine"
+    assert os.listdir(tmp_path) == ["numbers.txt"]
+
+
 @pytest.mark.parametrize("command", ["show", "evaluate", "export", "sharpness", "find-rho"])
 def test_commands_leave_nothing_behind_on_a_full_disk(command: str, tmp_path: Path) -> None:
     from surrogap.training.run import train

@@ -131,7 +131,8 @@ class Passes:
         copy = loss.detach().to(wide(loss.dtype)) * 1
         # The report outlives the step, and must not keep the graph: gradients that a graph of this
         # stream has accumulated cannot be captured in another.
-        aux = tree_map_only(Tensor, Tensor.detach, aux)
+        if aux is not None:  # the usual case: no walk over a tree in every pass
+            aux = tree_map_only(Tensor, Tensor.detach, aux)
         return copy if copy.ndim == 0 else copy.reshape(()), aux
 
     def evaluate(self) -> tuple[Tensor, Any]:

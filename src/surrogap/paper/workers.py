@@ -8,10 +8,12 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from types import FrameType
 
@@ -100,26 +102,38 @@ def train_all(
     def left() -> list[Todo]:
         return todo(environment.scale, stages, ledger, jobs=jobs)
 
-    with _processes(jobs) as submit:
-        while True:
-            keys = {run.key for run in running.values()}
-            for item in left():
-                start_up = START_UP if jobs > 1 and len(running) == num_workers else 0.0
-                can_start = item.is_ready and item.run.key not in keys and len(running) < jobs
-                if can_start and time.monotonic() + start_up + item.seconds <= deadline:
-                    running[submit(finished, item.run, environment)] = item.run
-                    num_workers = max(num_workers, len(running))
-            if not running:
-                return left()
-            done = wait(running, return_when=FIRST_COMPLETED).done
-            # Errors last: the lines of the runs that ended well are written first.
-            for future in sorted(done, key=lambda future: future.exception() is not None):
-                run, error = running.pop(future), future.exception()
-                if error is not None:
-                    text = "".join(traceback.format_exception(error))
-                    raise RunFailedError(f"{run.title} failed:\n{text}")
-                ledger.append(future.result())
-                after_run(future.result(), left())
+    try:
+        with _processes(jobs) as submit:
+            while True:
+                keys = {run.key for run in running.values()}
+                for item in left():
+                    start_up = START_UP if jobs > 1 and len(running) == num_workers else 0.0
+                    can_start = item.is_ready and item.run.key not in keys and len(running) < jobs
+                    if can_start and time.monotonic() + start_up + item.seconds <= deadline:
+                        running[submit(finished, item.run, environment)] = item.run
+                        num_workers = max(num_workers, len(running))
+                if not running:
+                    return left()
+                done = wait(running, return_when=FIRST_COMPLETED).done
+                # Errors last: the lines of the runs that ended well are written first.
+                for future in sorted(done, key=lambda future: future.exception() is not None):
+                    line = _result(future, running[future])
+                    del running[future]
+                    ledger.append(line)
+                    after_run(line, left())
+    except BrokenProcessPool as error:  # it does not tell which process died
+        titles = " or ".join(run.title for run in running.values()) or "A worker process"
+        raise RunFailedError(f"{titles} failed:\n{error}") from error
+
+
+def _result(future: "Future[LedgerLine]", run: StudyRun) -> LedgerLine:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        raise RunFailedError(f"{run.title} failed:\n{text}") from error
 
 
 @contextmanager
@@ -151,3 +165,15 @@ def _call(function: Callable[..., LedgerLine], *arguments: object) -> "Future[Le
 def _start_worker(jobs: int) -> None:
     torch.set_num_threads(max((os.cpu_count() or 1) // jobs, 1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends its workers
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    """End this process when its parent has died, for example by SIGKILL or SIGHUP.
+
+    Otherwise it would wait for its next run for ever, and keep its memory on the GPU.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
