@@ -91,6 +91,13 @@ def _link_pages(
     lines[:] = [re.sub(r"\bdocs/([\w/-]+)\.md\b", r":doc:`/\1`", line) for line in lines]
 
 
+def _hide_signature(
+    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """Hide the constructors of the classes that only surrogap itself constructs."""
+    return ("", returns) if name in {"surrogap.CapturedStep", "surrogap.Report"} else None
+
+
 def setup(app: Sphinx) -> None:
     """Register what is above."""
     app.add_role("name", _name_role)
@@ -99,3 +106,4 @@ def setup(app: Sphinx) -> None:
             field.label = "Attributes"
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _link_pages)
+    app.connect("autodoc-process-signature", _hide_signature)

@@ -76,7 +76,10 @@ class Sweep:
 
     @property
     def center(self) -> float | None:
-        """A radius to start with: the geometric mean of the range's ends."""
+        """A radius to start with, the geometric mean of `low` and `high`.
+
+        It is `low` if `high` is infinite, and None if `low` is None.
+        """
         if self.low is None or math.isinf(self.high):
             return self.low
         return math.sqrt(self.low * self.high)
@@ -145,12 +148,12 @@ def find_rho(
 
     Args:
         surface: The loss, on the batches of training.
-        rhos: The radii.
+        rhos: The radii to sweep.
         num_batches: The number of batches to use, from the start.
         ceiling: The perturbed loss that counts as too large, such as `log(num_classes)`, the loss
             of guessing.
-        climb: Returns the ascent step at radius 1, which is multiplied by rho. By default SAM's,
-            `g / ||g||`.
+        climb: A function from the surface of one batch to the ascent step at radius 1, which is
+            multiplied by rho. By default SAM's, `g / ||g||`.
         progress: Called with the number of gradients so far and the total.
 
     Raises:

@@ -47,7 +47,7 @@ class Gap:
 
     @property
     def worst_gap(self) -> float:
-        """The largest `h` found: a lower bound of the worst case in the ball."""
+        """The largest `h` found, a lower bound of the worst case in the ball."""
         return self.worst_loss - self.loss
 
     @property

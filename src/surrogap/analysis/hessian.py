@@ -49,8 +49,11 @@ class Hessian:
 
     Args:
         surface: The loss.
-        method: The method for products. If an operator of the model lacks the rule for it, or the
-            weights are sharded, it warns and uses the next of the three.
+        method: The method for products: "forward-over-reverse" is exact and needs less memory than
+            "double-backward", which is exact too. "finite-differences" works with every operator,
+            but is approximate. If an operator of the model lacks the derivative rule that a method
+            needs, the next method is used, with a warning. Sharded weights support only
+            "finite-differences".
         step: The distance along `v` to each side, for finite differences. None for
             `(eps * (1 + ||w||))^(1/3)`, which balances rounding and curvature; `eps` is that of the
             weights' dtype.

@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """The largest costs of both ends of the spectrum, the trace and the gaps."""
+        """The largest costs of the largest eigenvalues, the smallest, the trace and the gaps."""
         gaps = cost_of_gaps(len(self.rhos), num_ascent_steps=self.num_ascent_steps, has_start=True)
         products = (self.max_products, self.max_products, self.num_trace_products)
         return (*(GRADIENTS_PER_PRODUCT * number for number in products), gaps)
@@ -72,12 +72,12 @@ class Sharpness:
 
     @property
     def dominant(self) -> float:
-        """The paper's measure: the eigenvalue of largest absolute value."""
+        """The eigenvalue of largest absolute value, the paper's measure of sharpness."""
         ends = (float(self.largest.values[0]), float(self.smallest.values[0]))
         return max(ends, key=abs)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows of a table with two columns."""
+        """The rows of a table of names and values, without the gaps."""
         loss = self.gaps.gaps[0].loss
         return [
             ("weights", f"{self.num_weights:,}"),
@@ -90,7 +90,7 @@ class Sharpness:
         ]
 
     def gap_rows(self) -> list[tuple[str, ...]]:
-        """The rows of a table of the gaps with `GAP_COLUMNS`."""
+        """The rows of a table of the gaps: rho, h, 2h/rho^2, and both for the worst case."""
         return [_row(gap) for gap in self.gaps.gaps]
 
 

@@ -60,7 +60,7 @@ class Surface:
 
     Attributes:
         weights: The parameters.
-        space: The vector space of `w`, gradients and directions.
+        space: The vector space of `w`, gradients and directions, which are flat tensors.
 
     Raises:
         TypeError: `batches` can be read only once, a batch does not hold a tensor, or `loss_fn`
@@ -141,7 +141,7 @@ class Surface:
         """Context manager that moves the weights to `w + delta`, and restores `w` bit for bit.
 
         Args:
-            delta: The displacement, as a vector of `space`.
+            delta: The displacement: a flat tensor with an entry for each trainable weight.
         """
         self.weights.refresh()
         tensors = self.weights.tensors

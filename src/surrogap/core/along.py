@@ -73,7 +73,7 @@ class Gradient(Along):
 @final
 @dataclass(frozen=True)
 class Momentum(Along):
-    """The optimizer's momentum `v`. The climb is against it, in the direction of the next update.
+    """The optimizer's momentum `v`. The objective climbs against it, as the next update will move.
 
     Args:
         optimizer: The optimizer, with SGD's `momentum_buffer` or the Adam family's `exp_avg`.

@@ -32,7 +32,7 @@ def capture(
 ) -> CapturedStep:
     """Capture a training step as a CUDA graph, and return a function that replays it.
 
-    Capturing leaves weights, statistics, the optimizer's state, `.grad` and the random generators
+    Capturing leaves weights, buffers, the optimizer's state, `.grad` and the random generators
     unchanged. Afterwards, learning rates, `rho`, `alpha`, `lam` and `gamma` may change from step to
     step, and schedules and schedulers work as always. Everything else that the step depends on must
     not change, and each step checks it: the model's parameters, buffers and mode, the optimizer's
@@ -49,14 +49,15 @@ def capture(
         example_batch: Tensors with the shapes and dtypes of every batch.
         micro_batches: The number of micro-batches of equal size to split each batch into, along the
             first dimension. The loss is the mean of their losses.
-        shares_perturbation: Whether all micro-batches share one perturbation, or each has its own
-            (m-sharpness). In the latter case the report averages their losses and products.
-        climb_fraction: The fraction of the batch that the first pass runs on, taken from its start;
-            at least one row. Not together with `micro_batches`.
+        shares_perturbation: True if all micro-batches share one perturbation, False if each has its
+            own (m-sharpness). With False, the report averages over the micro-batches; see
+            `Report.mean`.
+        climb_fraction: The fraction of the batch that the first pass runs on: the first rows, at
+            least one. Cannot be combined with `micro_batches`.
         clip_norm: The maximum norm of the direction; None for no clipping.
 
     Returns:
-        `step(*batch) -> Report`. Later steps do not overwrite a report or its `aux`.
+        A function `step(*batch) -> Report`. Later steps do not overwrite a report or its `aux`.
 
     Raises:
         TypeError: An argument has the wrong type.

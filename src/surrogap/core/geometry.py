@@ -20,7 +20,9 @@ class Kind(IntEnum):
 @final
 @dataclass(frozen=True)
 class Geometry:
-    """The ball in which an objective climbs.
+    """The ball in which an objective climbs, defined by a diagonal matrix `T`.
+
+    The ascent step along `v` is `delta = rho * T^2 v / (||T v|| + eps)`.
 
     Args:
         eta: None for SAM's Euclidean ball, `T = 1`. A number for ASAM's adaptive ball:

@@ -15,10 +15,10 @@ from surrogap.errors import InvalidTypeError
 class Intermittent(Objective):
     """The wrapped objective at some steps, and the plain gradient at the others.
 
-    Step `t`, from 0, uses the objective if `t >= start and (t - start) % every == 0`. Plain steps
-    report `rho` as NaN, ignore `climb=`, and do not change the state of the objective's `along`.
-    Radius schedules advance at every step. Save its `state_dict`: it holds the number of steps and
-    the state of the wrapped objective.
+    Step `t`, counted from 0, uses the objective if `t >= start and (t - start) % every == 0`. Plain
+    steps report `rho` as NaN, ignore `climb=`, and do not change the state of the objective's
+    `along`. Radius schedules advance at every step. Save the `state_dict` in checkpoints: it holds
+    the number of steps and the state of the wrapped objective.
 
     Args:
         objective: The objective to wrap.

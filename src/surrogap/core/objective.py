@@ -49,16 +49,15 @@ class Objective:
     `w + delta`. Parameters that are perturbed are said to climb.
 
     For an objective of your own, write a subclass that passes parts of `surrogap.parts` to this
-    constructor: see docs/how-to/new-objective.md. Without `along`, the direction is the plain
-    gradient.
+    constructor: see docs/how-to/new-objective.md.
 
     Args:
         model: The model to train. It must hold every trainable parameter that the loss depends on.
             To train several modules together, put them into an `nn.ModuleList`. If the model is
             wrapped in DistributedDataParallel, pass the wrapper.
         rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
-        along: The vector to climb along.
-        geometry: The ball to climb in.
+        along: The vector to climb along; None for the plain gradient, without an ascent step.
+        geometry: The ball to climb in; by default SAM's, the Euclidean ball.
         combine: The combination of both gradients; by default SAM's, `d = g_p`.
         perturb: The parameters that climb: "norms" for the affine parameters of normalisation
             layers, a function of a parameter's name and the parameter that returns True for those

@@ -65,7 +65,7 @@ class SAM(Objective):
 
 @final
 class GSAM(Objective):
-    """The paper's method: minimise the perturbed loss and the surrogate gap `h = f_p - f` together.
+    """GSAM (Zhuang et al. 2022): minimise the perturbed loss and the surrogate gap `h = f_p - f`.
 
     `minimize="perturbed"`, min(f_p, h): `d = g_p - alpha * g_perp`, where `g_perp` is the component
     of `g` orthogonal to `g_p`. To first order, ascending along `g_perp` lowers the gap without
@@ -78,7 +78,7 @@ class GSAM(Objective):
         model: The model to train.
         rho: The radius: a number or a schedule of `surrogap.rho`.
         alpha: The weight of the gap. 0 gives SAM, or the plain gradient for "plain".
-        minimize: "perturbed" or "plain".
+        minimize: The two losses to minimise, "perturbed" or "plain"; see above.
         shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
 
     >>> import torch
@@ -198,7 +198,7 @@ class MomentumSAM(Objective):
 
     Args:
         model: The model to train.
-        optimizer: The optimizer that will step.
+        optimizer: The optimizer that trains the model. Its momentum is read, not changed.
         rho: The radius: a number or a schedule of `surrogap.rho`.
         perturb: The parameters that climb; see `Objective`.
         eps: Added to the norm before dividing by it.

@@ -45,7 +45,7 @@ class Report:
 
     @property
     def value(self) -> Tensor:
-        """The loss on the whole batch: `loss`, or `perturbed_loss` if f(w) was not computed."""
+        """The loss on the whole batch. `perturbed_loss` if f(w) was not computed, else `loss`."""
         return self.perturbed_loss if self._lacks_loss else self.loss
 
     @classmethod

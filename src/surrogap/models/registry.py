@@ -43,9 +43,9 @@ _SMALL = {
 
 
 def names() -> list[str]:
-    """Return the names of our models: the paper's twelve, then the small ones.
+    """Return the names of the built-in models: the paper's twelve, then the small ones.
 
-    `create` also takes the names in `timm.list_models()`.
+    `create` also accepts the names in `timm.list_models()`.
 
     >>> names()[:5]
     ['resnet50', 'resnet101', 'resnet152', 'vit_s32', 'vit_s16']
