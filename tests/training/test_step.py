@@ -106,6 +106,19 @@ def test_walks_of_micro_batches_are_averaged() -> None:
     )
 
 
+def test_a_resumed_step_has_the_scale_of_the_saved_one() -> None:
+    config = Config().override(**PLAIN, precision="fp16")
+    step, resumed = eager(config, toy_models.mlp()), eager(config, toy_models.mlp())
+    step(*batch())
+    step.scaler.update(new_scale=8.0)
+    resumed.load_state_dict(step.state_dict())
+    assert resumed.scaler.get_scale() == 8.0
+    assert resumed.state_dict() == step.state_dict()
+    plain = eager(Config().override(**PLAIN), toy_models.mlp())
+    assert plain.state_dict() == {}
+    plain.load_state_dict({})
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_resumed_step_has_the_scale_of_the_saved_one() -> None:
     config = Config().override(**PLAIN, precision="fp16")
