@@ -142,6 +142,22 @@ def test_inside_no_sync_nothing_is_averaged_or_counted(case: str, two: Processes
         assert num_steps == 0
 
 
+def buffers_inside_no_sync(way: str) -> list[Tensor]:
+    model = DistributedDataParallel(model_of("convnet"))
+    objective, closure = SAM(model), toy_models.closure_of(model, shard(dist.get_rank()))
+    with model.no_sync():
+        objective.backward(closure) if way == "backward" else objective.loss(closure).backward()
+    return [buffer.clone() for buffer in model.buffers()]
+
+
+@pytest.mark.parametrize("way", ["loss", "backward"])
+def test_inside_no_sync_no_statistics_are_broadcast(way: str, two: Processes) -> None:
+    for rank, buffers in enumerate(two.run(buffers_inside_no_sync, way)):
+        model = model_of("convnet")
+        model(shard(rank)[0])
+        assert equality.same_bits(buffers, list(model.buffers()))
+
+
 def messages() -> tuple[int, int]:
     """The number of elements that are averaged in one call, and of parameters."""
     model = DistributedDataParallel(model_of("mlp"))
