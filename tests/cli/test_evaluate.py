@@ -1,6 +1,7 @@
 """`surrogap evaluate`: images in memory, and ImageNet's test sets in their published layout."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -329,7 +330,7 @@ def test_a_folder_that_is_not_writable_is_refused_before_the_evaluation(
 def test_scores_are_printed_even_if_they_cannot_be_written(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / ".evaluation.unfinished.json").mkdir()  # the temporary file
+    (tmp_path / f".evaluation.{os.getpid()}.unfinished.json").mkdir()  # the temporary file
     words = ["evaluate", str(run), "--no-corruptions", "--out", str(tmp_path)]
     assert main(words) == 2
     output = capsys.readouterr()

@@ -120,19 +120,6 @@ def test_a_resumed_step_has_the_scale_of_the_saved_one() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_resumed_step_has_the_scale_of_the_saved_one() -> None:
-    config = Config().override(**PLAIN, precision="fp16")
-    step, resumed = eager(config, toy_models.mlp()), eager(config, toy_models.mlp())
-    step(*batch())
-    step.scaler.update(new_scale=8.0)
-    resumed.load_state_dict(step.state_dict())
-    assert resumed.scaler.get_scale() == 8.0
-    assert resumed.state_dict() == step.state_dict()
-    plain = eager(Config().override(**PLAIN), toy_models.mlp())
-    assert plain.state_dict() == {}
-    plain.load_state_dict({})
-
-
 def test_clipping_shortens_the_direction(precision: str) -> None:
     """With fp16, clipping uses the norm of the unscaled direction."""
     moved, _ = direction(toy_models.mlp(), clip_norm=0.01, precision=precision)
