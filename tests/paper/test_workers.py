@@ -52,7 +52,7 @@ def test_several_processes_write_the_same_lines(scale: Scale, tmp_path: Path) ->
     assert lines(Ledger(ledgers[2].path)) == lines(ledgers[2])
 
 
-def made_up(run: Any, environment: Environment) -> LedgerLine:
+def synthetic_line(run: Any, environment: Environment) -> LedgerLine:
     return synthetic_study.line(run, environment.scale)
 
 
@@ -65,14 +65,14 @@ def test_it_goes_on_where_it_was(
         if len(trained) == 3:
             raise KeyboardInterrupt
         trained.append(run.key)
-        return made_up(run, environment)
+        return synthetic_line(run, environment)
 
     monkeypatch.setattr(workers, "finished", finished)
     ledger = Ledger(tmp_path / "study.jsonl")
     with pytest.raises(KeyboardInterrupt):
         train_all(STAGES, ledger, Environment(scale))
     assert [line["key"] for line in Ledger(ledger.path)] == trained
-    monkeypatch.setattr(workers, "finished", made_up)
+    monkeypatch.setattr(workers, "finished", synthetic_line)
     again = Ledger(ledger.path)
     assert train_all(STAGES, again, Environment(scale)) == []
     assert (len(again), again.num_repeated) == (6, 0)
@@ -85,7 +85,7 @@ def test_a_run_that_does_not_fit_is_not_started(
     monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
 
     def finished(run: Any, environment: Environment) -> LedgerLine:
-        line = made_up(run, environment)
+        line = synthetic_line(run, environment)
         now[0] += line["seconds"]
         return line
 
@@ -136,7 +136,7 @@ def first_or_die(run: Any, environment: Environment) -> LedgerLine:
         while not Path(environment.weights).exists():
             time.sleep(0.01)
         os._exit(1)
-    return made_up(run, environment)
+    return synthetic_line(run, environment)
 
 
 def test_a_worker_that_dies_between_two_runs_is_an_error(
@@ -159,7 +159,7 @@ def first_or_endless(run: Any, environment: Environment) -> LedgerLine:
     """Finishes the first trial of plain training; other runs do not end by themselves."""
     if run.settings != environment.scale.setups["A"].trials[0]:
         time.sleep(600)
-    return made_up(run, environment)
+    return synthetic_line(run, environment)
 
 
 def test_an_interrupt_ends_the_workers(
@@ -184,7 +184,7 @@ def locked(run: Any, environment: Environment) -> LedgerLine:
         file.write("locked")
         file.flush()
         time.sleep(600)
-    return made_up(run, environment)
+    return synthetic_line(run, environment)
 
 
 def train_locked(scale: Scale, folder: str) -> None:
