@@ -181,7 +181,7 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ("train --model resnet5 --out {tmp}/a", "name must be a known model, got 'resnet5'"),
         (
             "train --data {tmp}/no.npz --out {tmp}/a",
-            "name_or_path must be one of .*, or a set of images, got",
+            "name_or_path must be one of .*, or the path of a set, got",
         ),
         ("train --data cifar10 --data-root {tmp} --out {tmp}/a", "must"),
         ("train --model small_mlp --out {tmp}/file/a", "out must be a writable folder, got"),
@@ -215,7 +215,7 @@ def test_a_csv_file_is_refused_with_a_hint_at_the_python_api(
 ) -> None:
     (tmp_path / "table.csv").write_text("1,2\n")
     text = mistake(capsys, "train", "--data", str(tmp_path / "table.csv"))
-    assert "For other data, such as tables, use an objective in a training loop of your own" in text
+    assert "such as tables, use an objective in your own loop: docs/tutorials/tabular.md" in text
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

@@ -21,9 +21,12 @@ from tests.data.synthetic import folder
         ("xyzzy", "got 'xyzzy'. Pass one of them. Or pass the path of"),
         (
             "sets/mine.npz",
-            "name_or_path must be one of .*, or a set of images, got sets/mine.npz. Or pass",
+            "name_or_path must be one of .*, or the path of a set, got sets/mine.npz. Please pass",
         ),
-        ("mine.npz", "name_or_path must be one of .*, or a set of images, got mine.npz. Or pass"),
+        (
+            "mine.npz",
+            "name_or_path must be one of .*, or the path of a set, got mine.npz. Please pass",
+        ),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

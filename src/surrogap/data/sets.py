@@ -61,8 +61,8 @@ def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool 
     """
     path = Path(name_or_path).expanduser()
     remedy = (
-        "Or pass the path of an .npz archive, or of a folder with train and val in it. For other "
-        "data, such as tables, use an objective in a training loop of your own: README.md."
+        "pass the path of an .npz archive, or of a folder with train and val in it. For other "
+        "data, such as tables, use an objective in your own loop: docs/tutorials/tabular.md."
     )
     if name_or_path not in SETS:
         if path.is_dir():
@@ -71,10 +71,10 @@ def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool 
             return read_archive(path)
         if len(path.parts) > 1 or path.suffix:
             raise InvalidValueError(
-                f"name_or_path must be one of {', '.join(SETS)}, or a set of images, got "
-                f"{name_or_path}. {remedy}"
+                f"name_or_path must be one of {', '.join(SETS)}, or the path of a set, got "
+                f"{name_or_path}. Please {remedy}"
             )
-    name = one_of("name_or_path", str(name_or_path), SETS, remedy=remedy)
+    name = one_of("name_or_path", str(name_or_path), SETS, remedy=f"Or {remedy}")
     archive = archive_of(name, root)
     if archive is not None:
         return replace(read_archive(archive), name=name)

@@ -63,16 +63,8 @@ def measure_sharpness(run: TrainedRun, rho: float, device: torch.device) -> dict
 
     The subset is `NUM_IMAGES` random images, the same for all runs on a data set. They are not
     augmented, and the model is in evaluation mode. The search for the largest gap in the ball also
-    tries the dominant eigenvector, which is the right direction at a minimum.
-
-    Args:
-        run: A run with a checkpoint.
-        rho: The radius.
-        device: The device to compute on.
-
-    Raises:
-        RunFailedError: A measured value is not finite.
-        ValueError: The run has no checkpoint, or its images are missing.
+    tries the dominant eigenvector, which is the right direction at a minimum. Arguments and errors
+    are those of `measure_gap`.
     """
     splits = run.splits()
     images = random_subset(splits, NUM_IMAGES)
