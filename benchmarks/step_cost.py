@@ -15,8 +15,9 @@ reference has a turn before and after each of them, and a turn's ratio is to the
 so that the machine's drifts meet both alike. A variant's ratio is the median over the rounds,
 with the interval that holds the median in 95 of 100 runs; the reference's own shows what the
 machine resolves. The two-pass objectives launch the same kernels for other numbers, so their turns
-together tell most: after a third of the time they go on alone, with vanilla and the floors. All
-end early if that ratio is known to 1 %, and vanilla's to 10 %. The JSON has every turn.
+together tell most: after a third of the time they go on alone, with vanilla, the floors and the
+steps through `objective.loss`. All end early if that ratio is known to 1 %, and vanilla's to 10 %.
+The JSON has every turn.
 
     python benchmarks/step_cost.py --peers --json results/step_cost.json
 
@@ -323,6 +324,7 @@ EAGER: dict[str, Variant] = {
 }
 # Those that launch the same kernels, for other numbers: a step of theirs costs the same.
 ALIKE = ("SAM", "GSAM", "GSAM_plain", "ASAM", "ASAM_ascent", "GapPenalty")
+BY_LOSS = ("SAM_loss", "GSAM_loss")  # whose bar is a ratio to SAM and GSAM
 PEERS: dict[str, tuple[Any, Variant]] = {
     "pytorch_optimizer.SAM": (pytorch_optimizer, pytorch_optimizer_sam),
     "pytorch_optimizer.GSAM": (pytorch_optimizer, pytorch_optimizer_gsam),
@@ -448,7 +450,7 @@ def measure(
         if num_rounds >= MIN_ROUNDS and (spent > seconds or is_resolved(ratios, section)):
             break
         if num_rounds >= MIN_ROUNDS and spent > seconds / 3:
-            often = ("vanilla", "floor_same_thread", reference, *section.floors)
+            often = ("vanilla", "floor_same_thread", *BY_LOSS, reference, *section.floors)
             names = [name for name in steps if is_alike(name) or name in often]
         gc.collect()  # main() keeps it out of the turns
         last = ""  # whose turn was the last
