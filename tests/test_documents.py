@@ -80,7 +80,7 @@ def test_the_costs_of_a_step_are_those_of_the_record() -> None:
 
 
 def test_the_costs_of_cheaper_steps_are_those_of_the_record() -> None:
-    record = json.loads((ROOT / "results" / "step_cost_h200_cheaper.json").read_text())
+    record = json.loads((ROOT / "results" / "step_cost_h200.json").read_text())
     page = (ROOT / "docs" / "how-to" / "cheaper-steps.md").read_text()
     assert summary_of_cheaper(record) in page
 

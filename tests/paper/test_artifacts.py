@@ -39,7 +39,7 @@ def accuracies(method: str, num_seeds: int) -> list[float]:
 @pytest.mark.parametrize("name", ARTIFACTS)
 def test_all_are_drawn(name: str, ledger: Ledger, tmp_path: Path) -> None:
     found = drawn(name, GPU, ledger)
-    assert all(row[3] != "0" for row in found.table.rows)
+    assert len(found.table.rows) == len(ARTIFACTS[name].cells)
     assert (ARTIFACTS[name].draw is not None) == bool(found.writers)
     for file, write in found.writers.items():
         write(tmp_path / file)
@@ -52,7 +52,8 @@ def test_all_are_drawn(name: str, ledger: Ledger, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ARTIFACTS)
 def test_all_are_drawn_of_nothing(name: str, tmp_path: Path) -> None:
     found = drawn(name, LAPTOP, Ledger(tmp_path / "study.jsonl"))
-    assert all(row[3] == "0" for row in found.table.rows)
+    assert not found.table.rows
+    assert found.words[-1].startswith("Without a finished run, and left out: ")
     for file, write in found.writers.items():
         write(tmp_path / file)
 
@@ -63,8 +64,8 @@ def test_a_table_has_means_and_intervals_over_seeds(ledger: Ledger) -> None:
         values = accuracies(method, num_seeds)
         half = t_quantile(num_seeds - 1) * statistics.stdev(values) / math.sqrt(num_seeds)
         row = rows["A", METHODS[method].title]
-        assert row[3] == str(num_seeds)
-        assert row[4] == f"{statistics.fmean(values):.2f} ± {half:.2f}"
+        assert row[3:5] == (f"{METHODS[method].passes:.2f}", str(num_seeds))
+        assert row[5] == f"{statistics.fmean(values):.2f} ± {half:.2f}"
     assert len(rows) == 12
     assert rows["A", "SAM"][2] == "rho 0.1"  # the second trial, which is the best
 
@@ -87,7 +88,7 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     assert found.words[1].endswith("over 5 seeds, better. In the paper: better.")
     # The paper finds no improvement from longer training.
     assert made["vanilla, 2x epochs", "vanilla"]["in_paper"] == "no difference shown"
-    assert "The paper ranks 2 of these pairs: here 2 have the same order, 0" in found.words[3]
+    assert "The paper ranks 2 of these pairs: 2 have the same order here, 0" in found.words[3]
 
 
 def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) -> None:
@@ -106,16 +107,18 @@ def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) 
     assert in_words([]) == []
 
 
-def test_one_seed_decides_nothing(tmp_path: Path) -> None:
+def test_two_seeds_decide_nothing(tmp_path: Path) -> None:
     ledger = synthetic_study.ledger(tmp_path / "study.jsonl", GPU, "fig-cosine")
     first, second = (
-        replace(one, lines={0: one.lines[0]})
+        replace(one, lines={seed: one.lines[seed] for seed in range(2)})
         for one in summaries(GPU, [Cell("A", "sam"), Cell("A", "gsam")], ledger)
     )
     (one,) = comparisons([first, second], [("GSAM", "SAM")])
     assert one.difference.half_width is None
-    assert one.verdict == "no difference shown"
-    assert table(GPU, [first], ("test",)).rows[0][4] == f"{accuracies('sam', 1)[0]:.2f}"
+    assert one.verdict == "too few seeds"
+    assert in_words([one])[-1].endswith("0 show no difference, and 1 have too few seeds.")
+    mean = statistics.fmean(accuracies("sam", 2))
+    assert table(GPU, [first], ("test",)).rows[0][-1] == f"{mean:.2f}"
 
 
 def test_failed_runs_are_left_out(tmp_path: Path) -> None:

@@ -30,17 +30,18 @@ def test_many_degrees_of_freedom_give_the_normal_quantile() -> None:
     assert t_quantile(5000) == pytest.approx(1.9604, abs=5e-4)
 
 
-def test_an_interval_of_two_values() -> None:
-    # s / sqrt(2) is half their distance.
-    found = interval([3.0, 5.0])
+def test_an_interval_of_three_values() -> None:
+    found = interval([3.0, 4.0, 5.0])
     assert found.mean == 4.0
-    assert found.half_width == pytest.approx(math.tan(0.475 * math.pi))
+    assert found.half_width == pytest.approx(4.303 / math.sqrt(3), abs=1e-3)
 
 
-def test_one_value_has_no_interval() -> None:
-    assert interval([2.0]) == Interval(2.0, None, 1)
-    assert not interval([2.0]).excludes_zero
-    assert interval([2.0]).text() == "2.00"
+@pytest.mark.parametrize("values", [[2.0], [1.0, 3.0], [2.0, 2.0]])
+def test_one_or_two_values_have_no_interval(values: list[float]) -> None:
+    found = interval(values)
+    assert found == Interval(2.0, None, len(values))
+    assert not found.excludes_zero
+    assert found.text() == "2.00"
 
 
 def test_differences_are_paired_by_seed() -> None:

@@ -222,6 +222,8 @@ def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
     artifact = ARTIFACTS[name]
     found = summaries(scale, artifact.cells, ledger)
     made = comparisons(found, artifact.pairs)
+    num_empty = sum(not one.lines for one in found)
+    missing = f"Without a finished run, and left out: {num_empty} of {len(found)} rows."
     writers = {}
     if artifact.draw is not None:
         writers = {f"{name}.png": artifact.draw(scale, found, ledger).savefig}
@@ -229,5 +231,5 @@ def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
         table(scale, found, artifact.scores),
         {"scale": scale.name, **numbers(found, made, artifact.scores)},
         writers,
-        [*in_words(made), *filter(None, [artifact.notes])],
+        [*in_words(made), *filter(None, [artifact.notes, missing if num_empty else ""])],
     )

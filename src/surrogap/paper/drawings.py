@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import relative_cost
 from surrogap.paper.study import METHODS, Scale, trials
 from surrogap.paper.summaries import Summary
 
@@ -128,25 +127,25 @@ _KINDS = {
 
 def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
     """Test error against the cost of training relative to vanilla, with the methods' names."""
-    figure, (axis,) = new_figure(1, 1, _title(scale, found), size=(_WIDTH, 5.6))
-    timing = ledger.newest_timing(scale.name, found[0].cell.setup)
-    points, errors, names, kinds = [], [], [], []
+    numbers = sorted({len(one.lines) for one in found if one.lines})
+    seeds = " to ".join(map(str, dict.fromkeys([*numbers[:1], *numbers[-1:]])))
+    title = f"{_title(scale, found)}, {seeds} seeds"
+    figure, (axis,) = new_figure(1, 1, title, size=(_WIDTH, 5.6))
+    points, errors, names = [], [], []
     for one in found:
         value, method = one.interval("test"), METHODS[one.cell.method]
-        cost = None if timing is None else relative_cost(timing, one.cell.method)
-        if value is not None and cost is not None:
-            points.append((cost, 100.0 - value.mean))
+        if value is not None and one.cost is not None:
+            points.append((one.cost, 100.0 - value.mean))
             errors.append(value.half_width or 0.0)
             names.append(one.cell.title)
-            kinds.append(list(_KINDS)[0 if method.is_plain else 1 if method.passes >= 2 else 2])
-    for kind, (colour, marker) in _KINDS.items():
-        own = [i for i in range(len(points)) if kinds[i] == kind]
-        if own:
-            x, y = zip(*(points[i] for i in own), strict=True)
-            style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3, "label": kind}
-            axis.errorbar(x, y, yerr=[errors[i] for i in own], **style)
+            kind = list(_KINDS)[0 if method.is_plain else 1 if method.passes >= 2 else 2]
+            colour, marker = _KINDS[kind]
+            for accuracy in one.values("test").values():
+                axis.plot(one.cost, 100.0 - accuracy, ".", color=colour, alpha=0.4)
+            style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3}
+            axis.errorbar(*points[-1], yerr=errors[-1], label=kind, **style)
     axis.set_xlabel("cost relative to vanilla (measured time of a step, times steps)")
-    axis.set_ylabel("test error, % (mean and 95 % interval over seeds)")
+    axis.set_ylabel("test error, % (mean, 95 % interval, seeds)")
     axis.margins(x=0.15, y=0.15)
     _legend(axis)
     place_labels(figure, axis, points, errors, names)
@@ -162,8 +161,11 @@ def _curve(line: LedgerLine, name: str) -> Points:
 
 
 def _legend(axis: "Axes") -> None:
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize="small")
+    """A legend with each label once, if there are labels."""
+    handles, labels = axis.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    if once:
+        axis.legend(list(once.values()), list(once), fontsize="small")
 
 
 def _title(scale: Scale, found: Sequence[Summary]) -> str:

@@ -1,7 +1,8 @@
 """Means over seeds with confidence intervals, and differences paired by seed.
 
 The interval of a mean of n values with standard deviation s is `mean ± t * s / sqrt(n)`, with t the
-quantile of Student's distribution with n - 1 degrees of freedom.
+quantile of Student's distribution with n - 1 degrees of freedom. Two values would have one too, but
+it is rarely useful: it is 13 times as wide as their standard error, and vanishes for equal values.
 """
 
 import math
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 CONFIDENCE = 0.95
+MIN_SEEDS = 3
 
 
 @final
@@ -20,7 +22,7 @@ class Interval:
 
     Attributes:
         mean: The mean.
-        half_width: Half the width of the interval; None for a single value.
+        half_width: Half the width of the interval; None for fewer than `MIN_SEEDS` values.
         num_seeds: The number of values, one for each seed.
     """
 
@@ -30,11 +32,11 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """True if zero lies outside the interval. False for a single value."""
+        """True if there is an interval and zero lies outside of it."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
     def text(self, decimals: int = 2, sign: str = "") -> str:
-        """The mean and half the width; for a single value, the value.
+        """The mean, and half the width of the interval if there is one.
 
         >>> Interval(mean=1.25, half_width=0.5, num_seeds=3).text(sign="+")
         '+1.25 ± 0.50'
@@ -50,7 +52,7 @@ def interval(values: Sequence[float]) -> Interval:
     '2.00 ± 2.48'
     """
     mean, number = statistics.fmean(values), len(values)
-    if number < 2:
+    if number < MIN_SEEDS:
         return Interval(mean, None, number)
     error = statistics.stdev(values) / math.sqrt(number)
     return Interval(mean, t_quantile(number - 1) * error, number)
@@ -60,7 +62,7 @@ def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) 
     """The mean of `values - others` over the seeds that both have; None without a common seed.
 
     >>> paired_difference({0: 1.0, 1: 2.0, 2: 9.0}, {0: 0.5, 1: 1.5}).text()
-    '0.50 ± 0.00'
+    '0.50'
     """
     differences = [value - others[seed] for seed, value in values.items() if seed in others]
     return interval(differences) if differences else None

@@ -25,8 +25,9 @@ images. No other settings are scored on test images, except those that a table o
 purpose. [Trials](#trials) lists all trials.
 
 **How to read the numbers.** `±` is half the width of the 95 % confidence interval of the mean over
-seeds (Student's t). Differences are paired by seed. A method is called better or worse only if the
-interval of the paired difference excludes zero. Below each table is the number of comparisons.
+seeds (Student's t), from three seeds on. Differences are paired by seed. A method is called better
+or worse only if the interval of the paired difference excludes zero. Below each table is the number
+of comparisons. The cost is the measured time of training relative to vanilla training.
 """
 
 
@@ -120,9 +121,12 @@ def _trials(scale: Scale, ledger: Ledger) -> Table:
             best = chosen(scale, letter, method, ledger)
             cells = []
             for run in trials(scale, letter, method):
-                settings = ", ".join(f"{name} {value:g}" for name, value in run.settings.items())
-                accuracy = val_accuracy(ledger[run.key]) if run.key in ledger else None
-                text = f"{settings}: " + ("-" if accuracy is None else f"{100 * accuracy:.2f}")
-                cells.append(f"**{text}**" if run.settings == best else text)
-            rows.append((letter, METHODS[method].title, "; ".join(cells)))
+                if run.key in ledger:
+                    settings = ", ".join(f"{name} {v:g}" for name, v in run.settings.items())
+                    accuracy = val_accuracy(ledger[run.key])
+                    text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
+                    text = f"{settings}: {text}"
+                    cells.append(f"**{text}**" if run.settings == best else text)
+            if cells:
+                rows.append((letter, METHODS[method].title, "; ".join(cells)))
     return Table(("set-up", "method", "trials"), rows)

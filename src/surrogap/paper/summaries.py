@@ -7,7 +7,7 @@ from typing import Any, final
 from surrogap.experiments.text_table import Table
 from surrogap.paper.intervals import CONFIDENCE, Interval, interval, paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import final_runs
+from surrogap.paper.plan import final_runs, relative_cost
 from surrogap.paper.study import Cell, Scale
 
 
@@ -55,10 +55,12 @@ class Summary:
     Attributes:
         cell: The method and its settings.
         lines: The lines of the ledger, by seed.
+        cost: The measured cost of training relative to plain training; None if it was not timed.
     """
 
     cell: Cell
     lines: Mapping[int, LedgerLine]
+    cost: float | None = None
 
     def values(self, score: str) -> dict[int, float]:
         """A score by seed, for the runs where it was measured."""
@@ -85,11 +87,13 @@ def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summa
             runs = final_runs(scale, cell, ledger) or []
             lines = {run.seed: ledger[run.key] for run in runs if run.key in ledger}
             lines = {seed: line for seed, line in lines.items() if line["kind"] == "run"}
-            found.append(Summary(cell, lines))
+            timing = ledger.newest_timing(scale.name, cell.setup)
+            cost = None if timing is None else relative_cost(timing, cell.method)
+            found.append(Summary(cell, lines, cost))
     return found
 
 
-SIMILAR = "no difference shown"
+SIMILAR, TOO_FEW = "no difference shown", "too few seeds"
 
 # The paper's findings for pairs of methods; for a method with itself, rho_t against a constant rho.
 # With a set-up where the finding depends on the images.
@@ -128,7 +132,9 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Better or worse if the interval excludes zero."""
+        """Better or worse if there are enough seeds for an interval, and it excludes zero."""
+        if self.difference.half_width is None:
+            return TOO_FEW
         if not self.difference.excludes_zero:
             return SIMILAR
         return "better" if self.difference.mean > 0 else "worse"
@@ -180,10 +186,12 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
     percent, number = f"{CONFIDENCE:.0%}", len(made)
     stated = [one for one in made if one.in_paper in ("better", "worse")]
     agree = sum(one.verdict == one.in_paper for one in stated)
-    open_ = sum(one.verdict == SIMILAR for one in stated)
+    similar = sum(one.verdict == SIMILAR for one in stated)
+    few = sum(one.verdict == TOO_FEW for one in stated)
     ordering = (
-        f" The paper ranks {len(stated)} of these pairs: here {agree} have the same order, "
-        f"{len(stated) - agree - open_} the opposite order, and {open_} show no difference."
+        f" The paper ranks {len(stated)} of these pairs: {agree} have the same order here, "
+        f"{len(stated) - agree - similar - few} the opposite order, {similar} show no difference, "
+        f"and {few} have too few seeds."
     )
     return [
         *(one.sentence for one in made),
@@ -195,18 +203,25 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
 
 
 def table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Table:
-    """A row for each cell: its settings, the number of seeds, and mean ± interval of each score."""
-    measured = [name for name in scores if any(one.values(name) for one in found)]
-    columns = ("set-up", "method", "settings", "seeds", *(SCORES[n].title for n in measured))
+    """A row for each cell with finished runs: settings, cost, seeds, and mean ± interval of scores.
+
+    Costs are a column if there are some.
+    """
+    rows_of = [one for one in found if one.lines]
+    measured = [name for name in scores if any(one.values(name) for one in rows_of)]
+    timed = any(one.cost is not None for one in rows_of)
+    columns = (
+        *("set-up", "method", "settings", *(["cost"] if timed else []), "seeds"),
+        *(SCORES[name].title for name in measured),
+    )
     rows = [
         (
-            one.cell.setup,
-            one.cell.title,
-            one.settings,
+            *(one.cell.setup, one.cell.title, one.settings),
+            *(["-" if one.cost is None else f"{one.cost:.2f}"] if timed else []),
             str(len(one.lines)),
             *(_text(one.interval(name), SCORES[name].decimals) for name in measured),
         )
-        for one in found
+        for one in rows_of
     ]
     setups = dict.fromkeys(one.cell.setup for one in found)
     legend = "; ".join(f"{setup}: {scale.setups[setup].title}" for setup in setups)
@@ -228,6 +243,7 @@ def numbers(
                 "method": one.cell.method,
                 "title": one.cell.title,
                 "settings": one.settings,
+                "cost": one.cost,
                 "seeds": sorted(one.lines),
                 "scores": {name: _numbers(one.interval(name)) for name in scores},
             }
