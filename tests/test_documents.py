@@ -11,9 +11,11 @@ from workloads import CASES
 
 from surrogap import cli
 from surrogap.experiments.recipes import RECIPES
+from surrogap.paper.intervals import Interval, paired_difference
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.study import GPU
+from surrogap.paper.study import GPU, MAIN, Cell
 from surrogap.paper.study_page import write_page
+from surrogap.paper.summaries import Summary, summaries, table
 from surrogap.training.config import Config
 
 ROOT = Path(__file__).parent.parent
@@ -105,20 +107,64 @@ def test_the_page_of_results_is_that_of_the_ledger(
     assert (ROOT / "docs" / "results.md").read_text() == (tmp_path / "results.md").read_text()
 
 
-def test_the_accuracies_in_the_readme_are_those_of_the_ledger() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    lines = map(json.loads, (ROOT / "results" / "study.jsonl").read_text().splitlines())
-    runs = [line for line in lines if line["kind"] == "run" and line["purpose"] == "tuning"]
-    best = {
-        method: max(
-            100 * run["val"]["accuracy"]
-            for run in runs
-            if (run["setup"], run["method"]) == ("A", method)
-        )
-        for method in ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
-    }
-    vanilla, twice, sam, gsam, norms = (f"{value:.1f} %" for value in best.values())
+@pytest.fixture(scope="module")
+def methods() -> dict[str, Summary]:
+    """The methods that README and the page on choosing speak of, from the ledger."""
+    ledger = Ledger(ROOT / GPU.ledger)
+    return dict(zip(MAIN, summaries(GPU, [Cell("A", name) for name in MAIN], ledger), strict=True))
+
+
+def words_of(path: str) -> str:
+    return " ".join((ROOT / path).read_text().split())
+
+
+def mean(summary: Summary, score: str = "test", decimals: int = 1) -> str:
+    value = summary.interval(score)
+    assert value is not None
+    return f"{value.mean:.{decimals}f}"
+
+
+def points(first: Summary, second: Summary) -> Interval:
+    difference = paired_difference(first.values("test"), second.values("test"))
+    assert difference is not None
+    return difference
+
+
+def test_the_accuracies_in_the_readme_are_those_of_the_ledger(methods: dict[str, Summary]) -> None:
+    vanilla, twice, sam, gsam, norms = (
+        f"{mean(methods[name])} %" for name in ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
+    )
     assert (
-        f"vanilla {vanilla}, twice the epochs {twice}, SAM {sam}, GSAM {gsam}, "
-        f"SAM on norm layers {norms}."
-    ) in text
+        f'Test accuracy is {vanilla} with plain training ("vanilla"), {twice} with twice the '
+        f"epochs, {sam} with SAM, {gsam} with GSAM and {norms} with SAM on norm layers"
+    ) in words_of("README.md")
+    errors = {mean(methods[name], "calibration", 0) for name in ("sam", "gsam")}
+    assert (errors, mean(methods["vanilla"], "calibration", 0)) == ({"4"}, "7")
+
+
+def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
+    methods: dict[str, Summary],
+) -> None:
+    text, page = words_of("docs/how-to/choose.md"), (ROOT / "docs/how-to/choose.md").read_text()
+    rows = table(GPU, list(methods.values()), ("test", "corrupted", "calibration")).markdown()
+    assert "\n".join(re.sub(r"^\|[^|]*", "", row) for row in rows.splitlines()) in page
+    results = (ROOT / "docs" / "results.md").read_text().splitlines()
+    trials = [line for line in page.splitlines() if "rho 0.5: " in line or ", alpha 0.3: " in line]
+    assert len(trials) == 4
+    assert all(f"| A {line}" in results for line in trials)
+    vanilla, twice, norms = (methods[name] for name in ("vanilla", "vanilla-2x", "sam-norms"))
+    for sentence in (
+        f"gains {points(norms, vanilla).mean:.1f} points over plain training, and "
+        f"{points(norms, twice).mean:.1f} over twice the epochs",
+        f"the calibration error from {mean(vanilla, 'calibration')} % to 4 % or less. Twice the "
+        f"epochs leave it at {mean(twice, 'calibration')} %.",
+        f"gains {points(twice, vanilla).mean:.1f} points for twice the cost here",
+        f"({mean(norms, 'corrupted')} %, plain training {mean(vanilla, 'corrupted')} %)",
+        f"{mean(methods['gsam'])} % and {mean(methods['sam'])} %, and on norm layers "
+        f"{mean(methods['gsam-norms'])} % and {mean(norms)} %",
+        f"costs {methods['momentum-sam'].cost:.2f} plain steps, but has no gain here: the "
+        "difference from plain training is "
+        f"{points(methods['momentum-sam'], vanilla).text(sign='+')} points over three seeds",
+    ):
+        assert sentence in text
+    assert max(methods, key=lambda name: float(mean(methods[name], "test", 3))) == "sam-norms"

@@ -10,7 +10,6 @@ from surrogap.paper.study import METHODS, Scale, trials
 from surrogap.paper.summaries import Summary
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without yellow, which is faint on white.
@@ -61,7 +60,6 @@ def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "
         "minimized by GSAM": {"(f_p, h)": [tuned["gsam"]], "(f, h)": [tuned["gsam-plain"]]},
     }
     figure, axes = new_figure(1, 3, _title(scale, found), size=(_WIDTH + 2, 4.0))
-    drawn: dict[str, Any] = {}
     for axis, (title, grouped) in zip(axes, panels.items(), strict=True):
         for position, own in enumerate(grouped.values()):
             for index, one in enumerate(own):
@@ -70,15 +68,12 @@ def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "
                     colour, marker = _ABLATED[one.cell.method]
                     x, error = position + 0.18 * (index - (len(own) - 1) / 2), value.half_width
                     style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3}
-                    bar = axis.errorbar(x, value.mean, yerr=error or 0.0, **style)
-                    drawn[METHODS[one.cell.method].title] = bar
+                    style["label"] = METHODS[one.cell.method].title
+                    axis.errorbar(x, value.mean, yerr=error or 0.0, **style)
         axis.set_xticks(range(len(grouped)), list(grouped))
         axis.set(xlabel=title, xlim=(-0.6, len(grouped) - 0.4))
     axes[0].set_ylabel("test accuracy, % (95 % interval)")
-    if drawn:
-        figure.legend(
-            list(drawn.values()), list(drawn), loc="outside lower center", ncols=len(drawn)
-        )
+    _legend(figure)
     return figure
 
 
@@ -92,7 +87,7 @@ def cosine_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Fi
             curves_with_bands(axis, one.cell.title, curves)
     axis.set(xlabel="epoch (lines: mean over seeds, bands: lowest to highest)")
     axis.set_ylabel("cosine of g and g_p")
-    _legend(axis)
+    _legend(figure)
     return figure
 
 
@@ -113,7 +108,7 @@ def gap_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) ->
             label = "alpha 0 (SAM)" if alpha == 0 else f"alpha {alpha:g}"
             axis.plot(*zip(*_curve(line, "gap"), strict=True), label=label)
         axis.set(xlabel="epoch", title=f"rho {rho:g} (tuning run, 1 seed)")
-        _legend(axis)
+    _legend(figure)
     axes[0].set_ylabel("surrogate gap h")
     return figure
 
@@ -147,7 +142,7 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     axis.set_xlabel("cost relative to vanilla (measured time of a step, times steps)")
     axis.set_ylabel("test error, % (mean, 95 % interval, seeds)")
     axis.margins(x=0.15, y=0.15)
-    _legend(axis)
+    _legend(figure)
     place_labels(figure, axis, points, errors, names)
     return figure
 
@@ -160,12 +155,15 @@ def _curve(line: LedgerLine, name: str) -> Points:
     return [(step * epochs, value) for step, value in pairs if value is not None]
 
 
-def _legend(axis: "Axes") -> None:
-    """A legend with each label once, if there are labels."""
-    handles, labels = axis.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    if once:
-        axis.legend(list(once.values()), list(once), fontsize="small")
+def _legend(figure: "Figure") -> None:
+    """A legend below the panels with each label once, if there are labels."""
+    handles: dict[Any, Any] = {}
+    for axis in figure.axes:
+        own, labels = axis.get_legend_handles_labels()
+        handles |= dict(zip(labels, own, strict=True))
+    if handles:
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": len(handles)}
+        figure.legend(list(handles.values()), list(handles), **place)
 
 
 def _title(scale: Scale, found: Sequence[Summary]) -> str:

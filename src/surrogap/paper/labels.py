@@ -23,8 +23,8 @@ def place_labels(
 ) -> None:
     """Write a name beside each point, with a thin line to it where it is not next to it.
 
-    Each name takes the nearest position where it covers no other name, point, error bar or legend,
-    and stays within the axes; if there is no such position, the one that covers the fewest.
+    Each name takes the nearest position where it covers no other name, point or error bar, and
+    stays within the axes; if there is no such position, the one that covers the fewest.
 
     Args:
         figure: The figure.
@@ -41,9 +41,6 @@ def place_labels(
     taken = []
     for (x, y), error in zip(points, errors, strict=True):
         taken.append(Bbox(axis.transData.transform([(x, y - error), (x, y + error)])).padded(4.0))
-    legend = axis.get_legend()
-    if legend is not None:
-        taken.append(legend.get_window_extent())
     # From the right, where names can still go outwards.
     for index in sorted(range(len(points)), key=lambda i: -points[i][0]):
         x, y = axis.transData.transform(points[index])

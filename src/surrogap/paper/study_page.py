@@ -99,7 +99,10 @@ def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
     if artifact.max_seeds == 0:
         tried = (trials(scale, cell.setup, cell.method) for cell in artifact.cells)
         return any(run.key in ledger for runs in tried for run in runs)
-    return any(one.lines for one in summaries(scale, artifact.cells, ledger))
+    found = summaries(scale, artifact.cells, ledger)
+    # What an ablation varies, if it is one: its other rows are those of other tables.
+    varied = [one for one in found if one.cell.changes]
+    return any(one.lines for one in varied or found)
 
 
 def _compared(made: Sequence[Comparison]) -> Table:
