@@ -33,7 +33,7 @@ dist: .venv/installed
 	$(PYTHON) -m twine check --strict dist/*
 	$(PYTHON) -m pytest tests/test_package.py -m dist
 	mkdir -p build/sdist && tar -xzf dist/*.tar.gz --strip-components 1 -C build/sdist
-	cd build/sdist && PYTHONPATH=src $(CURDIR)/$(PYTHON) -m pytest $(DIST_TESTS) \
+	cd build/sdist && PYTHONPATH=$(CURDIR)/build/sdist/src $(CURDIR)/$(PYTHON) -m pytest $(DIST_TESTS) \
 	    --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # On a machine with a GPU and torch in its own Python; the last run is in results/gpu_tests.txt.

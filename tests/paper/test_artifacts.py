@@ -82,8 +82,8 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     assert difference["num_seeds"] == 5
     assert made["GSAM", "vanilla"]["verdict"] == "better"
     assert found.numbers["num_comparisons"] == len(made) == 3
-    assert "Number of comparisons: 3. If no method differed" in found.words[3]
-    assert "about 0.2 intervals would exclude zero by chance" in found.words[3]
+    assert "Number of comparisons with enough seeds: 3 of 3. If no method" in found.words[3]
+    assert "about 0.2 of them would exclude zero by chance" in found.words[3]
     assert found.words[1].startswith("A: GSAM minus vanilla: +0.6")
     assert found.words[1].endswith("over 5 seeds, better. In the paper: better.")
     # The paper finds no improvement from longer training.

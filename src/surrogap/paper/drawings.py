@@ -116,7 +116,7 @@ def gap_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) ->
 _KINDS = {
     "plain training": (PALETTE[6], "s"),
     "two passes or more": (PALETTE[0], "o"),
-    "cheaper variants": (PALETTE[1], "^"),
+    "cheaper": (PALETTE[1], "^"),
 }
 
 
@@ -133,14 +133,16 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
             points.append((one.cost, 100.0 - value.mean))
             errors.append(value.half_width or 0.0)
             names.append(one.cell.title)
-            kind = list(_KINDS)[0 if method.is_plain else 1 if method.passes >= 2 else 2]
+            kind = list(_KINDS)[0 if method.is_plain else 1 if one.cost > 1.9 else 2]
             colour, marker = _KINDS[kind]
             for accuracy in one.values("test").values():
                 axis.plot(one.cost, 100.0 - accuracy, ".", color=colour, alpha=0.4)
             style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3}
-            axis.errorbar(*points[-1], yerr=errors[-1], label=kind, **style)
-    axis.set_xlabel("cost relative to vanilla (measured time of a step, times steps)")
-    axis.set_ylabel("test error, % (mean, 95 % interval, seeds)")
+            axis.errorbar(*points[-1], yerr=value.half_width, label=kind, **style)
+    axis.set_xlabel("cost of training relative to vanilla (time of a step x number of steps)")
+    axis.set_ylabel("test error, %")
+    legend = "large: mean, with 95 % interval for 3 seeds or more; small: single seeds"
+    axis.set_title(legend, size="small")
     axis.margins(x=0.15, y=0.15)
     _legend(figure)
     place_labels(figure, axis, points, errors, names)

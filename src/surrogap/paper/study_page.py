@@ -13,21 +13,32 @@ from surrogap.paper.summaries import Comparison, comparisons, summaries
 
 _HEAD = """# Results
 
-Every table and figure on this page is drawn from the ledger of one study (`{ledger}`), in which
-each run is trained once. The ledger has a line for each finished run: configuration, seed, scores,
-curves, time, hardware and commit. This page is the output of
+All tables and figures on this page come from one log, `{ledger}`. It has a line for each finished
+run: configuration, seed, scores, curves, time, hardware and commit. This page is the output of
 `surrogap reproduce all --scale {scale} --no-train --page docs/results.md`.
+[Choose an objective](how-to/choose.md) draws the conclusions.
 
 **How settings are chosen.** Each method has the same number of trials in each set-up ({trials}),
 with one seed each, scored on validation images that no run trains on. The settings with the best
-validation accuracy after the last epoch are trained with the study's seeds and scored on the test
-images. No other settings are scored on test images, except those that a table or figure varies on
-purpose. [Trials](#trials) lists all trials.
+validation accuracy after the last epoch, the first of equal ones, are trained with the study's
+seeds and scored on the test images. No other settings are scored on test images, except those that
+a table or figure varies on purpose. [Trials](#trials) lists all trials.
 
 **How to read the numbers.** `±` is half the width of the 95 % confidence interval of the mean over
-seeds (Student's t), from three seeds on. Differences are paired by seed. A method is called better
-or worse only if the interval of the paired difference excludes zero. Below each table is the number
-of comparisons. The cost is the measured time of training relative to vanilla training.
+seeds (Student's t). It is left out for fewer than three seeds. Differences are paired by seed. A
+method is called better or worse only if the interval of the paired difference excludes zero. Below
+each table is the number of comparisons. The columns:
+
+| column | meaning |
+| --- | --- |
+| cost | time of the training steps relative to vanilla training |
+| test % | test accuracy after the last epoch |
+| test %, best epoch | test accuracy after the epoch with the best validation accuracy |
+| corrupted % | mean accuracy over {num_corruptions} corruptions of the test images, such as blur |
+| human labels % | test accuracy relative to the labels that most people chose (CIFAR-10H) |
+| calibration error % | mean difference between confidence and accuracy, in 15 bins |
+| training % | accuracy on the training images, without augmentation |
+| top eigenvalue | largest eigenvalue of the Hessian of the training loss |
 """
 
 
@@ -54,7 +65,12 @@ def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
 
 
 def _page(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
-    yield _HEAD.format(ledger=ledger.path, scale=scale.name, trials=scale.num_trials)
+    yield _HEAD.format(
+        ledger=ledger.path,
+        scale=scale.name,
+        trials=scale.num_trials,
+        num_corruptions=len(scale.corruptions),
+    )
     yield "## Set-ups\n"
     yield _setups(scale, ledger).markdown() + "\n"
     for name, artifact in ARTIFACTS.items():
@@ -72,7 +88,7 @@ def _setups(scale: Scale, ledger: Ledger) -> Table:
         minutes = sum(line["seconds"] for line in lines) / 60
         words = (letter, setup.title, str(len(lines)), f"{minutes:.0f}", hardware or "-")
         rows.append((*words, setup.remark))
-    columns = ("set-up", "model and images", "runs", "minutes in all", "hardware", "remarks")
+    columns = ("set-up", "model and images", "runs", "total minutes", "hardware", "remarks")
     return Table(columns, rows)
 
 
@@ -88,7 +104,8 @@ def _section(
     for file, write in found.writers.items():
         write(folder / file)
         yield f"![{artifact.title}]({folder.name}/{file})\n"
-    yield found.table.markdown() + "\n"
+    if artifact.max_seeds != 0:
+        yield found.table.markdown() + "\n"
     made = comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
     if made:
         yield _compared(made).markdown() + "\n"

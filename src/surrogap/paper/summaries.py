@@ -183,7 +183,7 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
     """The comparisons in words, and how many of them chance alone would call different."""
     if not made:
         return []
-    percent, number = f"{CONFIDENCE:.0%}", len(made)
+    number = sum(one.verdict != TOO_FEW for one in made)
     stated = [one for one in made if one.in_paper in ("better", "worse")]
     agree = sum(one.verdict == one.in_paper for one in stated)
     similar = sum(one.verdict == SIMILAR for one in stated)
@@ -195,9 +195,10 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
     )
     return [
         *(one.sentence for one in made),
-        f"Differences are of test accuracy after the last epoch, paired by seed, with {percent} "
-        f"intervals (Student's t). Number of comparisons: {number}. If no method differed from "
-        f"another, about {number * (1 - CONFIDENCE):.1f} intervals would exclude zero by chance."
+        f"Differences are of test accuracy after the last epoch, paired by seed, with "
+        f"{100 * CONFIDENCE:.0f} % intervals (Student's t). Number of comparisons with enough "
+        f"seeds: {number} of {len(made)}. If no method differed from another, about "
+        f"{number * (1 - CONFIDENCE):.1f} of them would exclude zero by chance."
         + (ordering if stated else ""),
     ]
 
