@@ -16,7 +16,6 @@ _HEAD = """# Results
 All tables and figures on this page come from one log, `{ledger}`. It has a line for each finished
 run: configuration, seed, scores, curves, time, hardware and commit. This page is the output of
 `surrogap reproduce all --scale {scale} --no-train --page docs/results.md`.
-[Choose an objective](how-to/choose.md) draws the conclusions.
 
 **How settings are chosen.** Each method has the same number of trials in each set-up ({trials}),
 with one seed each, scored on validation images that no run trains on. The settings with the best
