@@ -121,7 +121,7 @@ _KINDS = {
 
 
 def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
-    """Test error against the cost of training relative to vanilla, with the methods' names."""
+    """Test accuracy against the cost of training relative to vanilla, with the methods' names."""
     numbers = sorted({len(one.lines) for one in found if one.lines})
     seeds = " to ".join(map(str, dict.fromkeys([*numbers[:1], *numbers[-1:]])))
     title = f"{_title(scale, found)}, {seeds} seeds"
@@ -130,17 +130,17 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     for one in found:
         value, method = one.interval("test"), METHODS[one.cell.method]
         if value is not None and one.cost is not None:
-            points.append((one.cost, 100.0 - value.mean))
+            points.append((one.cost, value.mean))
             errors.append(value.half_width or 0.0)
             names.append(one.cell.title)
             kind = list(_KINDS)[0 if method.is_plain else 1 if one.cost > 1.9 else 2]
             colour, marker = _KINDS[kind]
             for accuracy in one.values("test").values():
-                axis.plot(one.cost, 100.0 - accuracy, ".", color=colour, alpha=0.4)
-            style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3}
-            axis.errorbar(*points[-1], yerr=value.half_width, label=kind, **style)
+                axis.plot(one.cost, accuracy, ".", color=colour, alpha=0.4)
+            axis.errorbar(*points[-1], value.half_width, color=colour, capsize=3)
+            axis.plot(*points[-1], marker, color=colour, label=kind)
     axis.set_xlabel("cost of training relative to vanilla (time of a step x number of steps)")
-    axis.set_ylabel("test error, %")
+    axis.set_ylabel("test accuracy, %")
     legend = "large: mean, with 95 % interval for 3 seeds or more; small: single seeds"
     axis.set_title(legend, size="small")
     axis.margins(x=0.15, y=0.15)

@@ -72,8 +72,15 @@ def _page(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
     )
     yield "## Set-ups\n"
     yield _setups(scale, ledger).markdown() + "\n"
+    waiting = []
     for name, artifact in ARTIFACTS.items():
-        yield from _section(name, artifact, folder, scale, ledger)
+        if _has_runs(artifact, scale, ledger):
+            yield from _section(name, artifact, folder, scale, ledger)
+        else:
+            waiting.append(f"* `{name}`: {artifact.title}")
+    if waiting:
+        yield "## Not trained yet\n"
+        yield "\n".join(waiting) + "\n"
     yield "## Trials\n"
     yield "Validation accuracy in percent after the last epoch; the chosen setting is bold.\n"
     yield _trials(scale, ledger).markdown() + "\n"
@@ -94,11 +101,8 @@ def _setups(scale: Scale, ledger: Ledger) -> Table:
 def _section(
     name: str, artifact: Artifact, folder: Path, scale: Scale, ledger: Ledger
 ) -> Iterator[str]:
-    yield f"## {name}\n"
-    yield f"{artifact.title} `surrogap reproduce {name} --scale {scale.name}`\n"
-    if not _has_runs(artifact, scale, ledger):
-        yield "No run is finished yet.\n"
-        return
+    yield f"## {artifact.title.removesuffix('.')}\n"
+    yield f"`surrogap reproduce {name} --scale {scale.name}`\n"
     found = drawn(name, scale, ledger)
     for file, write in found.writers.items():
         write(folder / file)

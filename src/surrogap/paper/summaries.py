@@ -183,22 +183,24 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
     """The comparisons in words, and how many of them chance alone would call different."""
     if not made:
         return []
-    number = sum(one.verdict != TOO_FEW for one in made)
-    stated = [one for one in made if one.in_paper in ("better", "worse")]
+    enough = [one for one in made if one.verdict != TOO_FEW]
+    stated = [one for one in enough if one.in_paper in ("better", "worse")]
     agree = sum(one.verdict == one.in_paper for one in stated)
     similar = sum(one.verdict == SIMILAR for one in stated)
-    few = sum(one.verdict == TOO_FEW for one in stated)
+    by_chance = (
+        " If no method differed from another, about "
+        f"{len(enough) * (1 - CONFIDENCE):.1f} of them would exclude zero by chance."
+    )
     ordering = (
-        f" The paper ranks {len(stated)} of these pairs: {agree} have the same order here, "
-        f"{len(stated) - agree - similar - few} the opposite order, {similar} show no difference, "
-        f"and {few} have too few seeds."
+        f" The paper ranks {len(stated)} of them: {agree} have the same order here, "
+        f"{len(stated) - agree - similar} the opposite order, and {similar} show no difference."
     )
     return [
         *(one.sentence for one in made),
         f"Differences are of test accuracy after the last epoch, paired by seed, with "
         f"{100 * CONFIDENCE:.0f} % intervals (Student's t). Number of comparisons with enough "
-        f"seeds: {number} of {len(made)}. If no method differed from another, about "
-        f"{number * (1 - CONFIDENCE):.1f} of them would exclude zero by chance."
+        f"seeds: {len(enough)} of {len(made)}."
+        + (by_chance if enough else "")
         + (ordering if stated else ""),
     ]
 
