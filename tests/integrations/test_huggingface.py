@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import SequentialSampler
+from torch.utils.data import IterableDataset, SequentialSampler
 
 from surrogap import GSAM, SAM, Intermittent, MomentumSAM, Objective, Vanilla
 from surrogap.rho import InverseSqrt, ProportionalToLR
@@ -466,6 +466,98 @@ def test_the_mixin_goes_before_any_trainer(tmp_path: Path) -> None:
     trainer.train()
     train_by_hand(by_hand, texts(), token_loss)
     assert_same_weights(model, by_hand)
+
+
+class Weighted(InOrder, Trainer):
+    """A trainer whose micro-batches have different weights: 1 and `SECOND` in turn."""
+
+    SECOND = 1.0
+
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> Tensor:
+        self.num_seen = getattr(self, "num_seen", 0) + 1
+        model.train()
+        weight = 1.0 if self.num_seen % 2 else self.SECOND
+        loss = self.compute_loss(model, self._prepare_inputs(inputs)) * weight / 2
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+class Unequal(Weighted):
+    SECOND = 3.0
+
+
+class WeightedOurs(SharpnessAwareMixin, Weighted):
+    pass
+
+
+class UnequalOurs(SharpnessAwareMixin, Unequal):
+    pass
+
+
+def test_a_trainer_of_ones_own_keeps_its_weights(tmp_path: Path) -> None:
+    for ours, theirs, perturb_each in (
+        (WeightedOurs, Weighted, "step"),
+        (UnequalOurs, Unequal, "micro_batch"),
+    ):
+        model, other = classifier(), classifier()
+        options = {"objective": plain, "perturb_each": perturb_each}
+        train(tmp_path, model, sentences(), ours, options=options, num_train_epochs=1, max_steps=2)
+        train(tmp_path, other, sentences(), theirs, num_train_epochs=1, max_steps=2)
+        assert_same_weights(model, other)
+
+
+def test_unequal_weights_are_refused_with_one_perturbation_per_step(tmp_path: Path) -> None:
+    message = 'perturb_each must be "micro_batch" if micro-batches have different weights, got'
+    with pytest.raises(ValueError, match=f"{message} a factor of 1.5 .* and 0.5 for"):
+        train(tmp_path, classifier(), sentences(), UnequalOurs, options={"perturb_each": "step"})
+
+
+class Stream(IterableDataset):
+    """Batches without a length: the last micro-batch of an epoch joins the next epoch's first."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(sentences())
+
+
+def test_a_micro_batch_left_over_by_an_epoch_keeps_its_weight(tmp_path: Path) -> None:
+    models = [classifier(), classifier()]
+    for model, kind in zip(models, (SharpnessAwareTrainer, Trainer), strict=True):
+        options = {"objective": plain} if kind is SharpnessAwareTrainer else {}
+        model.dropout.p = 0.0
+        train(tmp_path, model, Stream(), kind, options=options, max_steps=6)
+    assert_same_weights(*models)
+
+
+class OwnLoss(Ours):
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = model(**inputs).loss
+        return loss
+
+
+class OwnStep(Ours):
+    def training_step(self, model: nn.Module, inputs: Any, *args: Any) -> Tensor:
+        loss: Tensor = self.compute_loss(model, self._prepare_inputs(inputs))
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+@pytest.mark.parametrize("kind", [OwnLoss, OwnStep])
+def test_an_override_that_bypasses_the_objective_is_refused(kind: type, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=f"{kind.__name__} trained without the objective: its"):
+        train(tmp_path, classifier(), sentences(), kind)
+
+
+class Outputs(Ours):
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = super().compute_loss(model, inputs, return_outputs=True)[0]
+        return loss
+
+
+def test_outputs_are_refused_in_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="return_outputs must be False in training, got True"):
+        train(tmp_path, classifier(), sentences(), Outputs)
 
 
 @pytest.mark.integrations

@@ -208,6 +208,36 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert second.objective.num_steps == 6
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_callback_that_was_used_before_is_resumed_too(tmp_path: Path) -> None:
+    whole, resumed = Classifier(), Classifier()
+    trainer(tmp_path, SharpnessAware(counted)).fit(whole, loader())
+    callback = SharpnessAware(counted)
+    saving = ModelCheckpoint(dirpath=tmp_path / "saved", save_last=True)
+    trainer(tmp_path, callback, saving, max_epochs=1).fit(Classifier(), loader())
+    path, again = saving.last_model_path, ModelCheckpoint(tmp_path / "saved")
+    trainer(tmp_path, callback, again).fit(resumed, loader(), ckpt_path=path)
+    assert_same_state(whole, resumed, exactly=True)
+    assert callback.objective is not None
+    assert callback.objective.num_steps == 6
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_state_that_was_loaded_for_a_test_is_not_that_of_the_next_fit(tmp_path: Path) -> None:
+    class Tested(Classifier):
+        def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            pass
+
+    saving = ModelCheckpoint(dirpath=tmp_path / "saved", save_last=True)
+    trainer(tmp_path, SharpnessAware(counted), saving, max_epochs=1).fit(Tested(), loader())
+    callback = SharpnessAware(counted)
+    used = trainer(tmp_path, callback, ModelCheckpoint(tmp_path / "saved"), max_epochs=1)
+    used.test(Tested(), loader(), ckpt_path=saving.last_model_path)
+    used.fit(Tested(), loader())
+    assert callback.objective is not None
+    assert callback.objective.num_steps == 3
+
+
 def test_the_strategy_gets_its_training_step_back(tmp_path: Path) -> None:
     class Failing(Classifier):
         def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:

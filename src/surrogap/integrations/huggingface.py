@@ -7,6 +7,7 @@ trainer's: dividing by the number of micro-batches, loss scaling, clipping and s
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -33,7 +34,8 @@ _LOGGED = ("gap", "perturbed_loss", "rho")
 class SharpnessAwareMixin(_Trainer):
     """Sharpness-aware training for any subclass of `transformers.Trainer`.
 
-    Put it before the trainer: `class MyTrainer(SharpnessAwareMixin, SFTTrainer): pass`. Losses
+    Put it before the trainer: `class MyTrainer(SharpnessAwareMixin, SFTTrainer): pass`. The same
+    holds for a trainer of your own that overrides `compute_loss` or `training_step`. Losses
     weighted by tokens, label smoothing, `compute_loss_func`, mixed precision, PEFT, gradient
     checkpointing and compilation work as they do without it. The log has three more entries,
     averaged over steps like the loss: `gap`, `perturbed_loss` and `rho`.
@@ -43,7 +45,8 @@ class SharpnessAwareMixin(_Trainer):
             It is called when training starts.
         perturb_each: With gradient accumulation, "step" uses one perturbation for all micro-batches
             of an optimizer step, so the result does not depend on how a batch is split;
-            "micro_batch" uses one perturbation per micro-batch.
+            "micro_batch" uses one perturbation per micro-batch, whose losses may have different
+            weights.
         args: Positional arguments of the trainer.
         kwargs: Keyword arguments of the trainer.
 
@@ -54,6 +57,7 @@ class SharpnessAwareMixin(_Trainer):
         TypeError: `objective` is not a function, or did not return an objective.
         ValueError: `perturb_each` is unknown, or the training arguments ask for DeepSpeed,
             Megatron-LM, FSDP1, DataParallel or an optimizer that steps during backward.
+        RuntimeError: An override of `compute_loss` or `training_step` bypasses the objective.
     """
 
     def __init__(
@@ -74,13 +78,11 @@ class SharpnessAwareMixin(_Trainer):
         self._build = objective
         self._saved_state: dict[str, Any] | None = None
         self._is_in_training_step = False
-        # The micro-batches of this step so far, and the factor of their losses in the trainer.
-        self._micro_batches: list[Callable[[], Tensor]] = []
-        self._factor = torch.ones(())
+        self._micro_batches: list[_MicroBatch] = []  # of this step, so far
         self._means = _StepMeans()
         super().__init__(*args, **kwargs)
         _check(self)
-        self.add_callback(_AtTrainBegin(self))
+        self.add_callback(_Callback(self))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run one micro-batch. See `Trainer.training_step`."""
@@ -106,14 +108,20 @@ class SharpnessAwareMixin(_Trainer):
             loss: Tensor = compute_loss(model, copy.copy(inputs), *args, **kwargs)
             return loss
 
-        self._micro_batches.append(with_effects_once(closure, partial(_restoring_metrics, self)))
+        if kwargs.get("return_outputs", args[:1] == (True,)):
+            raise ValueError(
+                "return_outputs must be False in training, got True. If a subclass asks for the "
+                "outputs, put the mixin before it: class MyTrainer(SharpnessAwareMixin, ...)."
+            )
+        once = with_effects_once(closure, partial(_restoring_metrics, self))
+        self._micro_batches.append(_MicroBatch(once))
         is_last = bool(self.accelerator.sync_gradients)
         if self.perturb_each == "step" and not is_last:
-            return self._postponed(model)
-        closures, self._micro_batches = self._micro_batches, []
-        if len(closures) == 1:
-            return self._loss(closures[0], is_last=is_last)
-        return self._loss_of_step(closures)
+            return self._postponed(model, self._micro_batches[-1])
+        micro_batches, self._micro_batches = self._micro_batches, []
+        if len(micro_batches) == 1:
+            return self._loss(once, is_last=is_last)
+        return self._loss_of_step(micro_batches)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the means of the reports since the last call with the loss. See `Trainer.log`."""
@@ -136,28 +144,41 @@ class SharpnessAwareMixin(_Trainer):
         loss.register_hook(measure)  # type: ignore[no-untyped-call]
         return loss
 
-    def _postponed(self, model: nn.Module) -> Tensor:
+    def _postponed(self, model: nn.Module, micro_batch: "_MicroBatch") -> Tensor:
         """Return 0 for a micro-batch whose passes run with those of the last micro-batch."""
         dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
         zero = torch.zeros((), dtype=dtype, device=self.args.device, requires_grad=True)
 
         def note(factor: Tensor) -> None:
-            self._factor = factor
+            micro_batch.factor = factor / self._scale(factor)
 
         zero.register_hook(note)  # type: ignore[no-untyped-call]
         return zero
 
-    def _loss_of_step(self, closures: Sequence[Callable[[], Tensor]]) -> Tensor:
+    def _loss_of_step(self, micro_batches: "Sequence[_MicroBatch]") -> Tensor:
         """Add the direction of several micro-batches, and return the sum of their losses."""
         assert self.objective is not None
-        # The factor of the previous micro-batches, with which the trainer scales each loss.
-        factor = self._factor / self._scale(self._factor)
+        *previous, last = micro_batches
+        # The trainer scales the last loss after this call, presumably like the one before.
+        factor = previous[-1].factor
+        last.factor = factor
         report = self.objective.backward(
-            [partial(_times, closure, factor) for closure in closures],
-            scaler=self.accelerator.scaler,
+            [one.loss for one in micro_batches], scaler=self.accelerator.scaler
         )
         self._means.add(report, torch.ones_like(factor), is_last=True)
-        return (report.value / factor).requires_grad_()
+
+        def check(actual: Tensor) -> None:
+            actual = actual / self._scale(actual)
+            if not torch.isclose(actual, factor, rtol=1e-4):
+                raise ValueError(
+                    'perturb_each must be "micro_batch" if micro-batches have different weights, '
+                    f"got a factor of {actual:g} for the last loss of a step and {factor:g} for "
+                    "the one before."
+                )
+
+        loss = (report.value / factor).requires_grad_()
+        loss.register_hook(check)  # type: ignore[no-untyped-call]
+        return loss
 
     def _scale(self, like: Tensor) -> Tensor:
         """Return the factor of loss scaling; 1 without loss scaling."""
@@ -200,8 +221,8 @@ class SharpnessAwareTrainer(SharpnessAwareMixin, Trainer):
     """
 
 
-class _AtTrainBegin(TrainerCallback):
-    """Builds the objective at the start of training, when the model is wrapped."""
+class _Callback(TrainerCallback):
+    """Builds the objective when the model is wrapped, and checks that the first step uses it."""
 
     def __init__(self, trainer: SharpnessAwareMixin) -> None:
         self._trainer = trainer
@@ -209,17 +230,34 @@ class _AtTrainBegin(TrainerCallback):
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self._trainer._start()
 
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if self._trainer.objective is None or self._trainer.objective.report is None:
+            name = type(self._trainer).__name__
+            raise RuntimeError(
+                f"{name} trained without the objective: its compute_loss or training_step does not "
+                f"call super(). Put the mixin before the class that overrides it: "
+                f"class {name}(SharpnessAwareMixin, ...)."
+            )
 
-def _times(closure: Callable[[], Tensor], factor: Tensor) -> Tensor:
-    return closure() * factor
+
+@dataclass
+class _MicroBatch:
+    """The closure of a micro-batch, and the trainer's factor of its loss, known from backward."""
+
+    closure: Callable[[], Tensor]
+    factor: Tensor = field(default_factory=lambda: torch.ones(()))
+
+    def loss(self) -> Tensor:
+        return self.closure() * self.factor
 
 
 class _StepMeans:
-    """The reports of steps, kept on the device until their means are logged."""
+    """The means of the reports of steps, kept on the device until they are logged."""
 
     def __init__(self) -> None:
         self._micro_batches: list[Tensor] = []
-        self._steps: list[Tensor] = []
+        self._sums: Tensor | float = 0.0
+        self._counts: Tensor | int = 0  # of the steps that measured a value
 
     def add(self, report: Report, factor: Tensor, *, is_last: bool) -> None:
         """Add the report of a micro-batch whose loss the trainer multiplies by `factor`."""
@@ -229,17 +267,19 @@ class _StepMeans:
             rows = torch.stack(self._micro_batches)
             self._micro_batches = []
             # The loss of the step is the sum of the losses of its micro-batches.
-            self._steps.append(torch.cat([rows[:, :2].sum(0), rows[:1, 2]]))
+            step = torch.cat([rows[:, :2].sum(0), rows[:1, 2]])
+            self._sums = self._sums + step.nan_to_num(0.0)
+            self._counts = self._counts + ~step.isnan()
 
     def means(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the means over steps and processes, and clear the steps.
 
         Values that no step has measured are left out.
         """
-        if not self._steps:
+        if not isinstance(self._sums, Tensor):
             return {}
-        steps, self._steps = torch.stack(self._steps), []
-        means = gather(steps.nanmean(0, keepdim=True)).nanmean(0).tolist()
+        rows, self._sums, self._counts = (self._sums / self._counts)[None], 0.0, 0
+        means = gather(rows).nanmean(0).tolist()
         return {name: mean for name, mean in zip(_LOGGED, means, strict=True) if mean == mean}
 
 

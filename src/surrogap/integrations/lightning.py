@@ -28,7 +28,7 @@ class SharpnessAware(Callback):
     The module needs no changes. `gradient_clip_val`, `accumulate_grad_batches` (with one
     perturbation per batch), `precision` and the strategy work as usual. In the second pass,
     `self.log` does nothing, and torchmetrics keep their state. Checkpoints contain the state of the
-    objective.
+    objective; if it differs between processes, that of the first.
 
     Args:
         objective: A function that builds the objective from the wrapped module and the optimizer.
@@ -51,6 +51,7 @@ class SharpnessAware(Callback):
         self._logs = log  # not `log`, which is a method of Lightning's callbacks
         self._build = objective
         self._saved_state: dict[str, Any] | None = None
+        self._is_fitting = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse unsupported strategies and manual optimization."""
@@ -67,6 +68,7 @@ class SharpnessAware(Callback):
         """Build the objective, and wrap the training step of the strategy."""
         strategy: Any = trainer.strategy
         self.objective = build_objective(self._build, strategy.model, trainer.optimizers[0])
+        self._is_fitting = True
         if self._saved_state is not None:
             self.load_state_dict(self._saved_state)
         _restore(strategy)
@@ -82,11 +84,16 @@ class SharpnessAware(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: Any) -> None:
         """Restore the training step of the strategy."""
-        _restore(trainer.strategy)
+        self._end(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restore the training step of the strategy."""
+        self._end(trainer)
+
+    def _end(self, trainer: Trainer) -> None:
         _restore(trainer.strategy)
+        # A state that was loaded for `test` is not that of the next `fit`.
+        self._is_fitting, self._saved_state = False, None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the objective."""
@@ -94,11 +101,10 @@ class SharpnessAware(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of the objective from a checkpoint."""
-        if self.objective is None:  # most strategies restore callbacks before `fit` starts
-            self._saved_state = state_dict
-        else:
-            self._saved_state = None
+        if self.objective is not None and self._is_fitting:
             self.objective.load_state_dict(state_dict)
+        else:  # most strategies restore callbacks before `fit` starts
+            self._saved_state = state_dict
 
     def _training_step(
         self, trainer: Trainer, training_step: Callable[..., Any], *args: Any, **kwargs: Any
