@@ -31,6 +31,9 @@ def test_site_builds_without_warnings(tmp_path: Path) -> None:
     text = (tmp_path / "reference" / "configuration.html").read_text()
     assert 'id="momentum-sam"' in text
     assert "--climb-fraction" in text
+    text = (tmp_path / "reference" / "objectives.html").read_text()
+    assert "<code" in text.partition("<table")[2].partition("</table>")[0]
+    assert "shared" not in text.partition('id="surrogap.SAM"')[2].partition("</dl>")[0]
 
 
 @pytest.mark.parametrize("module", PUBLIC)
