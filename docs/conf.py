@@ -32,6 +32,7 @@ myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = "surrogap"
+html_baseurl = _urls["Documentation"]
 html_theme_options = {
     "source_repository": _urls["Repository"],
     "source_branch": "main",
