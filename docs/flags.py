@@ -1,8 +1,6 @@
 """The reference of the command line and of the configuration, in Markdown, from the parsers."""
 
 import argparse
-import contextlib
-import io
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -11,9 +9,14 @@ from unittest import mock
 
 import tyro
 
-from surrogap import cli
+from surrogap.cli.commands import COMMANDS
 
 _OBJECTIVE = "--objective"
+# Code as it is, then commands, flags, calls, names with underscores and file names.
+_CODE = re.compile(
+    rf"`[^`]*`|(?<![\w-])(surrogap (?:{'|'.join(COMMANDS)})\b|--[a-z][\w-]*(?: [A-Z]+\b)?"
+    r"|\w+\.\w+\([^)]*\)|\w+_\w+|[\w*/-]*\.[a-z]\w+)(?!\w)"
+)
 
 
 class _ParserError(Exception):
@@ -40,10 +43,7 @@ def parser(command: str, *arguments: str) -> argparse.ArgumentParser:
 
 def commands() -> str:
     """Return a section for each command; settings of a configuration are left to its own page."""
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        cli.main(["--help"])
-    names = re.findall(r"^  ([\w-]+)  ", text.getvalue(), re.MULTILINE)
-    return "\n\n".join(f"## {name}\n\n{_command(name)}" for name in names)
+    return "\n\n".join(f"## {name}\n\n{_command(name)}" for name in COMMANDS)
 
 
 def configuration() -> str:
@@ -52,10 +52,12 @@ def configuration() -> str:
     sections = []
     for title, about, actions in groups:
         if title == "objective":
-            sections.append(f"## {title}\n\n{about} Each objective has the fields that it uses.")
+            sections.append(
+                f"## {title}\n\n{_coded(about)} Each objective has the fields that it uses."
+            )
             sections += _objectives()
         elif title:
-            sections.append(f"## {title}\n\n{about}\n\n{_definitions(actions, _field)}")
+            sections.append(f"## {title}\n\n{_coded(about)}\n\n{_definitions(actions, _field)}")
     return "\n\n".join(sections)
 
 
@@ -64,7 +66,7 @@ GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "configuration"
 
 def _command(name: str) -> str:
     found = parser(name)
-    parts = [str(found.description), f"```\n{_usage(name, found)}\n```"]
+    parts = [_coded(str(found.description)), f"```\n{_usage(name, found)}\n```"]
     has_config = False
     for title, _, actions in _groups(found):
         if title:
@@ -119,9 +121,12 @@ def _definitions(actions: list[argparse.Action], title: Callable[[argparse.Actio
 def _definition(action: argparse.Action, title: Callable[[argparse.Action], str]) -> str:
     text = " ".join(str(action.help).split())
     text = re.sub(r" \(default: (.*)\)$", r" Default: `\1`.", text).replace(" Default: ``.", "")
-    # Flags, names with underscores and file names are code.
-    text = re.sub(r"(?<![`\w-])(--[a-z][\w-]*|\w+_\w+|\*?\.\w{2,})(?![`\w])", r"`\1`", text)
-    return f"{title(action)}\n: {text}"
+    return f"{title(action)}\n: {_coded(text)}"
+
+
+def _coded(text: str) -> str:
+    """Return a text of a parser with its code in backticks."""
+    return _CODE.sub(lambda found: f"`{found[0].strip('`')}`", text)
 
 
 def _flag(action: argparse.Action) -> str:

@@ -4,8 +4,9 @@ python -m tests.public_names > tests/public_names.txt
 """
 
 import inspect
+from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 MODULES = {
     "surrogap": None,
@@ -45,10 +46,21 @@ def _arguments(function: Any) -> str:
     """Return names, kinds and defaults; annotations name internal modules, which may change."""
     parameters = [
         p.replace(annotation=inspect.Parameter.empty, default=_default(p.default))
-        for p in inspect.signature(function).parameters.values()
+        for p in _parameters(function)
         if not p.name.startswith("_")
     ]
     return str(inspect.Signature(parameters))
+
+
+def _parameters(function: Any) -> Iterator[inspect.Parameter]:
+    """Yield the parameters, with those of the base class in place of `**shared: Unpack[...]`."""
+    for parameter in inspect.signature(function).parameters.values():
+        unpacked = get_args(parameter.annotation)
+        if parameter.kind is parameter.VAR_KEYWORD and unpacked:
+            base = inspect.signature(function.__base__).parameters
+            yield from (base[name] for name in unpacked[0].__annotations__)
+        else:
+            yield parameter
 
 
 class _Written:
