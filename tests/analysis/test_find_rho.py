@@ -98,6 +98,8 @@ def test_words_for_the_ends_of_a_sweep() -> None:
     assert "sweep smaller radii" in Sweep(radii, 1, 1.0, 1.0).explain()
     unbounded = Sweep(radii, 1, 0.5, math.inf)
     assert unbounded.explain() == "Try rho from 0.5. Radii above 10 were not swept."
+    assert unbounded.explain(20.0).endswith(" 20 was not swept.")
+    assert unbounded.explain(2.0).endswith(" 2 is within this range.")
     assert unbounded.center == 0.5
 
 

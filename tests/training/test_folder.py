@@ -107,6 +107,13 @@ def test_a_folder_without_a_run(text: bytes | None, tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
+def test_a_configuration_of_an_older_version(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"objective": {"name": "vanilla", "alpha": 0.4}}')
+    message = "config.json is not a configuration of this version of surrogap: alpha has no effect"
+    with pytest.raises(ValueError, match=message):
+        read_config(tmp_path)
+
+
 def test_a_run_without_its_configuration(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, steps=1)
     train(config)

@@ -112,6 +112,8 @@ class Sweep:
         return f"Try rho from {self.low:.2g} to {self.high:.2g}, starting with {self.center:.2g}."
 
     def _verdict(self, rho: float) -> str:
+        if math.isinf(self.high) and rho > self.radii[-1].rho:
+            return f"{rho:g} was not swept."
         if self.contains(rho):
             return f"{rho:g} is within this range."
         if self.low is None or rho < self.low:

@@ -2,7 +2,7 @@
 
 surrogap compare
 surrogap compare --recipe cifar10-resnet18-gsam --objectives vanilla sam gsam asam --seeds 5
-surrogap compare --objectives vanilla momentum-sam sam sam@every=5 sam-norms gsam-norms@rho=0.5
+surrogap compare --recipe cifar10-resnet18-gsam --objectives sam sam@every=5 sam-norms@rho=0.5
 """
 
 import dataclasses

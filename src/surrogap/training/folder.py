@@ -29,11 +29,17 @@ def read_config(folder: Path) -> Config:
         ValueError: The folder is not that of a run.
     """
     try:
-        return Config.from_dict(json.loads((folder / CONFIG).read_text()))
+        values = json.loads((folder / CONFIG).read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         remedy = f"Restore {CONFIG} from a copy" if _is_run(folder) else "Pass a run's folder"
         raise InvalidValueError(
             f"run must be a folder with a readable {CONFIG}, got {folder}. {remedy}."
+        ) from error
+    try:
+        return Config.from_dict(values)
+    except (TypeError, ValueError) as error:
+        raise InvalidValueError(
+            f"{folder / CONFIG} is not a configuration of this version of surrogap: {error}"
         ) from error
 
 
