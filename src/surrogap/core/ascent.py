@@ -93,9 +93,11 @@ class AscentStep:
         """Run the pass at `w`, and return its loss and aux. Its gradients stay in `.grad`."""
         objective, weights = self._objective, self._weights
         idle: list[nn.Parameter] = []
-        # FSDP ignores changes of `requires_grad`, and computes all gradients.
-        is_partial = not (self._uses_g or objective.perturb is None or weights.are_sharded)
-        if is_partial and not weights.are_lazy:
+        # FSDP ignores changes of `requires_grad`, and computes all gradients. A reentrant
+        # checkpoint whose inputs require no gradient computes none, so all are computed if there
+        # is one, and in the first call, which looks for one.
+        needs_all = self._uses_g or objective.perturb is None or weights.are_sharded
+        if not needs_all and weights.is_checked and not weights.are_reentrant:
             pairs = zip(weights.parameters, self._kinds(), strict=True)
             idle = [parameter for parameter, kind in pairs if kind == Kind.FIXED]
         with gradients.disabled(weights, idle) if idle else nullcontext():

@@ -52,15 +52,19 @@ def outside_wrappers(weights: Weights) -> Iterator[None]:
         handle.remove()
 
 
-def check_leaves(loss: Tensor, weights: Weights) -> None:
+def check_graph(loss: Tensor, weights: Weights) -> None:
     """Check that all trainable parameters in the graph of a loss belong to the model.
 
-    Inputs that require gradients are not parameters, and are allowed.
+    Inputs that require gradients are not parameters, and are allowed. Also look for reentrant
+    checkpointing in the graph.
 
     Raises:
         RuntimeError: One does not. Both passes would add to its gradient.
     """
-    known, leaves = weights.identities(), list(_leaves(loss))
+    nodes = list(_nodes(loss))
+    weights.are_reentrant |= any(n.name() == "CheckpointFunctionBackward" for n in nodes)
+    known = weights.identities()
+    leaves = [leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None]
     others = [p for p in leaves if isinstance(p, nn.Parameter) and id(p) not in known]
     if others and len(others) < len(leaves):  # otherwise it is another model's loss, refused later
         raise UnsupportedError(
@@ -70,8 +74,8 @@ def check_leaves(loss: Tensor, weights: Weights) -> None:
         )
 
 
-def _leaves(loss: Tensor) -> Iterator[Tensor]:
-    """Yield the leaves of a graph."""
+def _nodes(loss: Tensor) -> Iterator[Any]:
+    """Yield the nodes of a graph."""
     nodes: list[Any] = [loss.grad_fn]
     seen = set()
     while nodes:
@@ -79,6 +83,5 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            yield leaf
+        yield node
         nodes.extend(following for following, _ in node.next_functions)

@@ -63,7 +63,8 @@ class Objective:
             layers, a function of a parameter's name and the parameter that returns True for those
             that climb, or None for all. The other parameters are trained without being perturbed.
             If the direction does not contain `g` (SAM, or alpha = 0), the first pass computes only
-            the gradients of the parameters that climb.
+            the gradients of the parameters that climb, from the second call on. Under reentrant
+            checkpointing, which must be enabled before the first call, it computes all.
         scope: Under DistributedDataParallel, the gradients that the ascent step uses: "replica",
             this process's own, which is the default; "global", the mean over all processes; a
             process group, the mean over its members. Sharded models support only "global".

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map_only
 
-from surrogap.core.first_call import check_leaves, outside_wrappers
+from surrogap.core.first_call import check_graph, outside_wrappers
 from surrogap.core.gradients import current
 from surrogap.core.random_state import RandomState, RandomStates
 from surrogap.core.vectors import are_any, wide
@@ -122,7 +122,7 @@ class Passes:
                     "Return the loss; the objective calls backward itself, once per pass."
                 )
             if is_first_call:
-                check_leaves(loss, weights)
+                check_graph(loss, weights)
             guard = nullcontext() if self._backward is Tensor.backward else _unmoved(weights)
             with _in_this_thread(weights.devices), guard:
                 self._backward(loss if self._scaler is None else self._scaler.scale(loss))

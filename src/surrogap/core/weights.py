@@ -42,6 +42,7 @@ class Weights:
         fsdp: The modules that FSDP2 shards.
         are_sharded: Whether processes hold shards of the parameters.
         is_checked: Whether a call with these modules has succeeded.
+        are_reentrant: Whether modules run inside reentrant checkpointing, as that call has found.
 
     Raises:
         TypeError: A module is a TorchScript module, or belongs to a refused engine.
@@ -57,6 +58,7 @@ class Weights:
     fsdp: FullySharded
     are_sharded: bool
     is_checked: bool
+    are_reentrant: bool
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -135,7 +137,7 @@ class Weights:
             )
         for each in set(map(type, modules)):
             check_engine(each)
-        self.is_checked = False
+        self.is_checked = self.are_reentrant = False
         own = [module._parameters for module in modules]
         dictionaries: list[dict[str, Any]] = [*(module._modules for module in modules), *own]
         self._filled = [dictionary for dictionary in dictionaries if dictionary]
