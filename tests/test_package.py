@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 import venv
 from importlib import metadata
@@ -32,6 +33,40 @@ def test_workflow_runs_the_oldest_and_the_newest_python_and_the_oldest_torch() -
     assert f'"{listed[0]}"' in WORKFLOW
     assert f'"{listed[-1]}"' in WORKFLOW
     assert f"torch=={str(oldest).removeprefix('>=')}." in WORKFLOW
+
+
+CHANGES, RELEASED = "## [0.1.0] - 2026-01-31\n", "Run pip install surrogap.\n"
+
+
+@pytest.mark.parametrize(
+    ("changelog", "page", "is_ready"),
+    [
+        (CHANGES, RELEASED, True),
+        ("## [0.1.0] - not released yet\n", RELEASED, False),
+        (CHANGES.replace("0.1.0", "0.2.0"), RELEASED, False),
+        (CHANGES, "There is no\nrelease yet.\n", False),
+    ],
+)
+@pytest.mark.parametrize("path", ["README.md", "docs/get-started.md", "docs/how-to/train.md"])
+def test_release_needs_a_date_and_documents_of_a_release(
+    tmp_path: Path, path: str, changelog: str, page: str, is_ready: bool
+) -> None:
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    step = re.compile(r"describe the release\n +run: \|\n(.*?)^ +- ", re.MULTILINE | re.DOTALL)
+    (script,) = step.findall(workflow)
+    (tmp_path / "docs" / "how-to").mkdir(parents=True)
+    for other in ("README.md", "docs/get-started.md", "docs/how-to/train.md"):
+        (tmp_path / other).write_text(RELEASED)
+    (tmp_path / path).write_text(page)
+    (tmp_path / "CHANGELOG.md").write_text(changelog)
+    result = subprocess.run(
+        ["bash", "-e", "-c", textwrap.dedent(script)],
+        cwd=tmp_path,
+        env=os.environ | {"GITHUB_REF_NAME": "v0.1.0"},
+        capture_output=True,
+        check=False,
+    )
+    assert (result.returncode == 0) == is_ready
 
 
 def run_without_extras(*arguments: str) -> "subprocess.CompletedProcess[str]":
