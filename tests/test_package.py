@@ -52,7 +52,8 @@ def test_release_needs_a_date_and_documents_of_a_release(
     tmp_path: Path, path: str, changelog: str, page: str, is_ready: bool
 ) -> None:
     workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text()
-    (script,) = re.findall(r"describe the release\n +run: \|\n(.*?)(?= +- )", workflow, re.DOTALL)
+    step = re.compile(r"describe the release\n +run: \|\n(.*?)^ +- ", re.MULTILINE | re.DOTALL)
+    (script,) = step.findall(workflow)
     (tmp_path / "docs" / "how-to").mkdir(parents=True)
     for other in ("README.md", "docs/get-started.md", "docs/how-to/train.md"):
         (tmp_path / other).write_text(RELEASED)
