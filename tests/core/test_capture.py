@@ -539,6 +539,16 @@ def test_a_climb_on_a_fraction_of_the_batch(make: Callable[..., Objective]) -> N
     assert len(report.aux) == len(y)
 
 
+@pytest.mark.parametrize("perturb", [None, "norms"])
+@pytest.mark.parametrize("climbs_on_part", [False, True])
+def test_alpha_may_leave_zero_only_if_g_is_kept(perturb: str | None, climbs_on_part: bool) -> None:
+    objective = GSAM(toy_models.convnet(), perturb=perturb, alpha=0.0)
+    before = objective._invariants(climbs_on_part=climbs_on_part)
+    objective.alpha = 0.1
+    is_same = objective._invariants(climbs_on_part=climbs_on_part) == before
+    assert is_same == (perturb is None and not climbs_on_part)
+
+
 @pytest.mark.gpu
 def test_alpha_must_stay_zero_if_only_norms_climb() -> None:
     run = Run(toy_models.convnet(), partial(GSAM, perturb="norms", alpha=0.0))

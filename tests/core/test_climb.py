@@ -104,3 +104,16 @@ def test_what_is_not_a_closure() -> None:
     model = toy_models.mlp()
     with pytest.raises(TypeError, match="climb must be a function that runs the forward pass"):
         ASAM(model).backward(toy_models.closure_of(model, toy_models.batch()), climb=3)
+
+
+def test_a_norm_that_overflows_in_float16_leaves_the_direction_finite() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False).half()
+    x = torch.ones(8, 4, dtype=torch.float16)
+
+    def loss(rows: Tensor) -> Tensor:
+        return 300.0 * model(rows).mean()  # a squared norm of 4 * 300**2, above 65504
+
+    SAM(model, rho=0.01).backward(lambda: loss(x), climb=lambda: loss(x[:2]))
+    assert model.weight.grad is not None
+    assert model.weight.grad.isfinite().all()

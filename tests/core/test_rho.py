@@ -130,3 +130,8 @@ def test_a_custom_schedule() -> None:
     model = toy_models.mlp()
     objective, closure = SAM(model, rho=Halving()), toy_models.closure_of(model, toy_models.batch())
     assert [float(objective.backward(closure).rho) for _ in range(3)] == [1.0, 0.5, 0.25]
+
+
+def test_a_schedule_is_readable_in_the_repr_of_an_objective() -> None:
+    objective = SAM(nn.Linear(1, 1), rho=InverseSqrt(0.1))
+    assert repr(objective) == "SAM(rho=InverseSqrt(rho_0=0.1, num_steps=0))"

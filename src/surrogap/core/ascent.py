@@ -154,7 +154,7 @@ class AscentStep:
 def _pass_on_overflow(squared_norm: Tensor, direction: Gradients) -> None:
     """Make one tensor of the direction NaN if `g`, which it does not contain, is not finite."""
     smallest = min((d for d in direction if d is not None and d.numel()), key=Tensor.numel)
-    smallest.add_(0.0 * squared_norm.to(smallest))
+    smallest.add_((0.0 * squared_norm).to(smallest))  # in float16, the norm may overflow
 
 
 def _of_g_p(pp: Tensor) -> Tensor:

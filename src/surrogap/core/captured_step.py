@@ -141,7 +141,7 @@ class CapturedStep:
             (k, group[k]) for group in groups for k in self._optimizer.defaults if k != "lr"
         ]
         return [
-            *objective._invariants(),
+            *objective._invariants(climbs_on_part=self._batch.climbs_on_part),
             ("The memory of the model's parameters", _addresses(weights.parameters)),
             ("The memory of the model's buffers", _addresses(buffers)),
             ("The mode of the model", [m.training for m in weights.modules]),

@@ -102,5 +102,6 @@ class Intermittent(Objective):
         forms = self.objective._forms()
         return forms if self.every == 1 and self.start == 0 else [*forms, self]
 
-    def _invariants(self) -> list[tuple[str, object]]:
-        return [*super()._invariants(), *self.objective._invariants()]
+    def _invariants(self, *, climbs_on_part: bool) -> list[tuple[str, object]]:
+        wrapped = self.objective._invariants(climbs_on_part=climbs_on_part)
+        return [*super()._invariants(climbs_on_part=climbs_on_part), *wrapped]

@@ -367,9 +367,10 @@ class Objective:
         """Return the objectives that `_current` may return. Each is captured separately."""
         return [self]
 
-    def _invariants(self) -> list[tuple[str, object]]:
+    def _invariants(self, *, climbs_on_part: bool) -> list[tuple[str, object]]:
         """Return by name what must not change once a step is captured."""
-        needs_whole_g = self.perturb is None or self.combine.coefficients().use_g
+        keeps_g = self.perturb is None and not climbs_on_part
+        needs_whole_g = keeps_g or self.combine.coefficients().use_g
         return [
             *((f"The objective's {name}", getattr(self, name)) for name in self._fixed),
             # It changes when alpha becomes 0, or is 0 no longer.

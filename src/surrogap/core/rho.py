@@ -34,6 +34,10 @@ class Schedule(ABC):
             state: The state that `state_dict` returned.
         """
 
+    def __repr__(self) -> str:
+        numbers = [f"{k}={v:g}" for k, v in vars(self).items() if isinstance(v, int | float)]
+        return f"{type(self).__name__}({', '.join(numbers)})"
+
 
 def radius(rho: float | Schedule) -> float:
     """Check and return the radius of the current step.

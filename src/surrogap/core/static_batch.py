@@ -44,6 +44,7 @@ class StaticBatch:
         self._tensors = [tensor.to(device, copy=True) for tensor in example]
         self._loss_fn = loss_fn
         self._micro_batches = micro_batches
+        self.climbs_on_part = climb_fraction < 1.0
         self._climb_fraction = climb_fraction
 
     def check(self, batch: Sequence[Tensor]) -> None:
@@ -83,7 +84,7 @@ class StaticBatch:
         return loss / self._micro_batches if isinstance(loss, Tensor) else loss, aux
 
     def _climb_closure(self) -> Closure | None:
-        if self._climb_fraction == 1.0:
+        if not self.climbs_on_part:
             return None
         sizes = (max(1, round(self._climb_fraction * len(tensor))) for tensor in self._tensors)
         return partial(self._loss_fn, *(t[:n] for t, n in zip(self._tensors, sizes, strict=True)))
