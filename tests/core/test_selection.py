@@ -104,14 +104,14 @@ def gradients_of_passes(objective: Objective, model: nn.Module) -> list[set[str]
     """The parameters that receive a gradient in each pass."""
     names = {p: name for name, p in model.named_parameters()}
     passes: list[set[str]] = []
-    hooks = [p.register_hook(lambda _, p=p: passes[-1].add(names[p])) for p in names]
     closure = toy_models.closure_of(model, toy_models.batch())
+    objective.backward(closure)  # the first call computes all
+    hooks = [p.register_hook(lambda _, p=p: passes[-1].add(names[p])) for p in names]
 
     def counted() -> Tensor:
         passes.append(set())
         return closure()
 
-    objective.backward(closure)  # the first call computes all
     objective.backward(counted)
     for hook in hooks:
         hook.remove()
