@@ -84,7 +84,7 @@ def test_theory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             "fig-gpa",
-            "name must be one of fig-gap, fig-trajectory, fig-rho-alpha, theory, table-1, ",
+            "name must be one of fig-gap, fig-trajectory, fig-rho-alpha, theory, fig-cost, ",
         ),
         ("table-1 --jobs 0", "jobs must be at least 1, got 0"),
         ("theory --steps 15", "steps must be at least 16, got 15"),
