@@ -136,6 +136,19 @@ def test_a_state_dict_round_trip() -> None:
         other.load_state_dict(objective.state_dict())
 
 
+def test_a_state_of_before_the_first_step_is_zero() -> None:
+    model = toy_models.mlp()
+    objective, closure = make(model), toy_models.closure_of(model, toy_models.batch())
+    fresh = objective.state_dict()
+    objective.backward(closure)
+    saved = objective.state_dict()
+    objective.load_state_dict(fresh)
+    assert not any(m.any() for m in objective.state_dict()["along"].values())
+    name = next(iter(saved["along"]))
+    with pytest.raises(ValueError, match=r"state must belong to this model, got .* of shape \(1,"):
+        objective.load_state_dict({"along": {name: saved["along"][name][:1]}})
+
+
 def test_some_parameters_climb() -> None:
     model, data = toy_models.convnet().double(), toy_models.batch()
     objective = make(model, perturb="norms")

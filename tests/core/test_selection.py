@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from timm import layers
 from timm.layers import BatchNormAct2d, LayerNorm2d, RmsNorm
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -49,6 +50,10 @@ NORMS = {
     "timm's LayerNorm2d": LayerNorm2d(4),
     "timm's BatchNormAct2d": BatchNormAct2d(4),
     "timm's RmsNorm": RmsNorm(4),
+    "timm's RmsNormFp32": layers.RmsNormFp32(4),
+    "timm's RmsNormAct2d": layers.RmsNormAct2d(4),
+    "timm's EvoNorm2dS0": layers.EvoNorm2dS0(4, groups=2),
+    "timm's FilterResponseNormTlu2d": layers.FilterResponseNormTlu2d(4),
     "by name": LlamaRMSNorm(),
 }
 

@@ -25,7 +25,7 @@ class Along(ABC):
     Attributes:
         needs_gradient: Whether the vector depends on `g`. If not, there is no first pass.
         has_state: Whether it keeps a tensor `m` for each parameter from step to step, initially
-            zero. `m` belongs to the objective: the `state_dict` contains it, a step that raises or
+            zero. `m` belongs to the objective: the `state_dict` contains it, a call that raises or
             overflows does not change it, and under scope "replica" each process has its own.
         sign: -1 to climb against the vector.
     """
@@ -94,7 +94,7 @@ class Momentum(Along):
             raise InvalidTypeError(
                 f"optimizer must be a torch optimizer, got {name}. Pass the one that will step."
             )
-        if name == "ZeroRedundancyOptimizer":
+        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(self.optimizer).mro()):
             raise InvalidTypeError(
                 "optimizer must hold the momentum of all parameters, got ZeroRedundancyOptimizer, "
                 "which shards it over processes. Use fully_shard to save memory instead."
@@ -176,17 +176,20 @@ class States:
         return {names[p]: m.clone() for p, m in self._tensors.items() if p in names}
 
     def load_state_dict(self, weights: Weights, state: Mapping[str, Tensor]) -> None:
-        """Load what `state_dict` returned.
+        """Load what `state_dict` returned. States that it lacks become zero.
 
         Raises:
-            ValueError: `state` has a parameter that the model does not have.
+            ValueError: `state` has a parameter that the model does not have, or one of another
+                shape.
         """
         parameters = dict(zip(weights.names, weights.parameters, strict=True))
         for name, saved in state.items():
-            if name not in parameters:
+            if name not in parameters or saved.shape != self.of([parameters[name]])[0].shape:
                 raise ValueError(
-                    f"state must belong to this model, got one with a parameter {name!r}. "
-                    "Pass what state_dict() returned."
+                    f"state must belong to this model, got one with a parameter {name!r} of shape "
+                    f"{tuple(saved.shape)}. Pass what state_dict() returned."
                 )
-            (m,) = self.of([parameters[name]])
-            m.copy_(saved)
+        for m in self.tensors:
+            m.zero_()
+        for name, saved in state.items():
+            self._tensors[parameters[name]].copy_(saved)

@@ -17,7 +17,8 @@ Perturb: TypeAlias = Callable[[str, nn.Parameter], bool] | Literal["norms"] | No
 
 # BatchNorm, SyncBatchNorm and InstanceNorm are `_NormBase`.
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-_NORM_NAME = re.compile(r"Norm(Act)?(2d|3d)?$")
+# The second half are timm's: EvoNorm2dS0 and its variants, FilterResponseNormTlu2d, InplaceAbn.
+_NORM_NAME = re.compile(r"Norm(Act)?(2d|3d)?(Fp32)?$|^(EvoNorm2d|FilterResponseNorm|InplaceAbn)")
 
 
 def check_perturb(perturb: object) -> None:
