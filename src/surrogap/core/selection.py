@@ -17,7 +17,7 @@ Perturb: TypeAlias = Callable[[str, nn.Parameter], bool] | Literal["norms"] | No
 
 # BatchNorm, SyncBatchNorm and InstanceNorm are `_NormBase`.
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-# The second half are timm's: EvoNorm2dS0 and its variants, FilterResponseNormTlu2d, InplaceAbn.
+# After the bar, timm's: EvoNorm2dS0 and its variants, FilterResponseNormTlu2d, InplaceAbn.
 _NORM_NAME = re.compile(r"Norm(Act)?(2d|3d)?(Fp32)?$|^(EvoNorm2d|FilterResponseNorm|InplaceAbn)")
 
 

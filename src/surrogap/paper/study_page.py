@@ -120,7 +120,7 @@ def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
         tried = (trials(scale, cell.setup, cell.method) for cell in artifact.cells)
         return any(run.key in ledger for runs in tried for run in runs)
     found = summaries(scale, artifact.cells, ledger)
-    # What an ablation varies, if it is one: its other rows are those of other tables.
+    # For an ablation, only the rows that it varies: the others belong to other tables.
     varied = [one for one in found if one.cell.changes]
     return any(one.lines for one in varied or found)
 

@@ -208,7 +208,7 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
 def table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Table:
     """A row for each cell with finished runs: settings, cost, seeds, and mean ± interval of scores.
 
-    Costs are a column if there are some.
+    The cost is a column if it was measured.
     """
     rows_of = [one for one in found if one.lines]
     measured = [name for name in scores if any(one.values(name) for one in rows_of)]
