@@ -186,6 +186,8 @@ def test_the_accuracies_in_the_readme_are_those_of_the_ledger(methods: dict[str,
         f'Test accuracy is {vanilla} with plain training ("vanilla"), {twice} with twice the '
         f"epochs, {sam} with SAM, {gsam} with GSAM and {norms} with SAM on norm layers"
     ) in words_of("README.md")
+    gain = points(methods["sam-norms"], methods["vanilla"])
+    assert f"Its gain is {gain.text()} points." in words_of("README.md")
     errors = {mean(methods[name], "calibration", 0) for name in ("sam", "gsam")}
     assert (errors, mean(methods["vanilla"], "calibration", 0)) == ({"4"}, "7")
 
@@ -200,16 +202,19 @@ def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
     trials = [line for line in page.splitlines() if "rho 0.5: " in line or ", alpha 0.3: " in line]
     assert len(trials) == 4
     assert all(f"| A {line}" in results for line in trials)
-    vanilla, twice, norms = (methods[name] for name in ("vanilla", "vanilla-2x", "sam-norms"))
+    vanilla, twice, sam, gsam, norms = (
+        methods[name] for name in ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
+    )
     for sentence in (
-        f"gains {points(norms, vanilla).mean:.1f} points over plain training, and "
-        f"{points(norms, twice).mean:.1f} over twice the epochs",
+        f"SAM on norm layers gains {points(norms, vanilla).text()} points, "
+        f"SAM {points(sam, vanilla).text()} and GSAM {points(gsam, vanilla).text()}.",
+        f"SAM on norm layers gains {points(norms, twice).text()}.",
         f"the calibration error from {mean(vanilla, 'calibration')} % to 4 % or less. Twice the "
         f"epochs leave it at {mean(twice, 'calibration')} %.",
-        f"gains {points(twice, vanilla).mean:.1f} points for twice the cost here",
+        f"gains {points(twice, vanilla).text()} points for twice the cost here",
         f"({mean(norms, 'corrupted')} %, plain training {mean(vanilla, 'corrupted')} %)",
-        f"{mean(methods['gsam'])} % and {mean(methods['sam'])} %, and on norm layers "
-        f"{mean(methods['gsam-norms'])} % and {mean(norms)} %",
+        f"GSAM minus SAM is {points(gsam, sam).text()} points, and "
+        f"{points(methods['gsam-norms'], norms).text()} on norm layers",
         f"costs {methods['momentum-sam'].cost:.2f} plain steps, but has no gain here: the "
         "difference from plain training is "
         f"{points(methods['momentum-sam'], vanilla).text(sign='+')} points over three seeds",
