@@ -126,27 +126,46 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     seeds = " to ".join(map(str, dict.fromkeys([*numbers[:1], *numbers[-1:]])))
     title = f"{_title(scale, found)}, {seeds} seeds"
     figure, (axis,) = new_figure(1, 1, title, size=(_WIDTH, 5.6))
-    points, errors, names = [], [], []
-    for one in found:
-        value, method = one.interval("test"), METHODS[one.cell.method]
-        if value is not None and one.cost is not None:
-            points.append((one.cost, value.mean))
-            errors.append(value.half_width or 0.0)
-            names.append(one.cell.title)
-            kind = list(_KINDS)[0 if method.is_plain else 1 if one.cost > 1.9 else 2]
-            colour, marker = _KINDS[kind]
-            for accuracy in one.values("test").values():
-                axis.plot(one.cost, accuracy, ".", color=colour, alpha=0.4)
-            axis.errorbar(*points[-1], value.half_width, color=colour, capsize=3)
-            axis.plot(*points[-1], marker, color=colour, label=kind)
+    measured = [(one, one.cost, one.interval("test")) for one in found]
+    shown = [(one, cost, value) for one, cost, value in measured if cost and value]
+    places = _side_by_side([cost for _, cost, _ in shown])
+    for x, (one, cost, value) in zip(places, shown, strict=True):
+        kind = list(_KINDS)[0 if METHODS[one.cell.method].is_plain else 1 if cost > 1.9 else 2]
+        colour, marker = _KINDS[kind]
+        for accuracy in one.values("test").values():
+            axis.plot(x, accuracy, ".", color=colour, alpha=0.4)
+        axis.errorbar(x, value.mean, value.half_width, color=colour, capsize=3)
+        axis.plot(x, value.mean, marker, color=colour, label=kind)
     axis.set_xlabel("cost of training relative to vanilla (time of a step x number of steps)")
     axis.set_ylabel("test accuracy, %")
-    legend = "large: mean, with 95 % interval for 3 seeds or more; small: single seeds"
+    legend = (
+        "large: mean, with 95 % interval for 3 seeds or more; small: single seeds\n"
+        "methods of nearly equal cost are drawn side by side"
+    )
     axis.set_title(legend, size="small")
     axis.margins(x=0.15, y=0.15)
     _legend(figure)
-    place_labels(figure, axis, points, errors, names)
+    points = [(x, value.mean) for x, (_, _, value) in zip(places, shown, strict=True)]
+    errors = [value.half_width or 0.0 for _, _, value in shown]
+    place_labels(figure, axis, points, errors, [one.cell.title for one, _, _ in shown])
     return figure
+
+
+def _side_by_side(costs: Sequence[float], distance: float = 0.02) -> list[float]:
+    """Positions for methods, side by side if their costs are nearly equal.
+
+    >>> [round(x, 3) for x in _side_by_side([1.0, 2.0, 1.99])]
+    [1.0, 2.005, 1.985]
+    """
+    places, group = list(costs), list[int]()
+    for index in sorted(range(len(costs)), key=costs.__getitem__):
+        if group and costs[index] - costs[group[-1]] >= distance:
+            group = []
+        group.append(index)
+        centre = sum(costs[i] for i in group) / len(group)
+        for position, i in enumerate(group):
+            places[i] = centre + distance * (position - (len(group) - 1) / 2)
+    return places
 
 
 def _curve(line: LedgerLine, name: str) -> Points:
