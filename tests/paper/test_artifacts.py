@@ -150,9 +150,11 @@ def test_costs_are_those_of_the_timing(ledger: Ledger) -> None:
     found = summaries(GPU, ARTIFACTS["fig-cost"].cells, ledger)
     (axis,) = drawings.cost_figure(GPU, found, ledger).axes
     points = {label.get_text(): label.xy for label in axis.texts if label.get_text()}
-    assert points["SAM"] == pytest.approx((2.0, statistics.fmean(accuracies("sam", 10))))
-    assert points["vanilla, 2x epochs"][0] == 2.0
-    assert points["Entropy-SGD"][0] == pytest.approx(2.0)
+    twice = [points[name][0] for name in ("SAM", "vanilla, 2x epochs", "Entropy-SGD")]
+    assert twice == pytest.approx([2.0] * 3, abs=0.06)  # side by side
+    assert min(abs(x - y) for x in twice for y in twice if x is not y) > 0.01
+    assert points["vanilla"][0] == 1.0
+    assert points["SAM"][1] == pytest.approx(statistics.fmean(accuracies("sam", 10)))
 
 
 def test_gap_curves_have_a_panel_for_each_radius_and_a_line_for_each_alpha(

@@ -151,11 +151,11 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     return figure
 
 
-def _side_by_side(costs: Sequence[float], distance: float = 0.02) -> list[float]:
+def _side_by_side(costs: Sequence[float], distance: float = 0.012) -> list[float]:
     """Positions for methods, side by side if their costs are nearly equal.
 
     >>> [round(x, 3) for x in _side_by_side([1.0, 2.0, 1.99])]
-    [1.0, 2.005, 1.985]
+    [1.0, 2.001, 1.989]
     """
     places, group = list(costs), list[int]()
     for index in sorted(range(len(costs)), key=costs.__getitem__):

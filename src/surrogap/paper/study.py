@@ -234,7 +234,7 @@ GPU = Scale(
         ),
         "E": Setup(
             "ResNet-18, CIFAR-10N labels",
-            {**_A, "train_labels": "noisy"},
+            {**_A, "train_labels": "noisy", "lr": 0.1},
             *(_SGD_TRIALS, 0.25, SHORT),
             remark="A's images; about 40 % of the labels are wrong. Validation labels are clean.",
         ),
