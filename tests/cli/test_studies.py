@@ -11,11 +11,11 @@ import pytest
 
 from surrogap.cli import main
 from surrogap.experiments.recipes import RECIPES, Recipe
-from surrogap.paper import imagenet_runs, workers
+from surrogap.paper import imagenet_runs, plan, workers
 from surrogap.paper.artifacts import ARTIFACTS, stages
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import todo
-from surrogap.paper.study import SCALES, Scale
+from surrogap.paper.study import METHODS, SCALES, Scale, trials
 from surrogap.training.config import Config
 from surrogap.training.records import read_records
 from tests.paper import synthetic_study
@@ -135,13 +135,36 @@ def test_training_without_drawing(scale: Scale, instant: list[str], tmp_path: Pa
 def test_steps_are_timed_by_name(
     scale: Scale, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(workers, "METHODS", ["vanilla", "sam"])
+    monkeypatch.setattr(plan, "METHODS", {name: METHODS[name] for name in ("vanilla", "sam")})
     assert reproduce("timing") == 0
     assert [line["kind"] for line in Ledger(Path(scale.ledger))] == ["timing"]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("  ")[0] == "method"
     assert [line.split()[0] for line in lines[1:]] == ["vanilla", "sam"]
     assert lines[1].split()[-1] == "1.00"
+
+
+def test_radii_are_suggested_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scale = synthetic_study.tiny(tmp_path, model="small_resnet18_narrow")  # has norm layers
+    monkeypatch.setitem(SCALES, "laptop", scale)
+    monkeypatch.chdir(tmp_path)
+    assert reproduce("find-rho") == 0
+    assert capsys.readouterr().out == "1 measurement and 0 runs are left, about 1 minutes.\n"
+    ledger = Ledger(Path(scale.ledger))
+    for run in trials(scale, "A", "sam"):
+        ledger.append(synthetic_study.line(run, scale))
+    assert reproduce("find-rho", "--dry-run") == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert " ".join(row.split()) == "find-rho A, 4 methods 60 s"
+    assert reproduce("find-rho", "--page", tmp_path / "page.md") == 0
+    *_, line = Ledger(ledger.path)
+    assert line["kind"] == "find-rho"
+    printed = capsys.readouterr().out.splitlines()
+    for method, text in zip(line["suggestions"], printed, strict=False):
+        assert text == f"A, {METHODS[method].title}: {line['suggestions'][method]['words']}"
+    assert "## Radii: find-rho against the study" in (tmp_path / "page.md").read_text()
 
 
 def test_after_a_signal_finished_runs_are_kept(

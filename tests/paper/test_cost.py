@@ -4,13 +4,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from surrogap.paper import timing as timings
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import relative_cost
+from surrogap.paper.measuring import measured
+from surrogap.paper.plan import Measurement, relative_cost
 from surrogap.paper.running import Environment
 from surrogap.paper.study import GPU
-from surrogap.paper.timing import timing
 from tests.paper import synthetic_study
 
 
@@ -42,7 +43,8 @@ def test_the_newest_timing_of_a_set_up_counts(tmp_path: Path) -> None:
 def test_steps_are_timed(tmp_path: Path) -> None:
     scale = synthetic_study.tiny(tmp_path)
     methods = ("vanilla-2x", "sam", "sam-late")
-    line = timing("A", methods, Environment(scale))
+    measurement = Measurement("timing", "A", methods, key="a", seconds=1.0)
+    line = measured(measurement, Environment(scale))
     assert set(line["seconds_per_step"]) == {"vanilla", "sam", "sam-late"}
     assert all(0 < seconds < 10 for seconds in line["seconds_per_step"].values())
     assert (line["kind"], line["setup"], line["scale"]) == ("timing", "A", "laptop")
@@ -58,5 +60,5 @@ def test_the_best_of_several_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> N
         now[0] += next(took)
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    device = timings.device_of("cpu")
+    device = torch.device("cpu")
     assert timings._best_times({"a": step, "b": step}, device, 2, 1) == {"a": 1.0, "b": 2.0}

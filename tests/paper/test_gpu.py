@@ -1,11 +1,13 @@
 """The study on a GPU: every method captured, in bf16."""
 
+import math
 from pathlib import Path
 
 import pytest
 
+from surrogap.paper.measuring import suggestions
 from surrogap.paper.running import Environment, finished
-from surrogap.paper.study import METHODS, Scale, trials
+from surrogap.paper.study import METHODS, ONLY_RADIUS, Scale, trials
 from surrogap.paper.timing import timing
 from tests.paper import synthetic_study
 
@@ -34,3 +36,10 @@ def test_every_method_trains_captured(method: str, scale: Scale, tmp_path: Path)
 def test_all_steps_are_timed(scale: Scale) -> None:
     times = timing("A", tuple(METHODS), Environment(scale))["seconds_per_step"]
     assert set(times) == set(METHODS) - {"vanilla-2x"}
+
+
+def test_radii_are_suggested(scale: Scale) -> None:
+    found = suggestions("A", ONLY_RADIUS, Environment(scale))["suggestions"]
+    assert list(found) == list(ONLY_RADIUS)
+    for suggestion in found.values():
+        assert all(math.isfinite(radius["cosine"]) for radius in suggestion["radii"])

@@ -14,17 +14,28 @@ from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
 from surrogap.paper.imagenet_runs import paper_runs, train_runs
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import Stage, Todo, relative_cost, todo
+from surrogap.paper.plan import (
+    Measurement,
+    Stage,
+    Todo,
+    missing_measurements,
+    relative_cost,
+    step_timing,
+    todo,
+)
 from surrogap.paper.reproductions import Reproduced
-from surrogap.paper.study import SCALES, Scale
+from surrogap.paper.study import METHODS, SCALES, Scale
 from surrogap.paper.study_page import write_page
 
-ALL, TIMING = "all", "timing"
+ALL, TIMING, FIND_RHO = "all", "timing", "find-rho"
 TITLES = {
     **{name: artifact.title for name, artifact in ARTIFACTS.items()},
     TIMING: "The cost of a step of every method, measured alone on the device, for fig-cost.",
+    FIND_RHO: "The radii that surrogap find-rho suggests, to compare with the best of the study.",
     ALL: "All tables and figures of the study. The most informative runs are trained first.",
 }
+# The kinds of measurements that a name needs.
+_MEASURED = {FIND_RHO: (FIND_RHO,), "fig-cost": (TIMING,), ALL: (TIMING, FIND_RHO)}
 
 
 @final
@@ -60,11 +71,13 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
     ledger = Ledger((options.ledger or Path(scale.ledger)).expanduser())
     for remark in ledger.remarks:
         print(remark)
-    wanted = [] if name == TIMING else stages(name)
+    wanted = [] if name in (TIMING, FIND_RHO) else stages(name)
+    missing = missing_measurements(scale, _MEASURED.get(name, ()), ledger)
+    measurements = [step_timing(scale, ledger)] if name == TIMING else missing
     if options.dry_run:
-        _print_plan(todo(scale, wanted, ledger, jobs=options.jobs), options.jobs)
+        _print_plan(measurements, wanted, scale, ledger, options.jobs)
         return 0
-    status = _train(name, wanted, scale, ledger, options) if options.train else 0
+    status = _train(measurements, wanted, scale, ledger, options) if options.train else 0
     if status == 0 and options.draw:
         for one in ARTIFACTS if name == ALL else [name] if name in ARTIFACTS else []:
             _draw(one, scale, ledger, options.out)
@@ -87,8 +100,23 @@ def _reproduce_on_imagenet(name: str, data_root: str) -> int:
     return 0 if stopped_by is None else 128 + stopped_by
 
 
-def _print_plan(left: Sequence[Todo], jobs: int) -> None:
-    rows = [
+def _print_plan(
+    measurements: Sequence[Measurement],
+    wanted: Sequence[Stage],
+    scale: Scale,
+    ledger: Ledger,
+    jobs: int,
+) -> None:
+    left = todo(scale, wanted, ledger, jobs=jobs)
+    rows: list[tuple[str, str, str]] = [
+        (
+            one.kind,
+            one.title if one.is_ready(scale, ledger) else f"{one.title}, once one is tuned",
+            f"{one.seconds:.0f} s",
+        )
+        for one in measurements
+    ]
+    rows += [
         (
             item.run.purpose,
             item.run.title if item.is_ready else f"{item.run.cell}, as tuned, seed {item.run.seed}",
@@ -97,22 +125,27 @@ def _print_plan(left: Sequence[Todo], jobs: int) -> None:
         for item in left
     ]
     Table(("purpose", "run", "expected"), rows).print()
-    print(_summary(left, jobs))
+    print(_summary(measurements, left, jobs))
 
 
-def _summary(left: Sequence[Todo], jobs: int) -> str:
-    if not left:
+def _summary(measurements: Sequence[Measurement], left: Sequence[Todo], jobs: int) -> str:
+    if not measurements and not left:
         return "All runs are finished."
-    minutes = sum(item.seconds for item in left) / 60 / jobs
+    seconds = sum(one.seconds for one in measurements) + sum(one.seconds for one in left) / jobs
+    num = len(measurements)
+    more = f"{num} measurement{'s' * (num > 1)} and " if num else ""
     at_once = f", {jobs} at once" if jobs > 1 else ""
-    return f"{len(left)} runs are left, about {minutes:.0f} minutes{at_once}."
+    return f"{more}{len(left)} runs are left, about {seconds / 60:.0f} minutes{at_once}."
 
 
 def _train(
-    name: str, wanted: Sequence[Stage], scale: Scale, ledger: Ledger, options: StudyOptions
+    measurements: Sequence[Measurement],
+    wanted: Sequence[Stage],
+    scale: Scale,
+    ledger: Ledger,
+    options: StudyOptions,
 ) -> int:
     from surrogap.paper.running import Environment, Stopped
-    from surrogap.paper.timing import TIMED_SETUP
     from surrogap.paper.workers import train_study
 
     environment = Environment(
@@ -123,15 +156,14 @@ def _train(
         weights=str(options.weights.expanduser()),
         commit=options.commit,
     )
-    is_timed = ledger.newest_timing(scale.name, TIMED_SETUP) is not None
-    must_time = name == TIMING or (name in (ALL, "fig-cost") and not is_timed)
     try:
-        left = train_study(
+        waiting, left = train_study(
             wanted,
             ledger,
             environment,
+            measurements=measurements,
             time_limit=options.time_limit,
-            after_timing=_print_times if must_time else None,
+            after_measurement=_print_measurement,
             after_run=_print_line,
         )
     except Stopped as stopped:
@@ -141,12 +173,16 @@ def _train(
             file=sys.stderr,
         )
         return 128 + stopped.signal
-    if wanted:
-        print(_summary(left, options.jobs))
+    if wanted or waiting:
+        print(_summary(waiting, left, options.jobs))
     return 0
 
 
-def _print_times(line: LedgerLine) -> None:
+def _print_measurement(line: LedgerLine) -> None:
+    if line["kind"] == "find-rho":
+        for method, suggestion in line["suggestions"].items():
+            print(f"{line['setup']}, {METHODS[method].title}: {suggestion['words']}", flush=True)
+        return
     rows = [
         (method, f"{1e3 * seconds:.3f}", f"{relative_cost(line, method):.2f}")
         for method, seconds in line["seconds_per_step"].items()

@@ -1,4 +1,4 @@
-"""The ledger of a study: a file with one line of JSON for each finished run.
+"""The ledger of a study: a file with one line of JSON for each finished run or measurement.
 
 Lines are only appended, each by one write that is forced to the disk. A process that dies leaves at
 most half a line, which is skipped and counted. Ledgers of several machines are merged by
@@ -85,7 +85,7 @@ class Ledger:
         return len(self._lines)
 
     def of_kind(self, kind: str) -> list[LedgerLine]:
-        """The lines of one kind: "run", "failure" or "timing"."""
+        """The lines of one kind: "run", "failure", "timing" or "find-rho"."""
         return [line for line in self if line["kind"] == kind]
 
     def newest_timing(self, scale: str, setup: str) -> LedgerLine | None:

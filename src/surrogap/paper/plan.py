@@ -1,20 +1,37 @@
-"""The plan of a study: the runs that a ledger still lacks, their order, and their expected time.
+"""The plan of a study: the work that a ledger still lacks, its order, and its expected time.
 
 Work is done in stages, the most important first. In a stage, all methods are tuned, then the runs
 that are scored on test images follow seed by seed, so that an unfinished study has as many complete
-seeds as possible. A method's final runs are known once its tuning is finished.
+seeds as possible. A method's final runs are known once its tuning is finished. Measurements, which
+need the device for themselves, come before all runs.
 """
 
+import hashlib
+import json
 import statistics
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.study import METHODS, Cell, Changes, Scale, StudyRun, study_run, trials
+from surrogap.paper.study import (
+    METHODS,
+    ONLY_RADIUS,
+    Cell,
+    Changes,
+    Scale,
+    StudyRun,
+    study_run,
+    trials,
+)
 
 # Seconds beside the training steps: building, capturing, scoring test images, sharpness.
 OVERHEAD = 8.0
+# Seconds of a measurement: a guess, until the ledger has one.
+MEASUREMENT = 60.0
+
+TIMED_SETUP = "A"
 
 
 def chosen(scale: Scale, setup: str, method: str, ledger: Ledger) -> Changes | None:
@@ -154,6 +171,79 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
 def _slowdown(jobs: int) -> float:
     """The time of a run among others, relative to one alone: a guess, until the ledger has some."""
     return 1.0 + (jobs - 1) / 2
+
+
+@final
+@dataclass(frozen=True)
+class Measurement:
+    """Work in a set-up that is not a run, done while nothing else uses the device.
+
+    Attributes:
+        kind: "timing" for the time of a step, or "find-rho" for the radii that find-rho suggests.
+        setup: The set-up's letter.
+        methods: The methods that are measured.
+        key: The key of its line in the ledger.
+        seconds: The expected time.
+    """
+
+    kind: Literal["timing", "find-rho"]
+    setup: str
+    methods: Sequence[str]
+    key: str
+    seconds: float
+
+    @property
+    def title(self) -> str:
+        """Set-up and number of methods, in a line."""
+        return f"{self.setup}, {len(self.methods)} methods"
+
+    def is_ready(self, scale: Scale, ledger: Ledger) -> bool:
+        """True for timing, and for find-rho once the radius of one of its methods is tuned."""
+        return self.kind == "timing" or any(
+            chosen(scale, self.setup, method, ledger) is not None for method in self.methods
+        )
+
+
+def step_timing(scale: Scale, ledger: Ledger) -> Measurement:
+    """The timing of all methods. Each timing has a line of its own; the newest counts."""
+    seconds = _longest("timing", scale, ledger)
+    return Measurement("timing", TIMED_SETUP, tuple(METHODS), uuid.uuid4().hex[:16], seconds)
+
+
+def radius_suggestions(scale: Scale, ledger: Ledger) -> list[Measurement]:
+    """find-rho in each set-up. A key depends on all settings that change the result."""
+    seconds = _longest("find-rho", scale, ledger)
+    found = []
+    for letter, setup in scale.setups.items():
+        methods = [method for method in ONLY_RADIUS if method in setup.methods]
+        if setup.source is None and methods:
+            runs = [trials(scale, letter, method)[0].key for method in methods]
+            text = json.dumps(["find-rho", scale.find_rho, runs])
+            key = hashlib.sha256(text.encode()).hexdigest()[:16]
+            found.append(Measurement("find-rho", letter, methods, key, seconds))
+    return found
+
+
+def _longest(kind: str, scale: Scale, ledger: Ledger) -> float:
+    """The longest time of a kind of measurement in the ledger, or else a guess."""
+    lines = [line for line in ledger.of_kind(kind) if line["scale"] == scale.name]
+    return max((line["seconds"] for line in lines if "seconds" in line), default=MEASUREMENT)
+
+
+def missing_measurements(scale: Scale, kinds: Sequence[str], ledger: Ledger) -> list[Measurement]:
+    """The measurements of some kinds that the ledger lacks.
+
+    Args:
+        scale: The study.
+        kinds: Kinds of `Measurement`.
+        ledger: The finished runs and measurements.
+    """
+    found = []
+    if "timing" in kinds and ledger.newest_timing(scale.name, TIMED_SETUP) is None:
+        found.append(step_timing(scale, ledger))
+    if "find-rho" in kinds:
+        found += [one for one in radius_suggestions(scale, ledger) if one.key not in ledger]
+    return found
 
 
 def relative_cost(timing: LedgerLine, method: str) -> float | None:

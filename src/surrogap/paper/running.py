@@ -88,6 +88,10 @@ class Environment:
         more: dict[str, Any] = {"data_root": self.data_root}
         return more if self.compile is None else {**more, "compile": self.compile}
 
+    def device(self, setup: str) -> torch.device:
+        """The device of a set-up."""
+        return device_of(str(self.scale.setups[setup].changes.get("device", "auto")))
+
     def config(self, run: StudyRun, out: str) -> Config:
         """The configuration of a run: about 100 points of each curve, and no checkpoint."""
         config = run.config(**self.changes, out=out)

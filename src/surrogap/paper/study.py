@@ -134,6 +134,9 @@ MAIN = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms", "mome
 SHORT = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
 TRANSFERRED = ("vanilla", "sam", "gsam")
 
+# The methods that are tuned over the radius alone, and use it in every step on the whole batch.
+ONLY_RADIUS = ("sam", "sam-norms", "momentum-sam", "asam")
+
 TUNING_SEED = 1000  # not among the seeds that are scored on test images
 
 
@@ -155,6 +158,7 @@ class Scale:
         severities: Their severities.
         sharpness_images: The number of training images for eigenvalue and gap.
         timing: The number of rounds in which steps are timed, and of steps in each.
+        find_rho: The number of training steps before radii are measured, and of batches for that.
         ledger: The default path of the ledger.
     """
 
@@ -170,6 +174,7 @@ class Scale:
     severities: Sequence[int]
     sharpness_images: int
     timing: tuple[int, int]
+    find_rho: tuple[int, int]
     ledger: str
 
 
@@ -265,6 +270,7 @@ GPU = Scale(
     severities=(3,),
     sharpness_images=500,
     timing=(7, 40),
+    find_rho=(200, 4),  # the defaults of surrogap find-rho
     ledger="results/study.jsonl",
 )
 
@@ -315,6 +321,7 @@ LAPTOP = Scale(
     severities=(3,),
     sharpness_images=10,
     timing=(2, 5),
+    find_rho=(6, 1),
     ledger="runs/study-laptop/study.jsonl",
 )
 

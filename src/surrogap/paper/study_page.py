@@ -6,8 +6,8 @@ from pathlib import Path
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
-from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import chosen, val_accuracy
+from surrogap.paper.ledger import Ledger, LedgerLine
+from surrogap.paper.plan import chosen, radius_suggestions, val_accuracy
 from surrogap.paper.study import METHODS, Scale, trials
 from surrogap.paper.summaries import Comparison, comparisons, summaries
 
@@ -38,6 +38,19 @@ each table is the number of comparisons. The columns:
 | calibration error % | mean difference between confidence and accuracy, in 15 bins |
 | training % | accuracy on the training images, without augmentation |
 | top eigenvalue | largest eigenvalue of the Hessian of the training loss |
+"""
+
+_RADII = """## Radii: find-rho against the study
+
+`surrogap reproduce find-rho --scale {scale}`
+
+`surrogap find-rho` suggests a range of radii to search, here after {train_steps} steps of plain
+training. The radii tried are those of the study's trials, with validation accuracy in percent.
+
+{table}
+
+Each radius was tried with one seed, so the radii beside the best one may be as good within noise:
+the table shows whether the range has the right order of magnitude, and no more.
 """
 
 
@@ -84,6 +97,9 @@ def _page(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
     yield "## Trials\n"
     yield "Validation accuracy in percent after the last epoch; the chosen setting is bold.\n"
     yield _trials(scale, ledger).markdown() + "\n"
+    radii = _radii(scale, ledger)
+    if radii.rows:
+        yield _RADII.format(scale=scale.name, train_steps=scale.find_rho[0], table=radii.markdown())
 
 
 def _setups(scale: Scale, ledger: Ledger) -> Table:
@@ -141,15 +157,46 @@ def _trials(scale: Scale, ledger: Ledger) -> Table:
     rows = []
     for letter, setup in scale.setups.items():
         for method in setup.methods if setup.source is None else ():
-            best = chosen(scale, letter, method, ledger)
-            cells = []
-            for run in trials(scale, letter, method):
-                if run.key in ledger:
-                    settings = ", ".join(f"{name} {v:g}" for name, v in run.settings.items())
-                    accuracy = val_accuracy(ledger[run.key])
-                    text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
-                    text = f"{settings}: {text}"
-                    cells.append(f"**{text}**" if run.settings == best else text)
+            cells = _tried(scale, letter, method, ledger)
             if cells:
-                rows.append((letter, METHODS[method].title, "; ".join(cells)))
+                rows.append((letter, METHODS[method].title, cells))
     return Table(("set-up", "method", "trials"), rows)
+
+
+def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
+    best = chosen(scale, setup, method, ledger)
+    cells = []
+    for run in trials(scale, setup, method):
+        if run.key in ledger:
+            settings = ", ".join(f"{name} {v:g}" for name, v in run.settings.items())
+            accuracy = val_accuracy(ledger[run.key])
+            text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
+            text = f"{settings}: {text}"
+            cells.append(f"**{text}**" if run.settings == best else text)
+    return "; ".join(cells)
+
+
+def _radii(scale: Scale, ledger: Ledger) -> Table:
+    """The methods whose tuning is finished, in the set-ups that find-rho was run in."""
+    rows = []
+    for one in radius_suggestions(scale, ledger):
+        for method in one.methods if one.key in ledger else ():
+            best = chosen(scale, one.setup, method, ledger)
+            if best is not None:
+                tried = _tried(scale, one.setup, method, ledger)
+                judged = _judged(ledger[one.key]["suggestions"][method], best["rho"])
+                words = (one.setup, METHODS[method].title, tried, f"{best['rho']:g}")
+                rows.append((*words, *judged))
+    columns = ("set-up", "method", "radii tried", "best", "find-rho suggests", "best within range")
+    return Table(columns, rows)
+
+
+def _judged(suggestion: LedgerLine, rho: float) -> tuple[str, str]:
+    """The suggested range, and whether it contains a radius."""
+    low, high = suggestion["low"], suggestion["high"]
+    if low is None:  # all radii of the sweep are too small
+        low = suggestion["radii"][-1]["rho"]
+    shown = f"from {low:.2g}" if high is None else f"{low:.2g} to {high:.2g}"
+    if rho < low:
+        return shown, "no, smaller"
+    return shown, "yes" if high is None or rho <= high else "no, larger"

@@ -4,7 +4,6 @@ All steps are built first and then timed in turns, several times. The best time 
 since disturbances only make a measurement longer.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,18 +12,16 @@ from typing import Any
 
 import torch
 
-from surrogap.paper.ledger import LedgerLine
-from surrogap.paper.running import Environment, provenance
+from surrogap.paper.running import Environment
 from surrogap.paper.study import METHODS, Cell, StudyRun, study_run, trials
 from surrogap.training.components import components_of
-from surrogap.training.processes import World, device_of
+from surrogap.training.processes import World
 
-TIMED_SETUP = "A"
 _NUM_WARM_UPS = 5
 
 
-def timing(setup: str, methods: Sequence[str], environment: Environment) -> LedgerLine:
-    """Measure the seconds of a step of some methods, and return the ledger's line.
+def timing(setup: str, methods: Sequence[str], environment: Environment) -> dict[str, Any]:
+    """Measure the seconds of a step of some methods.
 
     Args:
         setup: The set-up's letter.
@@ -33,24 +30,17 @@ def timing(setup: str, methods: Sequence[str], environment: Environment) -> Ledg
     """
     scale = environment.scale
     num_rounds, num_steps = scale.timing  # a multiple of five, for "every 5th step"
-    device = device_of(str(scale.setups[setup].changes.get("device", "auto")))
+    device = environment.device(setup)
     # Plain training for more epochs takes the same step.
     timed = ["vanilla", *(method for method in methods if not METHODS[method].is_plain)]
     steps = {
         method: _step(_always(environment, setup, method), environment, device) for method in timed
     }
-    found = _best_times(steps, device, num_rounds, num_steps)
-    line: dict[str, Any] = {
-        "kind": "timing",
-        "scale": scale.name,
-        "setup": setup,
-        "seconds_per_step": found,
+    return {
+        "seconds_per_step": _best_times(steps, device, num_rounds, num_steps),
         "num_rounds": num_rounds,
         "num_steps": num_steps,
-        **provenance(device, environment),
     }
-    text = f"{line['date']} {line['hardware']} {found}"
-    return {"key": hashlib.sha256(text.encode()).hexdigest()[:16], **line}
 
 
 def _always(environment: Environment, setup: str, method: str) -> StudyRun:

@@ -1,4 +1,4 @@
-"""The training of a study's runs, one or several at a time, until all are done or time is up.
+"""The work of a study: measurements, then runs, one or several at a time, until time is up.
 
 With several jobs, each worker process trains one run after another, so that the start-up is paid
 once. Only the parent process writes to the ledger.
@@ -20,10 +20,10 @@ from types import FrameType
 import torch
 
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import Stage, Todo, todo
+from surrogap.paper.measuring import measured
+from surrogap.paper.plan import Measurement, Stage, Todo, todo
 from surrogap.paper.running import Environment, Stopped, finished
-from surrogap.paper.study import METHODS, StudyRun
-from surrogap.paper.timing import TIMED_SETUP, timing
+from surrogap.paper.study import StudyRun
 from surrogap.training.failure import RunFailedError
 
 # Seconds until a new worker takes its first step: imports, the GPU, the images.
@@ -38,18 +38,23 @@ def train_study(
     ledger: Ledger,
     environment: Environment,
     *,
+    measurements: Sequence[Measurement] = (),
     time_limit: float | None = None,
-    after_timing: Callable[[LedgerLine], object] | None = None,
+    after_measurement: Callable[[LedgerLine], object],
     after_run: AfterRun,
-) -> list[Todo]:
-    """Time the steps of all methods if asked to, then call `train_all`.
+) -> tuple[list[Measurement], list[Todo]]:
+    """Make the measurements that are ready, then call `train_all`, and return all that is left.
+
+    Measurements that become ready by the training are made after it.
 
     Args:
         stages: See `train_all`.
-        ledger: See `train_all`. The times are added to it, too.
+        ledger: See `train_all`. The measurements are added to it, too.
         environment: See `train_all`.
-        time_limit: The seconds until the deadline of `train_all`; None for no deadline.
-        after_timing: Called with the line of the times; None to time nothing.
+        measurements: The measurements to make.
+        time_limit: The seconds until the deadline of `train_all`; None for no deadline. It holds
+            for measurements, too.
+        after_measurement: Called with the line of each measurement.
         after_run: See `train_all`.
 
     Raises:
@@ -57,14 +62,24 @@ def train_study(
         Stopped: SIGTERM arrived, or a run was stopped by a signal. Finished runs are in the ledger.
     """
     deadline = time.monotonic() + (math.inf if time_limit is None else time_limit)
+    scale, waiting = environment.scale, list(measurements)
+
+    def measure() -> None:
+        for one in tuple(waiting):
+            has_time = time.monotonic() + one.seconds <= deadline
+            if has_time and one.is_ready(scale, ledger):
+                line = measured(one, environment)
+                ledger.append(line)
+                waiting.remove(one)
+                after_measurement(line)
+
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        if after_timing is not None:
-            # Before any worker starts, since workers would share the device.
-            line = timing(TIMED_SETUP, tuple(METHODS), environment)
-            ledger.append(line)
-            after_timing(line)
-        return train_all(stages, ledger, environment, deadline=deadline, after_run=after_run)
+        # Before any worker starts and after all have ended, since they would share the device.
+        measure()
+        left = train_all(stages, ledger, environment, deadline=deadline, after_run=after_run)
+        measure()
+        return waiting, left
     finally:
         signal.signal(signal.SIGTERM, before)
 

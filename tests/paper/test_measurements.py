@@ -1,0 +1,236 @@
+"""Measurements beside the runs: when they are made, find-rho's line, and its table on the page."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surrogap.cli import main
+from surrogap.cli.find_rho import FindRho
+from surrogap.paper import workers
+from surrogap.paper.ledger import Ledger, LedgerLine
+from surrogap.paper.measuring import measured
+from surrogap.paper.plan import (
+    MEASUREMENT,
+    Measurement,
+    Stage,
+    chosen,
+    missing_measurements,
+    radius_suggestions,
+    step_timing,
+)
+from surrogap.paper.running import Environment, Stopped
+from surrogap.paper.study import GPU, LAPTOP, Cell, Scale, trials
+from surrogap.paper.study_page import write_page
+from surrogap.paper.workers import train_study
+from tests.paper import synthetic_study
+
+KINDS = ("timing", "find-rho")
+STAGES = [Stage([Cell("A", "vanilla"), Cell("A", "sam")], max_seeds=1)]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "study.jsonl")
+
+
+def tune(ledger: Ledger, scale: Scale, method: str, setup: str = "A") -> None:
+    for run in trials(scale, setup, method):
+        ledger.append(synthetic_study.line(run, scale))
+
+
+def line_of(measurement: Measurement, scale: Scale, low: Any = 0.05, high: Any = 0.4) -> LedgerLine:
+    suggestion = {"words": "Try rho.", "low": low, "high": high, "radii": [{"rho": 10.0}]}
+    return {
+        "kind": measurement.kind,
+        "key": measurement.key,
+        "scale": scale.name,
+        "setup": measurement.setup,
+        "date": "2026-01-01",
+        "seconds": 17.0,
+        "suggestions": dict.fromkeys(measurement.methods, suggestion),
+    }
+
+
+def test_find_rho_measures_the_methods_that_are_tuned_over_the_radius(ledger: Ledger) -> None:
+    found = {one.setup: list(one.methods) for one in radius_suggestions(GPU, ledger)}
+    four, two = ["sam", "sam-norms", "momentum-sam", "asam"], ["sam", "sam-norms"]
+    assert found == {"A": four, "B": two, "C": two, "D": two, "E": two}  # not fine-tuning
+
+
+def test_measurements_of_the_ledger_are_not_missing(ledger: Ledger) -> None:
+    missing = missing_measurements(LAPTOP, KINDS, ledger)
+    assert [(one.kind, one.setup) for one in missing] == [
+        ("timing", "A"),
+        *(("find-rho", setup) for setup in "ACD"),
+    ]
+    assert {one.seconds for one in missing} == {MEASUREMENT}
+    for one in missing[:2]:
+        ledger.append(line_of(one, LAPTOP))
+    missing = missing_measurements(LAPTOP, KINDS, ledger)
+    assert [(one.kind, one.setup, one.seconds) for one in missing] == [
+        ("find-rho", "C", 17.0),
+        ("find-rho", "D", 17.0),
+    ]
+    assert missing_measurements(LAPTOP, (), ledger) == []
+
+
+def test_other_settings_of_a_set_up_are_measured_again(ledger: Ledger) -> None:
+    before = radius_suggestions(LAPTOP, ledger)[0]
+    setup = LAPTOP.setups["A"]
+    other = replace(setup, changes={**setup.changes, "lr": 0.3})
+    assert radius_suggestions(replace(LAPTOP, setups={"A": other}), ledger)[0].key != before.key
+    assert radius_suggestions(replace(LAPTOP, find_rho=(7, 1)), ledger)[0].key != before.key
+    assert radius_suggestions(LAPTOP, ledger)[0].key == before.key
+
+
+def test_find_rho_waits_for_the_tuning_of_one_radius(ledger: Ledger) -> None:
+    suggestion = radius_suggestions(GPU, ledger)[0]
+    tune(ledger, GPU, "vanilla")
+    tune(ledger, GPU, "gsam")
+    assert not suggestion.is_ready(GPU, ledger)
+    tune(ledger, GPU, "sam")
+    assert suggestion.is_ready(GPU, ledger)
+    assert step_timing(GPU, ledger).is_ready(GPU, ledger)
+
+
+def test_the_study_uses_the_defaults_of_the_command() -> None:
+    assert (FindRho.train_steps, FindRho.batches) == GPU.find_rho
+
+
+def test_a_line_has_the_results_of_the_command(tmp_path: Path) -> None:
+    scale = synthetic_study.tiny(tmp_path)
+    measurement = replace(
+        radius_suggestions(scale, Ledger(tmp_path / "study.jsonl"))[0],
+        methods=["sam", "momentum-sam"],  # the model has no norm layers
+    )
+    line = measured(measurement, Environment(scale))
+    assert (line["kind"], line["key"], line["setup"]) == ("find-rho", measurement.key, "A")
+    assert {"date", "commit", "hardware", "versions", "seconds"} <= line.keys()
+    num_steps, num_batches = scale.find_rho
+    assert line["train_steps"] == num_steps
+    for method in measurement.methods:
+        words = ["--train-steps", str(num_steps), "--batches", str(num_batches)]
+        for name, value in trials(scale, "A", method)[0].changes.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            elif value is not None:
+                words += [f"--{flag}", str(value)]
+        assert main(["find-rho", *words, "--out", str(tmp_path / method)]) == 0
+        found = json.loads((tmp_path / method / "find-rho.json").read_text())
+        for name in ("low", "high", "center", "radii", "num_batches"):
+            assert line["suggestions"][method][name] == found[name]
+        assert found["words"].startswith(line["suggestions"][method]["words"])
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace runs and measurements, and return the list of those that were asked for."""
+    asked: list[str] = []
+
+    def finished(run: Any, environment: Environment) -> LedgerLine:
+        asked.append(f"{run.purpose} {run.method}")
+        return synthetic_study.line(run, environment.scale)
+
+    def fake(measurement: Measurement, environment: Environment) -> LedgerLine:
+        asked.append(measurement.kind)
+        return line_of(measurement, environment.scale)
+
+    monkeypatch.setattr(workers, "finished", finished)
+    monkeypatch.setattr(workers, "measured", fake)
+    return asked
+
+
+def work(ledger: Ledger, scale: Scale, **settings: Any) -> tuple[int, int]:
+    """Work on the study, and return the numbers of measurements and of runs that are left."""
+    missing = missing_measurements(scale, KINDS, ledger)
+    settings = {"after_measurement": lambda line: None, **settings}
+    found = train_study(
+        STAGES,
+        ledger,
+        Environment(scale),
+        measurements=missing,
+        after_run=lambda line, left: None,
+        **settings,
+    )
+    return len(found[0]), len(found[1])
+
+
+def test_measurements_come_before_runs(ledger: Ledger, tmp_path: Path, done: list[str]) -> None:
+    scale = synthetic_study.tiny(tmp_path)
+    tune(ledger, scale, "sam")
+    assert work(ledger, scale) == (0, 0)
+    assert done == [*KINDS, *2 * ["tuning vanilla"], "final vanilla", "final sam"]
+    assert work(ledger, scale) == (0, 0)
+    assert len(done) == 6
+
+
+def test_find_rho_comes_last_if_the_radius_was_not_tuned(
+    ledger: Ledger, tmp_path: Path, done: list[str]
+) -> None:
+    assert work(ledger, synthetic_study.tiny(tmp_path)) == (0, 0)
+    assert (done[0], done[-1], len(done)) == ("timing", "find-rho", 8)
+
+
+def test_a_measurement_that_does_not_fit_is_not_started(
+    ledger: Ledger, tmp_path: Path, done: list[str]
+) -> None:
+    scale = synthetic_study.tiny(tmp_path)
+    tune(ledger, scale, "sam")
+    measurements, _ = work(ledger, scale, time_limit=MEASUREMENT - 1)
+    assert measurements == 2
+    assert not {*KINDS} & {*done}
+
+
+def test_an_interrupted_measurement_starts_again(
+    ledger: Ledger, tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale, real = synthetic_study.tiny(tmp_path), workers.measured
+
+    def stopped(measurement: Measurement, environment: Environment) -> LedgerLine:
+        if measurement.kind == "find-rho":
+            signal.raise_signal(signal.SIGTERM)
+        return real(measurement, environment)
+
+    tune(ledger, scale, "sam")
+    monkeypatch.setattr(workers, "measured", stopped)
+    with pytest.raises(Stopped):
+        work(ledger, scale)
+    monkeypatch.setattr(workers, "measured", real)
+    assert work(Ledger(ledger.path), scale) == (0, 0)
+    assert done[:2] == ["timing", "find-rho"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "suggested", "verdict"),
+    [
+        (0.05, 0.4, "0.05 to 0.4", "yes"),
+        (0.1, 0.1, "0.1 to 0.1", "yes"),
+        (0.12, 0.4, "0.12 to 0.4", "no, smaller"),
+        (0.01, 0.095, "0.01 to 0.095", "no, larger"),
+        (0.05, None, "from 0.05", "yes"),  # infinite
+        (None, None, "from 10", "no, smaller"),
+    ],
+)
+def test_the_page_compares_find_rho_with_the_best_radius(
+    low: Any, high: Any, suggested: str, verdict: str, ledger: Ledger, tmp_path: Path
+) -> None:
+    tune(ledger, GPU, "sam")
+    assert chosen(GPU, "A", "sam", ledger) == {"rho": 0.1}
+    page = tmp_path / "page.md"
+    write_page(page, GPU, ledger)
+    before = page.read_text()
+    ledger.append(line_of(radius_suggestions(GPU, ledger)[0], GPU, low, high))
+    write_page(page, GPU, ledger)
+    start, _, section = page.read_text().partition("\n## Radii: find-rho against the study\n")
+    assert start == before  # without a line, the section is left out
+    (row,) = [line for line in section.splitlines() if line.startswith("| A |")]
+    # Only SAM is tuned.
+    _, method, tried, *rest = row.strip("| ").split(" | ")
+    assert (method, rest) == ("SAM", ["0.1", suggested, verdict])
+    assert tried.startswith("rho 0.05: 87.")
+    assert "; **rho 0.1: 88." in tried
