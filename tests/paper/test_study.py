@@ -7,7 +7,7 @@ import pytest
 
 from surrogap.paper.artifacts import ARTIFACTS, stages
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import chosen
+from surrogap.paper.plan import chosen, val_accuracy
 from surrogap.paper.study import (
     GPU,
     METHODS,
@@ -48,6 +48,26 @@ def test_all_methods_train_with_the_rate_and_decay_that_plain_training_was_tuned
         if settings is not None and GPU.setups[letter].source is None:
             own = {name: GPU.setups[letter].changes[name] for name in ("lr", "weight_decay")}
             assert own == settings, letter
+
+
+@pytest.mark.parametrize(
+    ("method", "simpler"),
+    [
+        *(("gsam", "sam"), ("gsam-plain", "sam"), ("gap-penalty", "sam")),
+        *(("gsam-norms", "sam-norms"), ("asam-ascent", "asam")),
+    ],
+)
+def test_a_second_setting_is_tried_at_the_two_radii_that_were_best_without_it(
+    method: str, simpler: str
+) -> None:
+    """For the set-ups whose tuning is in the ledger."""
+    for letter, setup in GPU.setups.items():
+        if method not in setup.methods or chosen(GPU, letter, simpler, LEDGER) is None:
+            continue
+        runs = trials(GPU, letter, simpler)
+        best = sorted(runs, key=lambda run: val_accuracy(LEDGER[run.key]) or -1.0)[-2:]
+        radii = {run.settings["rho"] for run in trials(GPU, letter, method)}
+        assert radii == {run.settings["rho"] for run in best}, letter
 
 
 @scales

@@ -37,6 +37,7 @@ class Setup:
         source: For transfer, the set-up that the weights are trained in, with the settings chosen
             there. The method is that of the source; fine-tuning is plain.
         remark: A note for readers of its numbers.
+        retuned: The trials of methods that need others here than elsewhere.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Setup:
     methods: Sequence[str]
     source: str | None = None
     remark: str = ""
+    retuned: Mapping[str, Sequence[Changes]] = field(default_factory=dict)
 
 
 @final
@@ -242,6 +244,7 @@ GPU = Scale(
             {**_A, "train_labels": "noisy", "lr": 0.1},
             *(_SGD_TRIALS, 0.25, SHORT),
             remark="A's images; about 40 % of the labels are wrong. Validation labels are clean.",
+            retuned={"gsam": _grid((0.2, 0.4), "alpha", (0.1, 0.3))},  # SAM's best radii here
         ),
         "F": Setup(
             "A's weights fine-tuned to Flowers-102",
@@ -443,7 +446,8 @@ def trials(scale: Scale, setup: str, method: str) -> list[StudyRun]:
     [0.05, 0.1, 0.2, 0.4]
     """
     setup = scale.setups[setup].source or setup
-    tried = METHODS[method].trials or scale.setups[setup].trials
+    own = scale.setups[setup]
+    tried = own.retuned.get(method) or METHODS[method].trials or own.trials
     return [
         study_run(scale, Cell(setup, method), settings, seed=TUNING_SEED, purpose="tuning")
         for settings in tried[: scale.num_trials]

@@ -18,10 +18,11 @@ run: configuration, seed, scores, curves, time, hardware and commit. This page i
 `surrogap reproduce all --scale {scale} --no-train --page docs/results.md`.
 
 **How settings are chosen.** Each method has the same number of trials in each set-up ({trials}),
-with one seed each, scored on validation images that no run trains on. The settings with the best
-validation accuracy after the last epoch, the first of equal ones, are trained with the study's
-seeds and scored on the test images. No other settings are scored on test images, except those that
-a table or figure varies on purpose. [Trials](#trials) lists all trials.
+with one seed each, scored on validation images that no run trains on. Methods with a second
+setting, such as GSAM's alpha, try two values of it at the two radii that were best without it. The
+settings with the best validation accuracy after the last epoch, the first of equal ones, are
+trained with the study's seeds and scored on the test images. No other settings are scored on test
+images, except those that a table or figure varies on purpose. [Trials](#trials) lists all trials.
 
 **How to read the numbers.** `±` is half the width of the 95 % confidence interval of the mean over
 seeds (Student's t). It is left out for fewer than three seeds. Differences are paired by seed. A
