@@ -48,12 +48,12 @@ class Direction:
         """Add the direction to `.grad`, and update the states.
 
         Args:
-            sync: Whether to average the sum over processes.
+            sync: Whether the call ends a step. If so, average the sum over processes.
         """
         replicas = self._replicas
         mean = replicas.mean if sync and replicas.shares_direction else None
         gradients.add(self._weights, self._tensors, mean)
-        self._states.commit(self._weights, self._proposed)
+        self._states.commit(self._weights, self._proposed, ends_step=sync)
 
     @torch.no_grad()
     def add_later(self, incoming: Tensor, sync: bool) -> bool:
