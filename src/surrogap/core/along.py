@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from surrogap.core import gradients
 from surrogap.core.shards import shard_of
-from surrogap.core.vectors import wide
+from surrogap.core.vectors import are_any, wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
@@ -118,20 +118,32 @@ class Momentum(Along):
 
         Raises:
             ValueError: The optimizer has taken a step, but its state has no momentum under a known
-                name.
+                name, or it trains none of the parameters.
         """
         states = [self.optimizer.state.get(parameter, {}) for parameter in parameters]
         momenta = [
             next((state[name] for name in _MOMENTA if state.get(name) is not None), None)
             for state in states
         ]
-        if any(states) and not any(momentum is not None for momentum in momenta):
-            raise InvalidValueError(
-                f"optimizer must keep its momentum as {' or '.join(_MOMENTA)}, got "
-                f"{type(self.optimizer).__name__} with {', '.join(next(filter(None, states)))}. "
-                "Pass SGD with momentum, or an optimizer of the Adam family."
-            )
+        if self.optimizer.state and not are_any(momenta):
+            self._check_state(parameters, next(filter(None, states), None))
         return momenta
+
+    def _check_state(
+        self, parameters: Sequence[nn.Parameter], state: Mapping[str, object] | None
+    ) -> None:
+        name = type(self.optimizer).__name__
+        if state is not None:
+            raise InvalidValueError(
+                f"optimizer must keep its momentum as {' or '.join(_MOMENTA)}, got {name} with "
+                f"{', '.join(state)}. Pass SGD with momentum, or an optimizer of the Adam family."
+            )
+        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        if trained.isdisjoint(map(id, parameters)):
+            raise InvalidValueError(
+                f"optimizer must train the parameters that climb, got {name} that trains only "
+                "others. Pass the optimizer that was built from this model's parameters."
+            )
 
 
 class States:

@@ -198,7 +198,8 @@ class MomentumSAM(Objective):
 
     Args:
         model: The model to train.
-        optimizer: The optimizer that trains the model. Its momentum is read, not changed.
+        optimizer: The optimizer that trains the model. Its momentum is read, not changed. Pass the
+            optimizer inside a wrapper that does not expose its state, such as timm's Lookahead.
         rho: The radius: a number or a schedule of `surrogap.rho`.
         perturb: The parameters that climb; see `Objective`.
         eps: Added to the norm before dividing by it.
@@ -206,7 +207,8 @@ class MomentumSAM(Objective):
     Raises:
         TypeError: `optimizer` is not a torch optimizer, or is a `ZeroRedundancyOptimizer`, which
             shards the momentum over processes.
-        ValueError: `optimizer` has no momentum, or has `maximize=True`. See also `Objective`.
+        ValueError: `optimizer` has no momentum, or has `maximize=True`. From `backward`: it trains
+            another model. See also `Objective`.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
