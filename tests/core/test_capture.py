@@ -593,7 +593,7 @@ WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (ValueError, "micro_batches must be at least 1, got 0", {"micro_batches": 0}),
     (ValueError, "climb_fraction must be above 0 and at most 1, got 0", {"climb_fraction": 0}),
     (ValueError, "climb_fraction must be above 0 and at most 1, got 2", {"climb_fraction": 2}),
-    (ValueError, "climb must be left out for Vanilla, got one", {"climb_fraction": 0.5}),
+    (ValueError, "climb_fraction must be left out for Vanilla, got one", {"climb_fraction": 0.5}),
     (
         ValueError,
         "climb_fraction must be 1 with micro_batches, got 0.5 and micro_batches=2",

@@ -59,6 +59,15 @@ def test_a_climb_on_a_fraction_of_the_batch() -> None:
     assert equality.same_bits(gradients(captured), gradients(objective))
 
 
+@pytest.mark.parametrize("settings", [{}, {"climb_fraction": 0.5}, {"micro_batches": 2}])
+def test_what_loss_fn_must_return(settings: dict[str, object]) -> None:
+    objective = SAM(toy_models.mlp())
+    batch = static(objective, toy_models.batch(), **settings)
+    batch._loss_fn = lambda x, y: 0.5
+    with pytest.raises(TypeError, match=r"loss_fn must return the loss as .*, got float"):
+        add_directions(objective, batch)
+
+
 def test_a_new_batch_is_copied_into_the_memory_of_the_example() -> None:
     model, (x, y) = toy_models.mlp().double(), toy_models.batch()
     captured, objective = (SAM(m, rho=0.1) for m in (copy.deepcopy(model), model))

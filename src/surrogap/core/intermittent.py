@@ -91,8 +91,8 @@ class Intermittent(Objective):
         self.num_steps += 1
         self.objective._advance()
 
-    def _check_climb(self, is_given: bool) -> None:
-        self.objective._check_climb(is_given)
+    def _check_climb(self, argument: str) -> None:
+        self.objective._check_climb(argument)
 
     @property
     def _current(self) -> Objective:

@@ -183,8 +183,11 @@ class Objective:
                 called `backward`, or added or unfroze parameters. Or a gradient is sparse, or
                 `backward` changed the weights.
         """
-        self._check_climb(climb is not None)
-        passes = Passes(closure, scaler, backward, climb)
+        first = None
+        if climb is not None:
+            self._check_climb("climb")
+            first = Passes(climb, scaler, backward, name="climb")
+        passes = Passes(closure, scaler, backward, first)
         with self._workspace.running():
             objective, numbers = self._current, self._numbers()
             sync = objective._refresh().synchronises and sync
@@ -347,11 +350,11 @@ class Objective:
         squared_norm = gradients.total_squared_norm(weights, g)
         return g, Report._plain(loss, aux, squared_norm, passes.scale(loss.device))
 
-    def _check_climb(self, is_given: bool) -> None:
-        if is_given and not self._climbs_from_gradient:
+    def _check_climb(self, argument: str) -> None:
+        if not self._climbs_from_gradient:
             raise InvalidValueError(
-                f"climb must be left out for {type(self).__name__}, got one. It has no first pass "
-                "that could run on fewer samples."
+                f"{argument} must be left out for {type(self).__name__}, got one. It has no first "
+                "pass that could run on fewer samples."
             )
 
     def _check_memory(self) -> None:

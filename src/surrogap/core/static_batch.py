@@ -67,8 +67,10 @@ class StaticBatch:
 
     def passes(self, random_state: RandomStates) -> list[Passes]:
         """Return the passes of each call of the objective."""
+        make = partial(Passes, name="loss_fn", random_state=random_state)
         climb = self._climb_closure()
-        return [Passes(c, climb=climb, random_state=random_state) for c in self._closures()]
+        first = None if climb is None else make(climb)
+        return [make(closure, first=first) for closure in self._closures()]
 
     def _closures(self) -> list[Closure | list[Closure]]:
         if self._micro_batches == 1:
