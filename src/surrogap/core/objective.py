@@ -330,10 +330,9 @@ class Objective:
 
     def _find_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Direction:
         """Run the passes, and leave `.grad` unchanged."""
-        workspace = self._workspace
-        with workspace.passing(sync):
+        with self._workspace.passing(sync):
             tensors, report = self._direction(passes, numbers)
-        return Direction(tensors, report, workspace.weights, workspace.replicas, workspace.states)
+        return Direction(tensors, report, self._workspace)
 
     def _direction(self, passes: Passes, numbers: Sequence[Number]) -> tuple[Gradients, Report]:
         """Run the passes, with `.grad` empty before and after, and restore the weights.
