@@ -50,7 +50,7 @@ class AscentStep:
     def run(self) -> tuple[Gradients, Report]:
         """Run the passes, with `.grad` empty before and after, and restore the weights."""
         passes, weights = self._passes, self._weights
-        random_state = passes.random_state(weights.devices)
+        random_state = self._workspace.random_state(weights.devices)
         first = self._first_pass() if self._along.needs_gradient else None
         is_same_batch = passes.first is passes
         kinds = self._kinds()

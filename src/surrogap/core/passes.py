@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map_only
 
 from surrogap.core.first_call import check_graph, outside_wrappers
 from surrogap.core.gradients import current
-from surrogap.core.random_state import RandomState, RandomStates
 from surrogap.core.vectors import are_any, wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
@@ -35,7 +34,6 @@ class Passes:
         backward: Called on the loss in place of `loss.backward()`.
         first: The passes at `w`, if they differ.
         name: The user's name for `closure`, for error messages.
-        random_state: The constructor of the random state, from the devices.
 
     Attributes:
         first: The passes at `w`.
@@ -53,7 +51,6 @@ class Passes:
         first: "Passes | None" = None,
         *,
         name: str = "closure",
-        random_state: RandomStates = RandomState,
     ) -> None:
         self._is_single = callable(closure)
         closures = [closure] if callable(closure) else closure
@@ -78,7 +75,6 @@ class Passes:
         self._closures: Sequence[Closure] = closures
         self._scaler = scaler
         self._backward = backward or Tensor.backward
-        self.random_state = random_state
         self.first = first or self
         self._name = name
 
