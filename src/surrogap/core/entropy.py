@@ -103,14 +103,7 @@ class EntropySGD(Objective):
         return {"num_steps": self.num_steps} if self.scoping else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state.
-
-        Args:
-            state: The state that `state_dict` returned.
-
-        Raises:
-            ValueError: `state` does not hold a number of steps.
-        """
+        """See `Objective`."""
         if self.scoping or state:
             self.num_steps = num_steps(state)
 

@@ -102,11 +102,8 @@ class Report:
         )
 
     def _row(self) -> Tensor:
-        """Return losses, radius and unscaled products as one tensor."""
-        products = self._three
-        if self._scale is not None:
-            products = products / self._scale.to(products) ** 2
-        return torch.stack([self.loss, self.perturbed_loss, self.rho, *products.unbind()])
+        """Return losses, radius and inner products as one tensor."""
+        return torch.stack([self.loss, self.perturbed_loss, self.rho, *self._three.unbind()])
 
     @cached_property
     def gap(self) -> Tensor:
@@ -116,12 +113,12 @@ class Report:
     @cached_property
     def grad_norm(self) -> Tensor:
         """`||g||` over all trainable parameters."""
-        return self._unscaled(self._three[0].sqrt())
+        return self._three[0].sqrt()
 
     @cached_property
     def perturbed_grad_norm(self) -> Tensor:
         """`||g_p||` over all trainable parameters."""
-        return self._unscaled(self._three[2].sqrt())
+        return self._three[2].sqrt()
 
     @cached_property
     def cosine(self) -> Tensor:
@@ -138,10 +135,9 @@ class Report:
 
     @cached_property
     def _three(self) -> Tensor:
-        return self._products().to(self.loss)
-
-    def _unscaled(self, norm: Tensor) -> Tensor:
-        return norm if self._scale is None else norm / self._scale.to(norm)
+        """The unscaled inner products."""
+        products = self._products().to(self.loss)
+        return products if self._scale is None else products / self._scale.to(products) ** 2
 
     def __repr__(self) -> str:
         values = (f"{name}={float(getattr(self, name)):.6g}" for name in MEASURES)

@@ -18,7 +18,7 @@ from surrogap.core.shards import (
     Sharding,
     compute_device,
     is_sharded,
-    mean_over_mesh,
+    mean_over,
     shard_of,
     sharding_of,
 )
@@ -167,7 +167,9 @@ class Weights:
         """Return the mean of a scalar over the processes that share the sharded parameters."""
         if not self.are_sharded:
             return scalar
-        return mean_over_mesh(scalar, next(filter(is_sharded, self.parameters)))
+        parameter: Any = next(filter(is_sharded, self.parameters))
+        mesh = parameter.device_mesh
+        return mean_over(mesh.get_all_groups(), scalar.to(mesh.device_type)).to(scalar)
 
     @property
     def names(self) -> list[str]:
