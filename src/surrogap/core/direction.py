@@ -22,7 +22,7 @@ class Direction:
     Args:
         tensors: One tensor for each trainable parameter; None if no pass has reached it.
         report: The report of the step.
-        workspace: The workspace of the step.
+        workspace: The objective's workspace.
     """
 
     def __init__(self, tensors: Gradients, report: Report, workspace: Workspace) -> None:

@@ -163,14 +163,7 @@ def _gamma(gamma: float) -> float:
 
 
 class _LangevinSteps:
-    """The Langevin steps `v` from `w` and their running average `mu`, in at least float32.
-
-    Args:
-        settings: The objective.
-        gamma: The current step's gamma.
-        w: The start.
-        scale: The scale of the gradients, or None.
-    """
+    """The Langevin steps `v` from `w` and their running average `mu`, in at least float32."""
 
     def __init__(
         self, settings: EntropySGD, gamma: Number, w: Vector, scale: Tensor | None

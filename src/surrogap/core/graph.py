@@ -43,12 +43,7 @@ class Graph:
         num_calls: int,
         pool: Any,
     ) -> None:
-        """Capture a step.
-
-        Args:
-            run: Takes the step.
-            num_calls: The number of calls of the objective in the step.
-            pool: The memory pool that graphs share.
+        """Capture the step that `run` takes, with `num_calls` calls of the objective.
 
         Raises:
             RuntimeError: The step cannot be captured.

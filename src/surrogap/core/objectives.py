@@ -141,13 +141,9 @@ class ASAM(Objective):
         **shared: Unpack[Shared],
     ) -> None:
         geometry = Geometry(number("eta", eta, remedy="Pass a non-negative number, such as 0.01."))
+        combine = SurrogateGap(alpha)
         super().__init__(
-            *(model,),
-            rho=rho,
-            along=Gradient(),
-            geometry=geometry,
-            combine=SurrogateGap(alpha),
-            **shared,
+            model, rho=rho, along=Gradient(), geometry=geometry, combine=combine, **shared
         )
 
 

@@ -35,9 +35,6 @@ class Passes:
         first: The passes at `w`, if they differ.
         name: The user's name for `closure`, for error messages.
 
-    Attributes:
-        first: The passes at `w`.
-
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: The list of closures is empty, or all closures read the same variables.

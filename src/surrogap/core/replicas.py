@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, Union
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.core.shards import is_distributed, mean_over
 from surrogap.core.vectors import Gradients, Layout, groups_of
-from surrogap.core.weights import contents
+from surrogap.core.weights import Weights, contents
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:  # some builds of torch do not have it
@@ -34,10 +33,9 @@ class Replicas:
     """The processes that train copies of a model, or this process alone.
 
     Args:
-        wrappers: The modules wrapped in DDP; empty if one process trains the model.
+        weights: The model's tensors, and the modules wrapped in DDP.
         scope: The gradients that the ascent step uses: "replica" or None, this process's own;
             "global", the mean over all processes; a process group, the mean over its members.
-        are_weights_sharded: Whether processes hold shards of the weights instead of replicas.
 
     Raises:
         TypeError: `scope` has the wrong type.
@@ -45,20 +43,15 @@ class Replicas:
             or the wrappers have different process groups or a static graph.
     """
 
-    def __init__(
-        self,
-        wrappers: Sequence[DistributedDataParallel],
-        scope: Scope,
-        *,
-        are_weights_sharded: bool = False,
-    ) -> None:
+    def __init__(self, weights: Weights, scope: Scope) -> None:
         _check(scope)
-        if are_weights_sharded and scope not in (None, "global"):
+        wrappers = weights.wrappers
+        if weights.are_sharded and scope not in (None, "global"):
             raise InvalidValueError(
                 f"scope must be 'global' for sharded weights, got {scope!r}. A process that holds "
                 "only a shard cannot climb alone: leave scope out."
             )
-        if scope is not None and not wrappers and not are_weights_sharded:
+        if scope is not None and not wrappers and not weights.are_sharded:
             _check_unwrapped(scope)
         groups = [wrapper.process_group for wrapper in wrappers]
         if any(group != groups[0] for group in groups):
@@ -91,12 +84,7 @@ class Replicas:
             yield
 
     def mean_in_scope(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
-        """Return the mean of the gradients of one pass over the scope.
-
-        Args:
-            gradients: This process's gradients.
-            parameters: Their parameters, or this process's shards of them.
-        """
+        """Return the mean of the gradients of one pass over the scope."""
         return self._mean(gradients, parameters, self._in_scope)
 
     @property

@@ -58,14 +58,7 @@ class Report:
         squared_norm: Tensor | None = None,
         scale: Tensor | None = None,
     ) -> Self:
-        """Return the report of a step without an ascent step.
-
-        Args:
-            loss: `f(w)`.
-            aux: The aux that the closure returned.
-            squared_norm: `||g||^2` of the scaled gradient; None if there is no gradient.
-            scale: The scale of the loss, if there is one.
-        """
+        """Return the report of a step without an ascent step, with `||g||^2` times `scale^2`."""
         nan = torch.full_like(loss, torch.nan)
         gg = nan if squared_norm is None else squared_norm.to(loss)
         return cls(loss, nan, aux, torch.nan, lambda: torch.stack([gg, nan, nan]), scale)

@@ -17,13 +17,7 @@ BatchLoss: TypeAlias = Callable[..., Tensor | tuple[Tensor, Any]]
 class StaticBatch:
     """A batch in fixed memory, and the closures of a step on it.
 
-    Args:
-        example: A batch with the shapes and dtypes of every batch.
-        device: The device of the model.
-        loss_fn: The loss of a batch.
-        micro_batches: The number of micro-batches to split it into.
-        shares_perturbation: Whether one call of the objective takes all micro-batches.
-        climb_fraction: The fraction of the rows that the first pass runs on.
+    `capture` documents the arguments.
 
     Attributes:
         calls: The passes of each call of the objective in a step.

@@ -58,12 +58,8 @@ def groups_of(tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> lis
 class Layout:
     """A layout of `tensors` in flat tensors, one for each device, dtype and label.
 
-    Args:
-        tensors: The pieces, whose shapes and memory formats the views of a vector have.
-        labels: One label for each piece, or empty.
-
     Attributes:
-        pieces: The pieces.
+        pieces: The tensors, whose shapes and memory formats the views of a vector have.
         members: The indices of the pieces of each group.
         strides: The strides of the pieces that are not contiguous, in a dense copy.
     """

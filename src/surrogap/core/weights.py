@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -87,10 +87,12 @@ class Weights:
                 "model must have a trainable parameter, got none with requires_grad=True. "
                 "Unfreeze the layers to train."
             )
-        if any(map(Tensor.is_complex, self.parameters)) or any(map(_hooks, self.parameters)):
+        if (
+            any(map(Tensor.is_complex, self.parameters))
+            or any(map(_hooks, self.parameters))
+            or (self.fsdp.modules and not all(map(is_sharded, self.parameters)))
+        ):
             self._refuse()
-        if self.fsdp.modules and not all(map(is_sharded, self.parameters)):
-            self._refuse_plain()
 
     def check_after_first_pass(self) -> None:
         """Find the modules that the first pass of a step has added.
@@ -236,14 +238,12 @@ class Weights:
                     f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
                     "the gradient of each pass: remove it, and step the optimizer after backward."
                 )
-
-    def _refuse_plain(self) -> NoReturn:
-        pairs = zip(self.names, self.parameters, strict=True)
-        name = next(name for name, parameter in pairs if not is_sharded(parameter))
-        raise InvalidValueError(
-            f"{name} must be sharded like the others, got a plain parameter. FSDP does not average "
-            "its gradient, so processes would diverge: call fully_shard on the whole model too."
-        )
+            if self.fsdp.modules and not is_sharded(parameter):
+                raise InvalidValueError(
+                    f"{name} must be sharded like the others, got a plain parameter. FSDP does not "
+                    "average its gradient, so processes would diverge: call fully_shard on the "
+                    "whole model too."
+                )
 
 
 def _state(parameter: nn.Parameter) -> tuple[int, int]:

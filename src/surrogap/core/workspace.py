@@ -22,10 +22,6 @@ from surrogap.errors import UnsupportedError
 class Workspace:
     """The tensors and processes of the model, and the state and memory that steps reuse.
 
-    Args:
-        model: The model to train.
-        scope: See `Replicas`.
-
     Attributes:
         weights: The model's tensors.
         replicas: The processes that train the model.
@@ -70,9 +66,7 @@ class Workspace:
         weights = self.weights
         weights.refresh()
         if not (weights.wrappers is self._replicas_of[0] and scope is self._replicas_of[1]):
-            self.replicas = Replicas(
-                weights.wrappers, scope, are_weights_sharded=weights.are_sharded
-            )
+            self.replicas = Replicas(weights, scope)
             self._replicas_of = weights.wrappers, scope
         return weights
 
