@@ -14,10 +14,9 @@ from surrogap.core.arithmetic import Arithmetic, Task
 from surrogap.core.buffers import unmoved
 from surrogap.core.combine import Coefficients, Number
 from surrogap.core.fused import choose
-from surrogap.core.geometry import Kind
+from surrogap.core.geometry import Kind, kinds_of
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
-from surrogap.core.selection import kinds_of
 from surrogap.core.shards import is_sharded, shard_of
 from surrogap.core.vectors import Gradients, wide, widened
 

@@ -29,12 +29,11 @@ from surrogap.core.ascent import AscentStep
 from surrogap.core.catalog import SHARED
 from surrogap.core.combine import Combine, Number, PerturbedGradient
 from surrogap.core.direction import Deferred, Direction
-from surrogap.core.geometry import Geometry
+from surrogap.core.geometry import Geometry, Perturb, check_perturb, kinds_of
 from surrogap.core.passes import Closure, Passes
 from surrogap.core.replicas import Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
-from surrogap.core.selection import Perturb, check_perturb, kinds_of
 from surrogap.core.settings import settings_of
 from surrogap.core.vectors import Gradients, wide
 from surrogap.core.weights import Weights

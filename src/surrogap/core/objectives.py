@@ -13,10 +13,9 @@ from surrogap.checks import number
 from surrogap.core.along import Gradient, Momentum
 from surrogap.core.catalog import DEFAULT_RHO
 from surrogap.core.combine import Penalty, PerturbedGradient, SurrogateGap
-from surrogap.core.geometry import Geometry
+from surrogap.core.geometry import Geometry, Perturb
 from surrogap.core.objective import Objective
 from surrogap.core.rho import Schedule
-from surrogap.core.selection import Perturb
 from surrogap.core.settings import PartSetting, Shared
 
 

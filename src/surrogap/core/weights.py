@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from surrogap.core.engines import check_engine, check_owner
 from surrogap.core.fsdp import FullySharded
-from surrogap.core.selection import norm_parameters
+from surrogap.core.geometry import norm_parameters
 from surrogap.core.shards import (
     WHOLE,
     Sharding,
