@@ -147,11 +147,15 @@ class Momentum(Along):
 
 
 class States:
-    """The state `m` of an `Along`: one tensor for each parameter, in at least float32."""
+    """The state `m` of an `Along`: one tensor for each parameter, in at least float32.
+
+    Attributes:
+        proposed: Pairs of a state and the value that replaces it once the step has succeeded.
+    """
 
     def __init__(self) -> None:
         self._tensors: dict[nn.Parameter, Tensor] = {}
-        self._next: list[tuple[Tensor, Tensor]] = []
+        self.proposed: list[tuple[Tensor, Tensor]] = []
         # The states before the first call of a step of several calls.
         self._before: dict[Tensor, Tensor] = {}
 
@@ -167,15 +171,6 @@ class States:
     def tensors(self) -> list[Tensor]:
         """All states."""
         return list(self._tensors.values())
-
-    def propose(self, m: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-        """Store the states that replace `m` once the step has succeeded."""
-        self._next = list(zip(m, after, strict=True))
-
-    def take_proposed(self) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs of a state and its proposed value, and clear them."""
-        proposed, self._next = self._next, []
-        return proposed
 
     def commit(
         self, weights: Weights, proposed: Sequence[tuple[Tensor, Tensor]], *, ends_step: bool

@@ -135,7 +135,7 @@ class AscentStep:
         vector = along.vector(parameters, plain, m)
         v = [_like(*row) for row in zip(vector, parameters, tensors, strict=True)]
         if along.has_state:
-            states.propose(m, along.update(plain, m))
+            states.proposed = list(zip(m, along.update(plain, m), strict=True))
         arithmetic.climb(v, along.sign * self._rho, None, g if self._keeps_g else None)
 
     def _combine(

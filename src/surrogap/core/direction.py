@@ -31,8 +31,8 @@ class Direction:
         self._weights = workspace.weights
         self._parameters = workspace.weights.parameters
         self._replicas = workspace.replicas
-        self._states = workspace.states
-        self._proposed = workspace.states.take_proposed()
+        self._states = states = workspace.states
+        self._proposed, states.proposed = states.proposed, []
 
     def add(self, sync: bool) -> None:
         """Add the direction to `.grad`, and update the states.
