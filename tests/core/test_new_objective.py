@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surrogap import GSAM, Intermittent, capture
-from surrogap.parts import Along
+from surrogap import GSAM, Intermittent, Objective, capture
+from surrogap.parts import Along, Combine, Gradient, Penalty, SurrogateGap
 from tests import equality, reference, toy_models
 from tests.new_objective import BLOCKS, FriendlySAM
 
@@ -244,8 +244,6 @@ class Backwards(Along):
 
 
 def test_a_state_without_a_first_pass() -> None:
-    from surrogap import Objective
-
     model, seen = toy_models.mlp().double(), []
     objective = Objective(model, rho=0.5, along=Backwards())
     closure = toy_models.closure_of(model, toy_models.batch())
@@ -284,10 +282,14 @@ def test_captured_steps_are_eager_ones(wrap) -> None:
     assert equality.same_bits(list(states[0].values()), list(states[1].values()))
 
 
+@pytest.mark.parametrize("combine", [SurrogateGap(-1.0), Penalty(-1.0)], ids=repr)
+def test_the_settings_of_a_combination_are_checked_at_construction(combine: Combine) -> None:
+    with pytest.raises(ValueError, match=r"(alpha|lam) must be at least 0 and finite, got -1.0"):
+        Objective(toy_models.mlp(), along=Gradient(), combine=combine)
+
+
 def test_it_composes_with_a_combination() -> None:
     """GSAM's direction with Friendly-SAM's climb: `g` and the climb's vector are separate."""
-    from surrogap import Objective
-    from surrogap.parts import SurrogateGap
     from tests.new_objective import namespace
 
     model, data = toy_models.mlp().double(), toy_models.batch()

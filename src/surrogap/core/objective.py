@@ -117,6 +117,7 @@ class Objective:
         self.along = along
         self.geometry = geometry or Geometry()
         self.combine = combine or PerturbedGradient()
+        self.combine.coefficients()  # checks its settings
         self.perturb = perturb
         self.scope = scope
         self.memory = memory

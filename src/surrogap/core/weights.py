@@ -181,17 +181,13 @@ class Weights:
         return [self._names[id(parameter)] for parameter in self.parameters]
 
     def _find_names(self) -> dict[int, str]:
-        wrapped = [
-            f"{path}." if path else ""
-            for path, module in self._model.named_modules()
-            if isinstance(module, DistributedDataParallel)
-        ]
+        modules = self._model.named_modules()
+        wrapped = {path for path, m in modules if isinstance(m, DistributedDataParallel)}
         names = {}
         for name, parameter in self._model.named_parameters():
-            for path in reversed(wrapped):  # innermost first, while the outer paths are valid
-                if name.startswith(f"{path}module."):
-                    name = path + name.removeprefix(f"{path}module.")
-            names[id(parameter)] = name.replace("_orig_mod.", "")
+            path = name.split(".")
+            own = [k for i, k in enumerate(path) if ".".join(path[:i]) not in wrapped]
+            names[id(parameter)] = ".".join(k for k in own if k != "_orig_mod")
         return names
 
     @property
