@@ -44,15 +44,8 @@ class Replicas:
     """
 
     def __init__(self, weights: Weights, scope: Scope) -> None:
-        _check(scope)
+        _check(scope, weights)
         wrappers = weights.wrappers
-        if weights.are_sharded and scope not in (None, "global"):
-            raise InvalidValueError(
-                f"scope must be 'global' for sharded weights, got {scope!r}. A process that holds "
-                "only a shard cannot climb alone: leave scope out."
-            )
-        if scope is not None and not wrappers and not weights.are_sharded:
-            _check_unwrapped(scope)
         groups = [wrapper.process_group for wrapper in wrappers]
         if any(group != groups[0] for group in groups):
             raise InvalidValueError(
@@ -160,26 +153,29 @@ def _is_group(scope: object) -> "TypeGuard[ProcessGroup]":
     return dist.is_available() and isinstance(scope, dist.ProcessGroup)
 
 
-def _check(scope: object) -> None:
-    if _is_group(scope):
+def _check(scope: object, weights: Weights) -> None:
+    if scope is None:
         return
     if dist.is_available() and scope == dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidValueError(
             "scope must be a process group that contains this process, got one that does not. Each "
             "process passes its own, such as the first result of torch.distributed.new_subgroups."
         )
-    if scope not in (None, "replica", "global"):
+    if not _is_group(scope) and scope not in ("replica", "global"):
         error = InvalidValueError if isinstance(scope, str) else InvalidTypeError
         raise error(
             f"scope must be 'replica', 'global' or a process group, got {scope!r}. "
             "Leave it out for the default."
         )
-
-
-def _check_unwrapped(scope: Scope) -> None:
-    """Check the scope of an unwrapped model: a single process accepts 'replica' and 'global'."""
+    if weights.are_sharded and scope != "global":
+        raise InvalidValueError(
+            f"scope must be 'global' for sharded weights, got {scope!r}. A process that holds only "
+            "a shard cannot climb alone: leave scope out."
+        )
+    if weights.are_sharded or weights.wrappers:
+        return
     is_alone = not is_distributed() or dist.get_world_size() == 1
-    if _is_group(scope) or not is_alone:
+    if _is_group(scope) or not is_alone:  # a single process accepts 'replica' and 'global'
         raise InvalidValueError(
             "scope must be left out for a model that is neither wrapped in "
             f"DistributedDataParallel nor sharded, got {scope!r}. Wrap the model first, and pass "
