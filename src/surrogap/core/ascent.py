@@ -51,7 +51,7 @@ class AscentStep:
         passes, weights = self._passes, self._weights
         random_state = self._workspace.random_state(weights.devices)
         first = self._first_pass() if self._along.needs_gradient else None
-        is_same_batch = passes.first is passes
+        is_same_batch = passes.first is None
         kinds = self._kinds()
         is_g_whole = is_same_batch and Kind.FIXED not in kinds
         self._keeps_g = first is not None and (self._uses_g or is_g_whole)
@@ -100,7 +100,7 @@ class AscentStep:
             pairs = zip(weights.parameters, self._kinds(), strict=True)
             idle = [parameter for parameter, kind in pairs if kind == Kind.FIXED]
         with gradients.disabled(weights, idle) if idle else nullcontext():
-            result = self._passes.first.run(weights)
+            result = (self._passes.first or self._passes).run(weights)
         weights.check_after_first_pass()
         objective._check_memory()  # not earlier, since lazy modules had no dtype
         return result

@@ -72,7 +72,7 @@ class Passes:
         self._closures: Sequence[Closure] = closures
         self._scaler = scaler
         self._backward = backward or Tensor.backward
-        self.first = first or self
+        self.first = first
         self._name = name
 
     def run(self, weights: Weights) -> tuple[Tensor, Any]:
