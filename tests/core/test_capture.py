@@ -26,6 +26,7 @@ from surrogap import (
     capture,
 )
 from surrogap.core import graph
+from surrogap.core.passes import Passes
 from surrogap.core.report import MEASURES
 from surrogap.rho import InverseSqrt, ProportionalToLR
 from tests import equality, reference, toy_models
@@ -437,12 +438,34 @@ def test_a_loss_that_synchronises_is_refused_and_changes_nothing() -> None:
     assert equality.same_bits(run.state, untouched.state)
 
 
-def test_a_lack_of_memory_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With substitutes for CUDA, which a CPU does not have."""
+@pytest.fixture
+def random_state(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """The random state of a graph, with substitutes for CUDA, which a CPU does not have."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", MagicMock())
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
     random_state = MagicMock()
     monkeypatch.setattr(graph, "GraphRandomState", lambda _: random_state)
+    return random_state
+
+
+def test_only_the_passes_of_a_graph_draw_from_its_random_state(random_state: MagicMock) -> None:
+    model = toy_models.mlp().double()
+    objective, passes = SAM(model), Passes(toy_models.closure_of(model, toy_models.batch()))
+    captured = graph.Graph(objective)
+
+    def run(of: Objective) -> list[Report]:
+        of._refresh()
+        return [of._add_direction(passes, of._numbers(), sync=True)]
+
+    run(captured.objective)  # a warm-up
+    random_state.replayed.assert_not_called()
+    captured.capture(run, 1, None)
+    random_state.replayed.assert_called_once_with()
+    run(objective)
+    random_state.replayed.assert_called_once_with()
+
+
+def test_a_lack_of_memory_is_reported_as_such(random_state: MagicMock) -> None:
     captured = graph.Graph(GSAM(toy_models.mlp()))
 
     def run(*_: Any) -> list[Report]:
@@ -593,7 +616,7 @@ WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (ValueError, "micro_batches must be at least 1, got 0", {"micro_batches": 0}),
     (ValueError, "climb_fraction must be above 0 and at most 1, got 0", {"climb_fraction": 0}),
     (ValueError, "climb_fraction must be above 0 and at most 1, got 2", {"climb_fraction": 2}),
-    (ValueError, "climb must be left out for Vanilla, got one", {"climb_fraction": 0.5}),
+    (ValueError, "climb_fraction must be left out for Vanilla, got one", {"climb_fraction": 0.5}),
     (
         ValueError,
         "climb_fraction must be 1 with micro_batches, got 0.5 and micro_batches=2",

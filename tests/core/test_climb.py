@@ -106,6 +106,23 @@ def test_what_is_not_a_closure() -> None:
         ASAM(model).backward(toy_models.closure_of(model, toy_models.batch()), climb=3)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (lambda loss: 0.5, TypeError, "climb must return the loss as a tensor, .* got float"),
+        (lambda loss: loss.expand(2), RuntimeError, r"climb must return a real scalar, got sh"),
+        (Tensor.detach, RuntimeError, "climb must return a loss with a graph, got one without"),
+    ],
+)
+def test_what_climb_must_return(
+    wrong: Callable[[Tensor], object], error: type[Exception], message: str
+) -> None:
+    model = toy_models.mlp()
+    closure = toy_models.closure_of(model, toy_models.batch())
+    with pytest.raises(error, match=message):
+        SAM(model).backward(closure, climb=lambda: wrong(closure()))
+
+
 def test_a_norm_that_overflows_in_float16_leaves_the_direction_finite() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 1, bias=False).half()

@@ -240,6 +240,18 @@ def test_a_momentum_of_another_name_is_refused_at_the_second_step() -> None:
         objective.backward(closure)
 
 
+def test_the_optimizer_of_another_model_is_refused_once_it_has_momentum() -> None:
+    model, other = toy_models.mlp(), toy_models.mlp()
+    optimizer, _ = stepped(other)
+    objective = MomentumSAM(model, optimizer)
+    closure = toy_models.closure_of(model, toy_models.batch())
+    message = "optimizer must train the parameters that climb, got SGD that trains only others. Pas"
+    with pytest.raises(ValueError, match=message):
+        objective.backward(closure)
+    optimizer.add_param_group({"params": model.parameters()})  # they have no momentum yet
+    objective.backward(closure)
+
+
 def test_climb_is_refused() -> None:
     model = toy_models.mlp()
     _, objective = stepped(model)

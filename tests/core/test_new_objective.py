@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surrogap import GSAM, Intermittent, capture
-from surrogap.parts import Along
+from surrogap import GSAM, Intermittent, Objective, capture
+from surrogap.parts import Along, Combine, Gradient, Penalty, SurrogateGap
 from tests import equality, reference, toy_models
 from tests.new_objective import BLOCKS, FriendlySAM
 
@@ -102,6 +102,67 @@ def test_with_a_scaler_and_clipping(device: torch.device) -> None:
         assert equality.relative_error(scaled.state_dict()["along"][name], m) < 1e-4
 
 
+def scaled_call(
+    objective: FriendlySAM, way: str, closure: object, scaler: torch.amp.GradScaler, sync: bool
+) -> None:
+    if way == "backward":
+        objective.backward(closure, scaler=scaler, sync=sync)
+    else:
+        scaler.scale(objective.loss(closure, scaler=scaler, sync=sync)).backward()
+
+
+@pytest.mark.parametrize("way", ["backward", "loss"])
+def test_a_step_of_several_calls_that_overflows_leaves_the_state(way: str) -> None:
+    """In any of its calls and in either pass, against an explicit loop that skips the step."""
+    model = toy_models.mlp().double()
+    w, m = flat(model), torch.zeros_like(flat(model))
+    f_of = partial(reference.loss_of, copy.deepcopy(model))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    objective = make(model)
+    overflows = {2: (0, 0), 3: (1, 1), 5: (2, 0), 7: (2, 1)}  # of a step: the call and the pass
+    for step in range(9):
+        now, direction, saved = m, 0.0, objective.state_dict()
+        for call in range(3):
+            data = toy_models.batch(seed=3 * step + call)
+            closure, passes = toy_models.closure_of(model, data), iter(range(2))
+
+            def poisoned(closure=closure, passes=passes, here=(step, call)) -> Tensor:
+                is_poisoned = overflows.get(here[0]) == (here[1], next(passes))
+                return closure() * (float("inf") if is_poisoned else 1.0) / 3
+
+            scaled_call(objective, way, poisoned, scaler, sync=call == 2)
+            if call < 2 and step:  # a checkpoint within a step is that of before the step
+                within = objective.state_dict()["along"]
+                assert all(torch.equal(saved["along"][name], within[name]) for name in within)
+            f, _ = f_of(lambda net, data=data: toy_models.cross_entropy(net, data) / 3)
+            d, now = friendly(f, w, now)
+            direction += d
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if step not in overflows:
+            w, m = w - 0.1 * direction, now
+        state = torch.cat([t.reshape(-1) for t in objective.state_dict()["along"].values()])
+        assert equality.relative_error(state, m) < 1e-9
+        assert equality.relative_error(flat(model), w) < 1e-9
+    assert float(scaler.get_scale()) == 2.0**8
+
+
+def test_a_loaded_state_is_not_that_of_an_unfinished_step() -> None:
+    model = toy_models.mlp()
+    objective, closure = make(model), toy_models.closure_of(model, toy_models.batch())
+    objective.backward(closure)
+    saved = objective.state_dict()
+    objective.backward(closure)
+    objective.backward(closure, sync=False)
+    objective.load_state_dict(saved)
+    model.zero_grad()
+    objective.backward(lambda: closure() * float("inf"))
+    after = objective.state_dict()["along"]
+    assert all(torch.equal(m, after[name]) for name, m in saved["along"].items())
+
+
 def test_a_step_that_raises_leaves_the_state() -> None:
     model = toy_models.mlp()
     objective, closure = make(model), toy_models.closure_of(model, toy_models.batch())
@@ -183,8 +244,6 @@ class Backwards(Along):
 
 
 def test_a_state_without_a_first_pass() -> None:
-    from surrogap import Objective
-
     model, seen = toy_models.mlp().double(), []
     objective = Objective(model, rho=0.5, along=Backwards())
     closure = toy_models.closure_of(model, toy_models.batch())
@@ -223,10 +282,14 @@ def test_captured_steps_are_eager_ones(wrap) -> None:
     assert equality.same_bits(list(states[0].values()), list(states[1].values()))
 
 
+@pytest.mark.parametrize("combine", [SurrogateGap(-1.0), Penalty(-1.0)], ids=repr)
+def test_the_settings_of_a_combination_are_checked_at_construction(combine: Combine) -> None:
+    with pytest.raises(ValueError, match=r"(alpha|lam) must be at least 0 and finite, got -1.0"):
+        Objective(toy_models.mlp(), along=Gradient(), combine=combine)
+
+
 def test_it_composes_with_a_combination() -> None:
     """GSAM's direction with Friendly-SAM's climb: `g` and the climb's vector are separate."""
-    from surrogap import Objective
-    from surrogap.parts import SurrogateGap
     from tests.new_objective import namespace
 
     model, data = toy_models.mlp().double(), toy_models.batch()

@@ -1,6 +1,8 @@
 """The closure's contract, and micro-batches."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -243,3 +245,21 @@ def test_bad_scaler_and_backward() -> None:
         SAM(model).backward(closure, scaler=2.0)
     with pytest.raises(TypeError, match="backward must be a function of the loss, got str"):
         SAM(model).backward(closure, backward="loss")
+
+
+@every_objective
+@pytest.mark.parametrize("way", ["backward", "loss"])
+def test_a_batch_is_freed_without_the_garbage_collector(name: str, way: str) -> None:
+    """It may hold much of a GPU's memory, and the collector may run many steps later."""
+    model = toy_models.mlp()
+    objective = OBJECTIVES[name].make(model)
+    gc.disable()
+    try:
+        for seed in range(2):
+            x, y = toy_models.batch(seed=seed)
+            result = getattr(objective, way)(toy_models.closure_of(model, (x, y)))
+        batch = weakref.ref(x)
+        del x, result
+        assert batch() is None
+    finally:
+        gc.enable()

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from surrogap import GSAM, SAM
 from surrogap.core.objective import Objective
-from surrogap.core.random_state import RandomState
 from surrogap.core.static_batch import StaticBatch
 from tests import equality, toy_models
 
 
 def add_directions(objective: Objective, batch: StaticBatch) -> None:
     """What `CapturedStep` does before the update."""
-    for passes in batch.passes(RandomState):
+    for passes in batch.calls:
         objective._refresh()
         objective._add_direction(passes, objective._numbers(), sync=True)
 
@@ -26,13 +25,14 @@ def gradients(objective: Objective) -> list[Tensor]:
 
 
 def static(objective: Objective, example: Sequence[Tensor], **settings: object) -> StaticBatch:
-    options = {"micro_batches": 1, "shares_perturbation": True, "climb_fraction": 1.0, **settings}
-    return StaticBatch(
-        example,
-        torch.device("cpu"),
-        lambda x, y: toy_models.cross_entropy(objective.model, (x, y)),
-        **options,  # type: ignore[arg-type]
-    )
+    options = {
+        "loss_fn": lambda x, y: toy_models.cross_entropy(objective.model, (x, y)),
+        "micro_batches": 1,
+        "shares_perturbation": True,
+        "climb_fraction": 1.0,
+        **settings,
+    }
+    return StaticBatch(example, torch.device("cpu"), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -57,6 +57,14 @@ def test_a_climb_on_a_fraction_of_the_batch() -> None:
         climb=lambda: toy_models.cross_entropy(model, (x[:num], y[:num])),
     )
     assert equality.same_bits(gradients(captured), gradients(objective))
+
+
+@pytest.mark.parametrize("settings", [{}, {"climb_fraction": 0.5}, {"micro_batches": 2}])
+def test_what_loss_fn_must_return(settings: dict[str, object]) -> None:
+    objective = SAM(toy_models.mlp())
+    batch = static(objective, toy_models.batch(), loss_fn=lambda x, y: 0.5, **settings)
+    with pytest.raises(TypeError, match=r"loss_fn must return the loss as .*, got float"):
+        add_directions(objective, batch)
 
 
 def test_a_new_batch_is_copied_into_the_memory_of_the_example() -> None:

@@ -1,6 +1,7 @@
 """Friendly-SAM and MomentumSAM in several processes, against plain loops in one."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -65,6 +66,42 @@ def test_friendly_sam_of_all_processes_has_one_mean(two: Processes) -> None:
     results = two.run(train_friendly, "global")
     assert equality.same_bits(list(results[0][1].values()), list(results[1][1].values()))
     assert equality.relative_error(results[0][0], w) < 1e-9
+
+
+def skip_a_step(way: str) -> list[dict[str, Tensor]]:
+    """Train for three steps of two calls. In the second, one process overflows in the first."""
+    model = DistributedDataParallel(model_of("mlp"))
+    objective = FriendlySAM(model, rho=RHO, sigma=SIGMA)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    states = []
+    for step in range(3):
+        for call in range(2):
+            closure = toy_models.closure_of(model, data_of(dist.get_rank(), 2 * step + call))
+            factor = float("inf") if (step, call, dist.get_rank()) == (1, 0, 1) else 1.0
+
+            def scaled(closure=closure, factor=factor) -> Tensor:
+                return closure() * factor
+
+            with model.no_sync() if call == 0 else nullcontext():
+                if way == "backward":
+                    objective.backward(scaled, scaler=scaler)
+                else:
+                    scaler.scale(objective.loss(scaled, scaler=scaler)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        states.append(objective.state_dict()["along"])
+    return states
+
+
+@pytest.mark.parametrize("way", ["backward", "loss"])
+def test_no_process_keeps_the_mean_of_a_step_that_one_of_them_skips(
+    way: str, two: Processes
+) -> None:
+    for first, second, third in two.run(skip_a_step, way):
+        assert equality.same_bits(list(first.values()), list(second.values()))
+        assert not any(torch.equal(second[name], third[name]) for name in third)
 
 
 def train_momentum(wrapper: str) -> Tensor:

@@ -97,7 +97,7 @@ class Surface:
         self.num_samples_of = num_samples_of
         self.weights = weights = Weights(model)
         self.space = Space(weights)
-        self._replicas = Replicas(weights.wrappers, None, are_weights_sharded=weights.are_sharded)
+        self._replicas = Replicas(weights, None)
         self._groups = [wrapper.process_group for wrapper in weights.wrappers[:1]]
         self._groups += _fsdp_groups(model)
         if weights.are_sharded and isinstance(batches, Sized):

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from surrogap.core import gradients
 from surrogap.core.shards import shard_of
-from surrogap.core.vectors import wide
+from surrogap.core.vectors import are_any, wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
@@ -25,8 +25,10 @@ class Along(ABC):
     Attributes:
         needs_gradient: Whether the vector depends on `g`. If not, there is no first pass.
         has_state: Whether it keeps a tensor `m` for each parameter from step to step, initially
-            zero. `m` belongs to the objective: the `state_dict` contains it, a call that raises or
-            overflows does not change it, and under scope "replica" each process has its own.
+            zero. `m` belongs to the objective: the `state_dict` contains it, a call that raises and
+            a step that overflows do not change it, and under scope "replica" each process has its
+            own. In a step of several calls (`sync=False`) each call updates `m`; if any of them
+            overflows, the last restores `m` as it was before the step.
         sign: -1 to climb against the vector.
     """
 
@@ -116,28 +118,46 @@ class Momentum(Along):
 
         Raises:
             ValueError: The optimizer has taken a step, but its state has no momentum under a known
-                name.
+                name, or it trains none of the parameters.
         """
         states = [self.optimizer.state.get(parameter, {}) for parameter in parameters]
         momenta = [
             next((state[name] for name in _MOMENTA if state.get(name) is not None), None)
             for state in states
         ]
-        if any(states) and not any(momentum is not None for momentum in momenta):
-            raise InvalidValueError(
-                f"optimizer must keep its momentum as {' or '.join(_MOMENTA)}, got "
-                f"{type(self.optimizer).__name__} with {', '.join(next(filter(None, states)))}. "
-                "Pass SGD with momentum, or an optimizer of the Adam family."
-            )
+        if self.optimizer.state and not are_any(momenta):
+            self._check_state(parameters, next(filter(None, states), None))
         return momenta
+
+    def _check_state(
+        self, parameters: Sequence[nn.Parameter], state: Mapping[str, object] | None
+    ) -> None:
+        name = type(self.optimizer).__name__
+        if state is not None:
+            raise InvalidValueError(
+                f"optimizer must keep its momentum as {' or '.join(_MOMENTA)}, got {name} with "
+                f"{', '.join(state)}. Pass SGD with momentum, or an optimizer of the Adam family."
+            )
+        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        if trained.isdisjoint(map(id, parameters)):
+            raise InvalidValueError(
+                f"optimizer must train the parameters that climb, got {name} that trains only "
+                "others. Pass the optimizer that was built from this model's parameters."
+            )
 
 
 class States:
-    """The state `m` of an `Along`: one tensor for each parameter, in at least float32."""
+    """The state `m` of an `Along`: one tensor for each parameter, in at least float32.
+
+    Attributes:
+        proposed: Pairs of a state and the value that replaces it once the step has succeeded.
+    """
 
     def __init__(self) -> None:
         self._tensors: dict[nn.Parameter, Tensor] = {}
-        self._next: list[tuple[Tensor, Tensor]] = []
+        self.proposed: list[tuple[Tensor, Tensor]] = []
+        # The states before the first call of a step of several calls.
+        self._before: dict[Tensor, Tensor] = {}
 
     def of(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Return the states of `parameters`, initially zero."""
@@ -152,28 +172,31 @@ class States:
         """All states."""
         return list(self._tensors.values())
 
-    def propose(self, m: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-        """Store the states that replace `m` once the step has succeeded."""
-        self._next = list(zip(m, after, strict=True))
+    def commit(
+        self, weights: Weights, proposed: Sequence[tuple[Tensor, Tensor]], *, ends_step: bool
+    ) -> None:
+        """Replace the states by the proposed ones if the direction in `.grad` is finite.
 
-    def take_proposed(self) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs of a state and its proposed value, and clear them."""
-        proposed, self._next = self._next, []
-        return proposed
-
-    def commit(self, weights: Weights, proposed: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Replace the states by the proposed ones if the direction in `.grad` is finite."""
+        If it is not, the call that ends a step restores the states from before the step. A value
+        that is not finite stays in `.grad`, so this call sees the overflow of an earlier one.
+        """
         if not proposed:
             return
+        if not (ends_step or self._before):
+            self._before = {m: m.clone() for m, _ in proposed}
+        before = self._before if ends_step else {}
         direction = gradients.shards(weights, gradients.current(weights))
         is_finite = gradients.total_squared_norm(weights, direction).isfinite()
         for m, after in proposed:
-            m.copy_(torch.where(is_finite.to(m.device), after, m))
+            m.copy_(torch.where(is_finite.to(m.device), after, before.get(m, m)))
+        if ends_step:
+            self._before = {}
 
     def state_dict(self, weights: Weights) -> dict[str, Tensor]:
-        """Return the states by the names of their parameters."""
+        """Return the states by the names of their parameters; within a step, those before it."""
         names = dict(zip(weights.parameters, weights.names, strict=True))
-        return {names[p]: m.clone() for p, m in self._tensors.items() if p in names}
+        states = {p: self._before.get(m, m) for p, m in self._tensors.items() if p in names}
+        return {names[p]: m.clone() for p, m in states.items()}
 
     def load_state_dict(self, weights: Weights, state: Mapping[str, Tensor]) -> None:
         """Load what `state_dict` returned. States that it lacks become zero.
@@ -189,6 +212,7 @@ class States:
                     f"state must belong to this model, got one with a parameter {name!r} of shape "
                     f"{tuple(saved.shape)}. Pass what state_dict() returned."
                 )
+        self._before = {}
         for m in self.tensors:
             m.zero_()
         for name, saved in state.items():

@@ -14,10 +14,9 @@ from surrogap.core.arithmetic import Arithmetic, Task
 from surrogap.core.buffers import unmoved
 from surrogap.core.combine import Coefficients, Number
 from surrogap.core.fused import choose
-from surrogap.core.geometry import Kind
+from surrogap.core.geometry import Kind, kinds_of
 from surrogap.core.passes import Passes
 from surrogap.core.report import Report
-from surrogap.core.selection import kinds_of
 from surrogap.core.shards import is_sharded, shard_of
 from surrogap.core.vectors import Gradients, wide, widened
 
@@ -50,9 +49,9 @@ class AscentStep:
     def run(self) -> tuple[Gradients, Report]:
         """Run the passes, with `.grad` empty before and after, and restore the weights."""
         passes, weights = self._passes, self._weights
-        random_state = passes.random_state(weights.devices)
+        random_state = self._workspace.random_state(weights.devices)
         first = self._first_pass() if self._along.needs_gradient else None
-        is_same_batch = passes.first is passes
+        is_same_batch = passes.first is None
         kinds = self._kinds()
         is_g_whole = is_same_batch and Kind.FIXED not in kinds
         self._keeps_g = first is not None and (self._uses_g or is_g_whole)
@@ -101,7 +100,7 @@ class AscentStep:
             pairs = zip(weights.parameters, self._kinds(), strict=True)
             idle = [parameter for parameter, kind in pairs if kind == Kind.FIXED]
         with gradients.disabled(weights, idle) if idle else nullcontext():
-            result = self._passes.first.run(weights)
+            result = (self._passes.first or self._passes).run(weights)
         weights.check_after_first_pass()
         objective._check_memory()  # not earlier, since lazy modules had no dtype
         return result
@@ -136,7 +135,7 @@ class AscentStep:
         vector = along.vector(parameters, plain, m)
         v = [_like(*row) for row in zip(vector, parameters, tensors, strict=True)]
         if along.has_state:
-            states.propose(m, along.update(plain, m))
+            states.proposed = list(zip(m, along.update(plain, m), strict=True))
         arithmetic.climb(v, along.sign * self._rho, None, g if self._keeps_g else None)
 
     def _combine(

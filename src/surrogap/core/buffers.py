@@ -26,12 +26,7 @@ class Buffers:
 
     @contextmanager
     def kept(self, dictionaries: Dictionaries, *, on_error_only: bool = False) -> Iterator[None]:
-        """Context manager that restores the buffers on exit.
-
-        Args:
-            dictionaries: The dictionaries in which the modules hold them.
-            on_error_only: Restore them only if the body raises.
-        """
+        """Context manager that restores buffers on exit; with `on_error_only` only after errors."""
         before = contents(dictionaries)
         if not (are_same(before, self._tensors) and _addresses(self._writable) == self._addresses):
             self._allocate(dictionaries, before)
@@ -75,12 +70,7 @@ class Buffers:
 
 @contextmanager
 def unmoved(weights: Weights, buffers: Buffers) -> Iterator[None]:
-    """Context manager that restores buffers, and frozen parameters that the first pass wrote to.
-
-    Args:
-        weights: The tensors of the model.
-        buffers: The memory for the copy.
-    """
+    """Context manager that restores buffers, and frozen parameters that the first pass wrote to."""
     written = weights.written()
     copies = list(map(Tensor.clone, written))
     try:

@@ -134,8 +134,10 @@ def _check_optimizer(optimizer: Optimizer) -> None:
 def _check_climb(objective: Objective, climb_fraction: float, micro_batches: int) -> None:
     remedy = "Pass a fraction such as 0.25."
     number("climb_fraction", climb_fraction, above=0, at_most=1, remedy=remedy)
-    objective._check_climb(climb_fraction < 1)
-    if climb_fraction < 1 and micro_batches > 1:
+    if climb_fraction == 1:
+        return
+    objective._check_climb("climb_fraction")
+    if micro_batches > 1:
         raise InvalidValueError(
             f"climb_fraction must be 1 with micro_batches, got {climb_fraction} and "
             f"micro_batches={micro_batches}. Pass one of the two."

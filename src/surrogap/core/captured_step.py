@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from surrogap.core.combine import Number
 from surrogap.core.graph import Graph
 from surrogap.core.objective import Objective
-from surrogap.core.random_state import RandomState, RandomStates
 from surrogap.core.report import Report
 from surrogap.core.rollback import gradients_kept, memory_kept, settings_replaced, undone
 from surrogap.core.static_batch import StaticBatch
@@ -48,7 +47,7 @@ class CapturedStep:
             for graph in self._graphs.values():
                 self._warm_up(graph.objective)
                 with memory_kept(self._weights), gradients_kept(self._weights, optimizer):
-                    graph.capture(self._run, batch.num_calls, pool)
+                    graph.capture(self._run, len(batch.calls), pool)
         self._invariants = self._read_invariants()
 
     def __call__(self, *batch: Tensor) -> Report:
@@ -99,16 +98,16 @@ class CapturedStep:
             memory_kept(self._weights),
         ):
             for _ in range(_NUM_WARM_UPS):
-                self._run(objective, RandomState)
+                self._run(objective)
         current.wait_stream(stream)
 
-    def _run(self, objective: Objective, random_state: RandomStates) -> list[Report]:
+    def _run(self, objective: Objective) -> list[Report]:
         numbers, lrs = self._scalars()
         self._objective.model.zero_grad()
         with settings_replaced(self._optimizer, lrs):
             self._optimizer.zero_grad()
             reports = []
-            for passes in self._batch.passes(random_state):
+            for passes in self._batch.calls:
                 objective._refresh()
                 reports.append(objective._add_direction(passes, numbers, sync=True))
             if self._clip_norm is not None:

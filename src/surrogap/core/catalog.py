@@ -28,21 +28,16 @@ class Entry:
     """One objective.
 
     Attributes:
-        path: Its class, as "module.class" in `surrogap.core`.
+        class_name: The name of its class in `surrogap`.
         arguments: Its keyword arguments and their defaults.
         passes: The number of forward-backward passes of a step, or the argument that sets it.
         takes_optimizer: Whether its constructor takes the optimizer as well as the model.
     """
 
-    path: str
+    class_name: str
     arguments: Mapping[str, Any]
     passes: int | str = 2
     takes_optimizer: bool = False
-
-    @property
-    def class_name(self) -> str:
-        """The name of its class in `surrogap`."""
-        return self.path.partition(".")[2]
 
     def num_passes(self, **arguments: Any) -> int:
         """Return the number of passes of a step with these arguments."""
@@ -54,22 +49,22 @@ class Entry:
 
 OBJECTIVES: Mapping[str, Entry] = MappingProxyType(
     {
-        "vanilla": Entry("objectives.Vanilla", {}, passes=1),
-        "sam": Entry("objectives.SAM", {"rho": DEFAULT_RHO, **SHARED}),
+        "vanilla": Entry("Vanilla", {}, passes=1),
+        "sam": Entry("SAM", {"rho": DEFAULT_RHO, **SHARED}),
         "gsam": Entry(
-            "objectives.GSAM",
+            "GSAM",
             {"rho": DEFAULT_RHO, "alpha": 0.4, "minimize": "perturbed", **SHARED},
         ),
-        "asam": Entry("objectives.ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **SHARED}),
-        "gap-penalty": Entry("objectives.GapPenalty", {"rho": DEFAULT_RHO, "lam": 0.1, **SHARED}),
+        "asam": Entry("ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **SHARED}),
+        "gap-penalty": Entry("GapPenalty", {"rho": DEFAULT_RHO, "lam": 0.1, **SHARED}),
         "momentum-sam": Entry(
-            "objectives.MomentumSAM",
+            "MomentumSAM",
             {"rho": 3.0, "perturb": None, "eps": 1e-12},
             passes=1,
             takes_optimizer=True,
         ),
         "entropy-sgd": Entry(
-            "entropy.EntropySGD",
+            "EntropySGD",
             {
                 "gamma": 0.03,
                 "inner_steps": 5,
@@ -96,7 +91,6 @@ def create_objective(
         arguments: The objective's own keyword arguments.
     """
     entry = OBJECTIVES[name]
-    module = import_module(f"surrogap.core.{entry.path.partition('.')[0]}")
     of = (model, optimizer) if entry.takes_optimizer else (model,)
-    objective: Objective = getattr(module, entry.class_name)(*of, **arguments)
+    objective: Objective = getattr(import_module("surrogap"), entry.class_name)(*of, **arguments)
     return objective

@@ -51,7 +51,8 @@ class Combine(ABC):
     def coefficients(self) -> Coefficients:
         """Return the coefficients of the current step as Python numbers.
 
-        Called at every step, so raise ValueError here for a setting that is not valid.
+        Called when the objective is built and at every step, so raise ValueError here for a
+        setting that is not valid.
         """
 
 
@@ -80,9 +81,6 @@ class SurrogateGap(Combine):
     alpha: float
     minimize: Literal["perturbed", "plain"] = "perturbed"
 
-    def __post_init__(self) -> None:
-        self.coefficients()
-
     def coefficients(self) -> Coefficients:
         """See `Combine`."""
         remedy = "Pass a non-negative number, such as 0.4; 0 is SAM."
@@ -108,9 +106,6 @@ class Penalty(Combine):
     """
 
     lam: float
-
-    def __post_init__(self) -> None:
-        self.coefficients()
 
     def coefficients(self) -> Coefficients:
         """See `Combine`."""

@@ -8,11 +8,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from surrogap.core import gradients
-from surrogap.core.along import States
-from surrogap.core.replicas import Replicas
 from surrogap.core.report import Report
 from surrogap.core.vectors import Gradients, scale_
-from surrogap.core.weights import Weights, are_same
+from surrogap.core.weights import are_same
+from surrogap.core.workspace import Workspace
 from surrogap.errors import UnsupportedError
 
 
@@ -23,37 +22,28 @@ class Direction:
     Args:
         tensors: One tensor for each trainable parameter; None if no pass has reached it.
         report: The report of the step.
-        weights: The model's tensors.
-        replicas: The processes that train the model.
-        states: The state of the vector that the step climbed along.
+        workspace: The objective's workspace.
     """
 
-    def __init__(
-        self,
-        tensors: Gradients,
-        report: Report,
-        weights: Weights,
-        replicas: Replicas,
-        states: States,
-    ) -> None:
+    def __init__(self, tensors: Gradients, report: Report, workspace: Workspace) -> None:
         self._tensors = tensors
         self.report = report
-        self._weights = weights
-        self._parameters = weights.parameters
-        self._replicas = replicas
-        self._states = states
-        self._proposed = states.take_proposed()
+        self._weights = workspace.weights
+        self._parameters = workspace.weights.parameters
+        self._replicas = workspace.replicas
+        self._states = states = workspace.states
+        self._proposed, states.proposed = states.proposed, []
 
     def add(self, sync: bool) -> None:
         """Add the direction to `.grad`, and update the states.
 
         Args:
-            sync: Whether to average the sum over processes.
+            sync: Whether the call ends a step. If so, average the sum over processes.
         """
         replicas = self._replicas
         mean = replicas.mean if sync and replicas.shares_direction else None
         gradients.add(self._weights, self._tensors, mean)
-        self._states.commit(self._weights, self._proposed)
+        self._states.commit(self._weights, self._proposed, ends_step=sync)
 
     @torch.no_grad()
     def add_later(self, incoming: Tensor, sync: bool) -> bool:

@@ -41,11 +41,7 @@ def check_engine(module_class: type[nn.Module]) -> None:
 
 
 def check_owner(module: str, name: str) -> None:
-    """Refuse classes and functions of such an engine.
-
-    Args:
-        module: The name of the Python module that defines it.
-        name: Its name.
+    """Refuse classes and functions of such an engine, by the names of their module and their own.
 
     Raises:
         TypeError: It belongs to one.

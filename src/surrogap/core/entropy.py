@@ -103,14 +103,7 @@ class EntropySGD(Objective):
         return {"num_steps": self.num_steps} if self.scoping else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state.
-
-        Args:
-            state: The state that `state_dict` returned.
-
-        Raises:
-            ValueError: `state` does not hold a number of steps.
-        """
+        """See `Objective`."""
         if self.scoping or state:
             self.num_steps = num_steps(state)
 
@@ -170,14 +163,7 @@ def _gamma(gamma: float) -> float:
 
 
 class _LangevinSteps:
-    """The Langevin steps `v` from `w` and their running average `mu`, in at least float32.
-
-    Args:
-        settings: The objective.
-        gamma: The current step's gamma.
-        w: The start.
-        scale: The scale of the gradients, or None.
-    """
+    """The Langevin steps `v` from `w` and their running average `mu`, in at least float32."""
 
     def __init__(
         self, settings: EntropySGD, gamma: Number, w: Vector, scale: Tensor | None

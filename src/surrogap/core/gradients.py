@@ -107,13 +107,7 @@ def _clear(weights: Weights) -> None:
 
 
 def add(weights: Weights, direction: Gradients, mean: Mean | None) -> None:
-    """Add a direction to `.grad` in place, as `Tensor.backward` does.
-
-    Args:
-        weights: The parameters.
-        direction: One tensor for each parameter; None if no pass has reached it.
-        mean: Averages the sum over processes, if not None.
-    """
+    """Add a direction to `.grad` in place, as `Tensor.backward` does; `mean` averages the sum."""
     before = current(weights)
     if not (are_any(before) or weights.are_sharded):
         direction = direction if mean is None else mean(direction, weights.tensors)

@@ -1,7 +1,7 @@
 """A CUDA graph of a step, and the random numbers that it draws."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from surrogap.core.objective import Objective
-from surrogap.core.random_state import RandomStates
 from surrogap.core.report import Report
 from surrogap.errors import UnsupportedError
 
@@ -40,33 +39,30 @@ class Graph:
 
     def capture(
         self,
-        run: Callable[[Objective, RandomStates], Sequence[Report]],
+        run: Callable[[Objective], Sequence[Report]],
         num_calls: int,
         pool: Any,
     ) -> None:
-        """Capture a step.
-
-        Args:
-            run: Takes the step.
-            num_calls: The number of calls of the objective in the step.
-            pool: The memory pool that graphs share.
+        """Capture the step that `run` takes, with `num_calls` calls of the objective.
 
         Raises:
             RuntimeError: The step cannot be captured.
             torch.OutOfMemoryError: The memory of the GPU does not suffice.
         """
+        workspace, random_state = self.objective._workspace, self._random_state
+        workspace.random_state = lambda devices: random_state  # one for all calls
         try:
             with (
-                self.objective._workspace.capturing(num_calls),
+                workspace.capturing(num_calls),
                 # "thread_local", so that other threads, such as data loaders, can use CUDA.
                 torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"),
             ):
-                report = Report.mean(run(self.objective, self._random_state), divisor=num_calls)
+                report = Report.mean(run(self.objective), divisor=num_calls)
                 self.values = report._row()
                 # The caller's autocast must not cache casts whose values only a replay computes.
                 torch.clear_autocast_cache()
         except Exception as error:
-            self._random_state.reset()
+            random_state.reset()
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise UnsupportedError(
@@ -102,10 +98,6 @@ class GraphRandomState:
         self._second = self._generator.clone_state()
         self._before = self._generator.clone_state()
         graph.register_generator_state(self._second)
-
-    def __call__(self, devices: Iterable[torch.device]) -> "GraphRandomState":
-        """Replace the constructor of `RandomState`: a graph has one state for all calls."""
-        return self
 
     @contextmanager
     def replayed(self) -> Iterator[None]:

@@ -70,14 +70,7 @@ class Intermittent(Objective):
         return {"num_steps": self.num_steps, "objective": self.objective.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state.
-
-        Args:
-            state: The state that `state_dict` returned.
-
-        Raises:
-            ValueError: `state` does not hold a number of steps, or is that of another objective.
-        """
+        """See `Objective`."""
         self.num_steps = num_steps(state)
         self.objective.load_state_dict(state.get("objective", {}))
 
@@ -91,8 +84,8 @@ class Intermittent(Objective):
         self.num_steps += 1
         self.objective._advance()
 
-    def _check_climb(self, is_given: bool) -> None:
-        self.objective._check_climb(is_given)
+    def _check_climb(self, argument: str) -> None:
+        self.objective._check_climb(argument)
 
     @property
     def _current(self) -> Objective:

@@ -29,12 +29,11 @@ from surrogap.core.ascent import AscentStep
 from surrogap.core.catalog import SHARED
 from surrogap.core.combine import Combine, Number, PerturbedGradient
 from surrogap.core.direction import Deferred, Direction
-from surrogap.core.geometry import Geometry
+from surrogap.core.geometry import Geometry, Perturb, check_perturb, kinds_of
 from surrogap.core.passes import Closure, Passes
 from surrogap.core.replicas import Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
-from surrogap.core.selection import Perturb, check_perturb, kinds_of
 from surrogap.core.settings import settings_of
 from surrogap.core.vectors import Gradients, wide
 from surrogap.core.weights import Weights
@@ -118,6 +117,7 @@ class Objective:
         self.along = along
         self.geometry = geometry or Geometry()
         self.combine = combine or PerturbedGradient()
+        self.combine.coefficients()  # checks its settings
         self.perturb = perturb
         self.scope = scope
         self.memory = memory
@@ -183,8 +183,11 @@ class Objective:
                 called `backward`, or added or unfroze parameters. Or a gradient is sparse, or
                 `backward` changed the weights.
         """
-        self._check_climb(climb is not None)
-        passes = Passes(closure, scaler, backward, climb)
+        first = None
+        if climb is not None:
+            self._check_climb("climb")
+            first = Passes(climb, scaler, backward, name="climb")
+        passes = Passes(closure, scaler, backward, first)
         with self._workspace.running():
             objective, numbers = self._current, self._numbers()
             sync = objective._refresh().synchronises and sync
@@ -327,10 +330,9 @@ class Objective:
 
     def _find_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Direction:
         """Run the passes, and leave `.grad` unchanged."""
-        workspace = self._workspace
-        with workspace.passing(sync):
+        with self._workspace.passing(sync):
             tensors, report = self._direction(passes, numbers)
-        return Direction(tensors, report, workspace.weights, workspace.replicas, workspace.states)
+        return Direction(tensors, report, self._workspace)
 
     def _direction(self, passes: Passes, numbers: Sequence[Number]) -> tuple[Gradients, Report]:
         """Run the passes, with `.grad` empty before and after, and restore the weights.
@@ -347,11 +349,11 @@ class Objective:
         squared_norm = gradients.total_squared_norm(weights, g)
         return g, Report._plain(loss, aux, squared_norm, passes.scale(loss.device))
 
-    def _check_climb(self, is_given: bool) -> None:
-        if is_given and not self._climbs_from_gradient:
+    def _check_climb(self, argument: str) -> None:
+        if not self._climbs_from_gradient:
             raise InvalidValueError(
-                f"climb must be left out for {type(self).__name__}, got one. It has no first pass "
-                "that could run on fewer samples."
+                f"{argument} must be left out for {type(self).__name__}, got one. It has no first "
+                "pass that could run on fewer samples."
             )
 
     def _check_memory(self) -> None:

@@ -13,10 +13,9 @@ from surrogap.checks import number
 from surrogap.core.along import Gradient, Momentum
 from surrogap.core.catalog import DEFAULT_RHO
 from surrogap.core.combine import Penalty, PerturbedGradient, SurrogateGap
-from surrogap.core.geometry import Geometry
+from surrogap.core.geometry import Geometry, Perturb
 from surrogap.core.objective import Objective
 from surrogap.core.rho import Schedule
-from surrogap.core.selection import Perturb
 from surrogap.core.settings import PartSetting, Shared
 
 
@@ -141,13 +140,9 @@ class ASAM(Objective):
         **shared: Unpack[Shared],
     ) -> None:
         geometry = Geometry(number("eta", eta, remedy="Pass a non-negative number, such as 0.01."))
+        combine = SurrogateGap(alpha)
         super().__init__(
-            *(model,),
-            rho=rho,
-            along=Gradient(),
-            geometry=geometry,
-            combine=SurrogateGap(alpha),
-            **shared,
+            model, rho=rho, along=Gradient(), geometry=geometry, combine=combine, **shared
         )
 
 
@@ -198,7 +193,8 @@ class MomentumSAM(Objective):
 
     Args:
         model: The model to train.
-        optimizer: The optimizer that trains the model. Its momentum is read, not changed.
+        optimizer: The optimizer that trains the model. Its momentum is read, not changed. Pass the
+            optimizer inside a wrapper that does not expose its state, such as timm's Lookahead.
         rho: The radius: a number or a schedule of `surrogap.rho`.
         perturb: The parameters that climb; see `Objective`.
         eps: Added to the norm before dividing by it.
@@ -206,7 +202,8 @@ class MomentumSAM(Objective):
     Raises:
         TypeError: `optimizer` is not a torch optimizer, or is a `ZeroRedundancyOptimizer`, which
             shards the momentum over processes.
-        ValueError: `optimizer` has no momentum, or has `maximize=True`. See also `Objective`.
+        ValueError: `optimizer` has no momentum, or has `maximize=True`. From `backward`: it trains
+            another model. See also `Objective`.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)

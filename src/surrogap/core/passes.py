@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map_only
 
 from surrogap.core.first_call import check_graph, outside_wrappers
 from surrogap.core.gradients import current
-from surrogap.core.random_state import RandomState, RandomStates
 from surrogap.core.vectors import are_any, wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
@@ -33,12 +32,8 @@ class Passes:
             functions, whose losses are added.
         scaler: Multiplies the loss before its backward pass.
         backward: Called on the loss in place of `loss.backward()`.
-        climb: The closure of the first pass, if it differs.
-        name: The name of the argument `closure`, for error messages.
-        random_state: The constructor of the random state, from the devices.
-
-    Attributes:
-        first: The passes at `w`: with the closure `climb` if there is one, else these.
+        first: The passes at `w`, if they differ.
+        name: The user's name for `closure`, for error messages.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -50,10 +45,9 @@ class Passes:
         closure: Closure | Sequence[Closure],
         scaler: GradScaler | None = None,
         backward: Callable[[Tensor], object] | None = None,
-        climb: Closure | Sequence[Closure] | None = None,
+        first: "Passes | None" = None,
         *,
         name: str = "closure",
-        random_state: RandomStates = RandomState,
     ) -> None:
         self._is_single = callable(closure)
         closures = [closure] if callable(closure) else closure
@@ -78,10 +72,8 @@ class Passes:
         self._closures: Sequence[Closure] = closures
         self._scaler = scaler
         self._backward = backward or Tensor.backward
-        self.random_state = random_state
-        self.first = self
-        if climb is not None:
-            self.first = Passes(climb, scaler, backward, name="climb", random_state=random_state)
+        self.first = first
+        self._name = name
 
     def run(self, weights: Weights) -> tuple[Tensor, Any]:
         """Run one pass: add the gradient of the loss to `.grad`.
@@ -109,16 +101,15 @@ class Passes:
         is_first_call = not weights.is_checked
         with torch.enable_grad():
             with outside_wrappers(weights) if is_first_call else nullcontext():
-                loss, aux = _checked(closure())
+                loss, aux = self._checked(closure())
             if not loss.requires_grad:
                 raise UnsupportedError(
-                    "closure must return a loss with a graph, got one without a graph. Compute it "
-                    "from the model's output inside the closure, without detach(), item() or "
-                    "no_grad()."
+                    f"{self._name} must return a loss with a graph, got one without a graph. "
+                    "Compute it from the model's output, without detach(), item() or no_grad()."
                 )
             if _versions(weights) != versions:
                 raise UnsupportedError(
-                    "closure must not call backward, got one that changed .grad. "
+                    f"{self._name} must not call backward, got one that changed .grad. "
                     "Return the loss; the objective calls backward itself, once per pass."
                 )
             if is_first_call:
@@ -142,7 +133,22 @@ class Passes:
             TypeError: The closure did not return a tensor.
             RuntimeError: The closure returned a loss that is not a real scalar.
         """
-        return _checked(self._closures[0]())
+        return self._checked(self._closures[0]())
+
+    def _checked(self, result: Any) -> tuple[Tensor, Any]:
+        """Check the result of a closure, and return its loss and aux."""
+        loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        if not isinstance(loss, Tensor):
+            raise InvalidTypeError(
+                f"{self._name} must return the loss as a tensor, or (loss, aux), "
+                f"got {type(loss).__name__}. Return one such as cross_entropy(model(x), y)."
+            )
+        if loss.numel() != 1 or not loss.is_floating_point():
+            raise UnsupportedError(
+                f"{self._name} must return a real scalar, got shape {tuple(loss.shape)} and dtype "
+                f"{loss.dtype}. Reduce the loss with .mean() or .sum()."
+            )
+        return loss, aux
 
     def scale(self, device: torch.device) -> Tensor | None:
         """Return the scale of the loss as a scalar on `device`; None without a scaler."""
@@ -214,19 +220,3 @@ def _check_late_binding(name: str, closures: Sequence[Closure]) -> None:
                 "same variables. Functions made in a loop all see its last batch. Bind the batch: "
                 "lambda x=x, y=y: loss_fn(model(x), y)."
             )
-
-
-def _checked(result: Any) -> tuple[Tensor, Any]:
-    """Check the result of a closure, and return its loss and aux."""
-    loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    if not isinstance(loss, Tensor):
-        raise InvalidTypeError(
-            "closure must return the loss as a tensor, or (loss, aux), "
-            f"got {type(loss).__name__}. {_EXAMPLE}"
-        )
-    if loss.numel() != 1 or not loss.is_floating_point():
-        raise UnsupportedError(
-            f"closure must return a real scalar, got shape {tuple(loss.shape)} and dtype "
-            f"{loss.dtype}. Reduce the loss with .mean() or .sum()."
-        )
-    return loss, aux

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -13,10 +13,6 @@ class Replayable(Protocol):
 
     def replayed(self) -> AbstractContextManager[None]:
         """Context in which the same numbers are drawn again; restores the generators."""
-
-
-# A constructor of such random numbers, from devices.
-RandomStates: TypeAlias = Callable[[Iterable[torch.device]], Replayable]
 
 
 class RandomState:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, Union
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from surrogap.core.shards import is_distributed, mean_over
 from surrogap.core.vectors import Gradients, Layout, groups_of
-from surrogap.core.weights import contents
+from surrogap.core.weights import Weights, contents
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:  # some builds of torch do not have it
@@ -34,10 +33,9 @@ class Replicas:
     """The processes that train copies of a model, or this process alone.
 
     Args:
-        wrappers: The modules wrapped in DDP; empty if one process trains the model.
+        weights: The model's tensors, and the modules wrapped in DDP.
         scope: The gradients that the ascent step uses: "replica" or None, this process's own;
             "global", the mean over all processes; a process group, the mean over its members.
-        are_weights_sharded: Whether processes hold shards of the weights instead of replicas.
 
     Raises:
         TypeError: `scope` has the wrong type.
@@ -45,21 +43,9 @@ class Replicas:
             or the wrappers have different process groups or a static graph.
     """
 
-    def __init__(
-        self,
-        wrappers: Sequence[DistributedDataParallel],
-        scope: Scope,
-        *,
-        are_weights_sharded: bool = False,
-    ) -> None:
-        _check(scope)
-        if are_weights_sharded and scope not in (None, "global"):
-            raise InvalidValueError(
-                f"scope must be 'global' for sharded weights, got {scope!r}. A process that holds "
-                "only a shard cannot climb alone: leave scope out."
-            )
-        if scope is not None and not wrappers and not are_weights_sharded:
-            _check_unwrapped(scope)
+    def __init__(self, weights: Weights, scope: Scope) -> None:
+        _check(scope, weights)
+        wrappers = weights.wrappers
         groups = [wrapper.process_group for wrapper in wrappers]
         if any(group != groups[0] for group in groups):
             raise InvalidValueError(
@@ -91,12 +77,7 @@ class Replicas:
             yield
 
     def mean_in_scope(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
-        """Return the mean of the gradients of one pass over the scope.
-
-        Args:
-            gradients: This process's gradients.
-            parameters: Their parameters, or this process's shards of them.
-        """
+        """Return the mean of the gradients of one pass over the scope."""
         return self._mean(gradients, parameters, self._in_scope)
 
     @property
@@ -172,26 +153,29 @@ def _is_group(scope: object) -> "TypeGuard[ProcessGroup]":
     return dist.is_available() and isinstance(scope, dist.ProcessGroup)
 
 
-def _check(scope: object) -> None:
-    if _is_group(scope):
+def _check(scope: object, weights: Weights) -> None:
+    if scope is None:
         return
     if dist.is_available() and scope == dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidValueError(
             "scope must be a process group that contains this process, got one that does not. Each "
             "process passes its own, such as the first result of torch.distributed.new_subgroups."
         )
-    if scope not in (None, "replica", "global"):
+    if not _is_group(scope) and scope not in ("replica", "global"):
         error = InvalidValueError if isinstance(scope, str) else InvalidTypeError
         raise error(
             f"scope must be 'replica', 'global' or a process group, got {scope!r}. "
             "Leave it out for the default."
         )
-
-
-def _check_unwrapped(scope: Scope) -> None:
-    """Check the scope of an unwrapped model: a single process accepts 'replica' and 'global'."""
+    if weights.are_sharded and scope != "global":
+        raise InvalidValueError(
+            f"scope must be 'global' for sharded weights, got {scope!r}. A process that holds only "
+            "a shard cannot climb alone: leave scope out."
+        )
+    if weights.are_sharded or weights.wrappers:
+        return
     is_alone = not is_distributed() or dist.get_world_size() == 1
-    if _is_group(scope) or not is_alone:
+    if _is_group(scope) or not is_alone:  # a single process accepts 'replica' and 'global'
         raise InvalidValueError(
             "scope must be left out for a model that is neither wrapped in "
             f"DistributedDataParallel nor sharded, got {scope!r}. Wrap the model first, and pass "

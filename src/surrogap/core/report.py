@@ -8,6 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from surrogap.errors import InvalidValueError
+
 # The attributes of a report other than aux.
 MEASURES = ("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm", "cosine", "rho")
 
@@ -56,14 +58,7 @@ class Report:
         squared_norm: Tensor | None = None,
         scale: Tensor | None = None,
     ) -> Self:
-        """Return the report of a step without an ascent step.
-
-        Args:
-            loss: `f(w)`.
-            aux: The aux that the closure returned.
-            squared_norm: `||g||^2` of the scaled gradient; None if there is no gradient.
-            scale: The scale of the loss, if there is one.
-        """
+        """Return the report of a step without an ascent step, with `||g||^2` times `scale^2`."""
         nan = torch.full_like(loss, torch.nan)
         gg = nan if squared_norm is None else squared_norm.to(loss)
         return cls(loss, nan, aux, torch.nan, lambda: torch.stack([gg, nan, nan]), scale)
@@ -78,7 +73,14 @@ class Report:
         Args:
             reports: One for each call of `backward`.
             divisor: The number by which each loss was divided, so that the losses add up to a mean.
+
+        Raises:
+            ValueError: `reports` is empty.
         """
+        if not reports:
+            raise InvalidValueError(
+                "reports must hold the report of each call, got none. Pass at least one."
+            )
         if len(reports) == 1:
             return reports[0]
         rows = torch.stack([report._row() for report in reports]).mean(0)
@@ -93,11 +95,8 @@ class Report:
         )
 
     def _row(self) -> Tensor:
-        """Return losses, radius and unscaled products as one tensor."""
-        products = self._three
-        if self._scale is not None:
-            products = products / self._scale.to(products) ** 2
-        return torch.stack([self.loss, self.perturbed_loss, self.rho, *products.unbind()])
+        """Return losses, radius and inner products as one tensor."""
+        return torch.stack([self.loss, self.perturbed_loss, self.rho, *self._three.unbind()])
 
     @cached_property
     def gap(self) -> Tensor:
@@ -107,12 +106,12 @@ class Report:
     @cached_property
     def grad_norm(self) -> Tensor:
         """`||g||` over all trainable parameters."""
-        return self._unscaled(self._three[0].sqrt())
+        return self._three[0].sqrt()
 
     @cached_property
     def perturbed_grad_norm(self) -> Tensor:
         """`||g_p||` over all trainable parameters."""
-        return self._unscaled(self._three[2].sqrt())
+        return self._three[2].sqrt()
 
     @cached_property
     def cosine(self) -> Tensor:
@@ -129,10 +128,9 @@ class Report:
 
     @cached_property
     def _three(self) -> Tensor:
-        return self._products().to(self.loss)
-
-    def _unscaled(self, norm: Tensor) -> Tensor:
-        return norm if self._scale is None else norm / self._scale.to(norm)
+        """The unscaled inner products."""
+        products = self._products().to(self.loss)
+        return products if self._scale is None else products / self._scale.to(products) ** 2
 
     def __repr__(self) -> str:
         values = (f"{name}={float(getattr(self, name)):.6g}" for name in MEASURES)

@@ -165,14 +165,7 @@ class InverseSqrt(Schedule):
         return {"num_steps": self.num_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state.
-
-        Args:
-            state: The state that `state_dict` returned.
-
-        Raises:
-            ValueError: `state` does not hold a number of steps.
-        """
+        """See `Schedule`."""
         self.num_steps = num_steps(state)
 
 

@@ -20,12 +20,8 @@ def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iter
     State that the optimizer and the objective did not have before is set to zero.
     """
     parameters = _parameters(weights, optimizer)
-    objective_state = {id(m): m.clone() for m in objective._workspace.states.tensors}
     copies = [parameter.detach().clone() for parameter in parameters]
-    states = {
-        parameter: {k: v.clone() for k, v in state.items() if isinstance(v, Tensor)}
-        for parameter, state in optimizer.state.items()
-    }
+    before = {key: state.clone() for key, state in _states(objective, optimizer).items()}
     with (
         torch.random.fork_rng([torch.cuda.current_device()]),
         Buffers().kept(weights.buffers),
@@ -36,13 +32,8 @@ def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iter
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(parameters, copies)
-                for parameter, state in optimizer.state.items():
-                    before = states.get(parameter, {})
-                    for name, value in state.items():
-                        if isinstance(value, Tensor):
-                            value.copy_(before[name]) if name in before else value.zero_()
-                for m in objective._workspace.states.tensors:
-                    m.copy_(objective_state[id(m)]) if id(m) in objective_state else m.zero_()
+                for key, state in _states(objective, optimizer).items():
+                    state.copy_(before[key]) if key in before else state.zero_()
 
 
 @contextmanager
@@ -92,6 +83,14 @@ def settings_replaced(optimizer: Optimizer, lrs: Sequence[Tensor]) -> Iterator[N
     finally:
         for group, settings in zip(optimizer.param_groups, before, strict=True):
             group.update(settings)
+
+
+def _states(objective: Objective, optimizer: Optimizer) -> dict[object, Tensor]:
+    """Return the state of the objective, and of the optimizer by parameter and name."""
+    states: dict[object, Tensor] = {m: m for m in objective._workspace.states.tensors}
+    for parameter, state in optimizer.state.items():
+        states |= {(parameter, k): v for k, v in state.items() if isinstance(v, Tensor)}
+    return states
 
 
 def _tensors(weights: Weights) -> list[Tensor | None]:

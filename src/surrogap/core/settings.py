@@ -4,8 +4,8 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from surrogap.core.arithmetic import Memory
+from surrogap.core.geometry import Perturb
 from surrogap.core.replicas import Scope
-from surrogap.core.selection import Perturb
 
 if TYPE_CHECKING:
     from surrogap.core.objective import Objective

@@ -141,13 +141,6 @@ def whole_of(piece: Tensor | None, parameter: Any) -> Any:
     )
 
 
-def mean_over_mesh(scalar: Tensor, parameter: Any) -> Tensor:
-    """Return the mean of a scalar over the processes that share a sharded `parameter`."""
-    mesh = parameter.device_mesh
-    groups = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
-    return mean_over(groups, scalar.to(mesh.device_type)).to(scalar)
-
-
 def mean_over(groups: Sequence[Any], scalar: Tensor) -> Tensor:
     """Return the mean of a scalar over process groups, one for each dimension of a mesh.
 

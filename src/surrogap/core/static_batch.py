@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from surrogap.core.passes import Closure, Passes
-from surrogap.core.random_state import RandomStates
 from surrogap.errors import InvalidValueError
 
 # From the tensors of a batch to the loss, or `(loss, aux)`.
@@ -18,16 +17,11 @@ BatchLoss: TypeAlias = Callable[..., Tensor | tuple[Tensor, Any]]
 class StaticBatch:
     """A batch in fixed memory, and the closures of a step on it.
 
-    Args:
-        example: A batch with the shapes and dtypes of every batch.
-        device: The device of the model.
-        loss_fn: The loss of a batch.
-        micro_batches: The number of micro-batches to split it into.
-        shares_perturbation: Whether one call of the objective takes all micro-batches.
-        climb_fraction: The fraction of the rows that the first pass runs on.
+    `capture` documents the arguments.
 
     Attributes:
-        num_calls: The number of calls of the objective in a step.
+        calls: The passes of each call of the objective in a step.
+        climbs_on_part: Whether the first pass runs on fewer rows.
     """
 
     def __init__(
@@ -40,12 +34,19 @@ class StaticBatch:
         shares_perturbation: bool,
         climb_fraction: float,
     ) -> None:
-        self.num_calls = 1 if shares_perturbation else micro_batches
         self._tensors = [tensor.to(device, copy=True) for tensor in example]
-        self._loss_fn = loss_fn
-        self._micro_batches = micro_batches
         self.climbs_on_part = climb_fraction < 1.0
-        self._climb_fraction = climb_fraction
+        first = None
+        if self.climbs_on_part:
+            rows = [t[: max(1, round(climb_fraction * len(t)))] for t in self._tensors]
+            first = Passes(partial(loss_fn, *rows), name="loss_fn")
+        calls: Sequence[Closure | Sequence[Closure]] = [partial(loss_fn, *self._tensors)]
+        if micro_batches > 1:
+            divided = partial(_divided, loss_fn, micro_batches)
+            chunks = zip(*(t.chunk(micro_batches) for t in self._tensors), strict=True)
+            closures = [partial(divided, *chunk) for chunk in chunks]
+            calls = [closures] if shares_perturbation else closures
+        self.calls = [Passes(call, first=first, name="loss_fn") for call in calls]
 
     def check(self, batch: Sequence[Tensor]) -> None:
         """Check that a batch has the shapes and dtypes of the example.
@@ -65,29 +66,12 @@ class StaticBatch:
         for static, tensor in zip(self._tensors, batch, strict=True):
             static.copy_(tensor, non_blocking=True)
 
-    def passes(self, random_state: RandomStates) -> list[Passes]:
-        """Return the passes of each call of the objective."""
-        climb = self._climb_closure()
-        return [Passes(c, climb=climb, random_state=random_state) for c in self._closures()]
 
-    def _closures(self) -> list[Closure | list[Closure]]:
-        if self._micro_batches == 1:
-            return [partial(self._loss_fn, *self._tensors)]
-        chunks = zip(*(t.chunk(self._micro_batches) for t in self._tensors), strict=True)
-        closures: list[Closure] = [partial(self._divided_loss, *chunk) for chunk in chunks]
-        return [closures] if self.num_calls == 1 else list(closures)
-
-    def _divided_loss(self, *chunk: Tensor) -> tuple[Tensor, Any]:
-        result = self._loss_fn(*chunk)
-        loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-        # If the loss is not a tensor, the objective refuses it.
-        return loss / self._micro_batches if isinstance(loss, Tensor) else loss, aux
-
-    def _climb_closure(self) -> Closure | None:
-        if not self.climbs_on_part:
-            return None
-        sizes = (max(1, round(self._climb_fraction * len(tensor))) for tensor in self._tensors)
-        return partial(self._loss_fn, *(t[:n] for t, n in zip(self._tensors, sizes, strict=True)))
+def _divided(loss_fn: BatchLoss, divisor: int, *batch: Tensor) -> tuple[Tensor, Any]:
+    result = loss_fn(*batch)
+    loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    # If the loss is not a tensor, the objective refuses it.
+    return loss / divisor if isinstance(loss, Tensor) else loss, aux
 
 
 def _format(tensor: object) -> object:

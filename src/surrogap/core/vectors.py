@@ -58,19 +58,17 @@ def groups_of(tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> lis
 class Layout:
     """A layout of `tensors` in flat tensors, one for each device, dtype and label.
 
-    Args:
-        tensors: The pieces, whose shapes and memory formats the views of a vector have.
-        labels: One label for each piece, or empty.
-
     Attributes:
+        pieces: The tensors, whose shapes and memory formats the views of a vector have.
         members: The indices of the pieces of each group.
+        strides: The strides of the pieces that are not contiguous, in a dense copy.
     """
 
     def __init__(self, tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> None:
         self.members = groups_of(tensors, labels)
-        self._pieces = tensors
-        # The strides of a dense copy, for memory formats such as channels_last.
-        self._strides = {
+        self.pieces = tensors
+        # For memory formats such as channels_last.
+        self.strides = {
             index: torch.empty_like(tensor).stride()
             for index, tensor in enumerate(tensors)
             if not tensor.is_contiguous()
@@ -89,26 +87,14 @@ class Layout:
     def _in_order(self, index: int, tensor: Tensor | None) -> Tensor:
         """Return `tensor` so that row-major order is the order of the piece in memory."""
         if tensor is None:
-            return torch.zeros_like(self._pieces[index]).reshape(-1)
-        if (stride := self._strides.get(index)) is None:
+            return torch.zeros_like(self.pieces[index]).reshape(-1)
+        if (stride := self.strides.get(index)) is None:
             return tensor
         if tensor.stride() != stride:
             tensor = torch.empty_strided(
                 tensor.shape, stride, dtype=tensor.dtype, device=tensor.device
             ).copy_(tensor)
         return tensor.as_strided((tensor.numel(),), (1,))
-
-    def views(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        """Return the pieces as views of `flats`, each with its shape and memory format."""
-        views: list[Tensor] = [torch.Tensor()] * len(self._pieces)
-        for members, flat in zip(self.members, flats, strict=True):
-            pieces = unflatten_dense_tensors(flat, [self._pieces[index] for index in members])
-            for index, view in zip(members, pieces, strict=True):
-                views[index] = view
-        for index, stride in self._strides.items():
-            view = views[index]
-            views[index] = view.as_strided(view.shape, stride)
-        return views
 
 
 class Vector:
@@ -119,8 +105,16 @@ class Vector:
         self.flats = flats
 
     def views(self) -> list[Tensor]:
-        """Return the pieces as views."""
-        return self.layout.views(self.flats)
+        """Return the pieces as views, each with its shape and memory format."""
+        layout = self.layout
+        views: list[Tensor] = [torch.Tensor()] * len(layout.pieces)
+        for members, flat in zip(layout.members, self.flats, strict=True):
+            pieces = unflatten_dense_tensors(flat, [layout.pieces[index] for index in members])
+            for index, view in zip(members, pieces, strict=True):
+                views[index] = view
+        for index, stride in layout.strides.items():
+            views[index] = views[index].as_strided(views[index].shape, stride)
+        return views
 
     def widened(self) -> "Vector":
         """Return a copy, in float32 if the vector has half precision."""

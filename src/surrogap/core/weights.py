@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,13 @@ from torch.nn.parameter import is_lazy
 
 from surrogap.core.engines import check_engine, check_owner
 from surrogap.core.fsdp import FullySharded
-from surrogap.core.selection import norm_parameters
+from surrogap.core.geometry import norm_parameters
 from surrogap.core.shards import (
     WHOLE,
     Sharding,
     compute_device,
     is_sharded,
-    mean_over_mesh,
+    mean_over,
     shard_of,
     sharding_of,
 )
@@ -87,10 +87,12 @@ class Weights:
                 "model must have a trainable parameter, got none with requires_grad=True. "
                 "Unfreeze the layers to train."
             )
-        if any(map(Tensor.is_complex, self.parameters)) or any(map(_hooks, self.parameters)):
+        if (
+            any(map(Tensor.is_complex, self.parameters))
+            or any(map(_hooks, self.parameters))
+            or (self.fsdp.modules and not all(map(is_sharded, self.parameters)))
+        ):
             self._refuse()
-        if self.fsdp.modules and not all(map(is_sharded, self.parameters)):
-            self._refuse_plain()
 
     def check_after_first_pass(self) -> None:
         """Find the modules that the first pass of a step has added.
@@ -167,7 +169,9 @@ class Weights:
         """Return the mean of a scalar over the processes that share the sharded parameters."""
         if not self.are_sharded:
             return scalar
-        return mean_over_mesh(scalar, next(filter(is_sharded, self.parameters)))
+        parameter: Any = next(filter(is_sharded, self.parameters))
+        mesh = parameter.device_mesh
+        return mean_over(mesh.get_all_groups(), scalar.to(mesh.device_type)).to(scalar)
 
     @property
     def names(self) -> list[str]:
@@ -177,17 +181,13 @@ class Weights:
         return [self._names[id(parameter)] for parameter in self.parameters]
 
     def _find_names(self) -> dict[int, str]:
-        wrapped = [
-            f"{path}." if path else ""
-            for path, module in self._model.named_modules()
-            if isinstance(module, DistributedDataParallel)
-        ]
+        modules = self._model.named_modules()
+        wrapped = {path for path, m in modules if isinstance(m, DistributedDataParallel)}
         names = {}
         for name, parameter in self._model.named_parameters():
-            for path in reversed(wrapped):  # innermost first, while the outer paths are valid
-                if name.startswith(f"{path}module."):
-                    name = path + name.removeprefix(f"{path}module.")
-            names[id(parameter)] = name.replace("_orig_mod.", "")
+            path = name.split(".")
+            own = [k for i, k in enumerate(path) if ".".join(path[:i]) not in wrapped]
+            names[id(parameter)] = ".".join(k for k in own if k != "_orig_mod")
         return names
 
     @property
@@ -234,14 +234,12 @@ class Weights:
                     f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
                     "the gradient of each pass: remove it, and step the optimizer after backward."
                 )
-
-    def _refuse_plain(self) -> NoReturn:
-        pairs = zip(self.names, self.parameters, strict=True)
-        name = next(name for name, parameter in pairs if not is_sharded(parameter))
-        raise InvalidValueError(
-            f"{name} must be sharded like the others, got a plain parameter. FSDP does not average "
-            "its gradient, so processes would diverge: call fully_shard on the whole model too."
-        )
+            if self.fsdp.modules and not is_sharded(parameter):
+                raise InvalidValueError(
+                    f"{name} must be sharded like the others, got a plain parameter. FSDP does not "
+                    "average its gradient, so processes would diverge: call fully_shard on the "
+                    "whole model too."
+                )
 
 
 def _state(parameter: nn.Parameter) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The workspace of an objective: the model's tensors and processes, and memory that steps reuse."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -12,6 +12,7 @@ from surrogap.core.along import States
 from surrogap.core.arithmetic import Arithmetic
 from surrogap.core.buffers import Buffers
 from surrogap.core.passes import forget_weights
+from surrogap.core.random_state import RandomState, Replayable
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.vectors import Gradients
 from surrogap.core.weights import Weights
@@ -21,10 +22,6 @@ from surrogap.errors import UnsupportedError
 class Workspace:
     """The tensors and processes of the model, and the state and memory that steps reuse.
 
-    Args:
-        model: The model to train.
-        scope: See `Replicas`.
-
     Attributes:
         weights: The model's tensors.
         replicas: The processes that train the model.
@@ -32,16 +29,19 @@ class Workspace:
         buffers_before: A copy of the buffers before a step.
         buffers_after_first: A copy of the buffers after its first pass.
         arithmetic: The arithmetic of the last step; None if it failed, or before the first.
+        random_state: The constructor of a step's random state, from the devices.
 
     Raises as `Weights` and `Replicas` do.
     """
 
     replicas: Replicas
     arithmetic: Arithmetic | None
+    random_state: Callable[[Iterable[torch.device]], Replayable]
 
     def __init__(self, model: nn.Module, scope: Scope) -> None:
         self.weights = Weights(model)
         self.states = States()
+        self.random_state = RandomState
         self._replicas_of: tuple[object, object] = (None, None)
         self._is_running = False
         self._allocate()
@@ -66,9 +66,7 @@ class Workspace:
         weights = self.weights
         weights.refresh()
         if not (weights.wrappers is self._replicas_of[0] and scope is self._replicas_of[1]):
-            self.replicas = Replicas(
-                weights.wrappers, scope, are_weights_sharded=weights.are_sharded
-            )
+            self.replicas = Replicas(weights, scope)
             self._replicas_of = weights.wrappers, scope
         return weights
 

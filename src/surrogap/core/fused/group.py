@@ -50,12 +50,7 @@ class TensorGroup:
         self.w_table = address_table(self._addresses(parameters), self._device)
 
     def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
-        """Return the table of addresses of this group's tensors; 0 for None.
-
-        Args:
-            tensors: One tensor for each parameter of the task.
-            tables: The tables of the graph that is being captured, if any.
-        """
+        """Return the addresses of this group's tensors, 0 for None; in `tables` of a graph."""
         addresses = self._addresses(tensors)
         return address_table(addresses, self._device) if tables is None else tables.add(addresses)
 

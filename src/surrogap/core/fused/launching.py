@@ -66,7 +66,7 @@ def can_launch(device: torch.device) -> bool:
         with on(device):
             restore_kernel[(1,)](
                 address_table((one.data_ptr(),), device),
-                plan((1,), (Kind.PLAIN,), device).blocks, 1,
+                plan((1,), (Kind.PLAIN,), device)[0], 1,
                 one.clone(), tl.float32, BLOCK, False, enable_fp_fusion=True,
             )  # fmt: skip
     except Exception as error:

@@ -4,7 +4,6 @@ from array import array
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,21 +17,14 @@ _NUM_ROWS = 5
 _ALIGNMENT = 16
 
 
-class LaunchPlan(NamedTuple):
-    """The work on some tensors.
-
-    Attributes:
-        blocks: The plan that `kernels` describes.
-        size: The number of elements of a flat copy of the tensors.
-    """
-
-    blocks: Tensor
-    size: int
-
-
 @lru_cache(maxsize=16)
-def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) -> LaunchPlan:
-    """Return the plan for tensors of these sizes and kinds; a flat copy aligns each of them."""
+def plan(
+    sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device
+) -> tuple[Tensor, int]:
+    """Return the plan that `kernels` describes, for tensors of these sizes and kinds.
+
+    Also return the number of elements of a flat copy of the tensors, which aligns each of them.
+    """
     *firsts, total = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
     blocks = [
         (index, start, size - start, first + start, int(kind))
@@ -40,9 +32,9 @@ def plan(sizes: tuple[int, ...], kinds: tuple[Kind, ...], device: torch.device) 
         for start in range(0, size, BLOCK)
     ]
     if not blocks:
-        return LaunchPlan(torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device), total)
+        return torch.empty(_NUM_ROWS, 0, dtype=torch.int64, device=device), total
     rows = _on_device(chain(*zip(*blocks, strict=True)), device)
-    return LaunchPlan(rows.view(_NUM_ROWS, len(blocks)), total)
+    return rows.view(_NUM_ROWS, len(blocks)), total
 
 
 # The allocator mostly returns the same addresses in every step.

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from surrogap import ASAM, GSAM, SAM, GapPenalty, Objective
-from surrogap.core.geometry import Geometry, Kind
-from surrogap.core.selection import kinds_of
+from surrogap.core.geometry import Geometry, Kind, kinds_of
 from surrogap.core.weights import Weights
 from tests import equality, reference, toy_models
 from tests.objective_cases import RHO
