@@ -1,15 +1,11 @@
 """Trainers in two processes under DDP: equal replicas, and the direction of the loop by hand."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from tests.distributed.torchrun import torchrun
 from tests.integrations.by_hand import gsam_backward
 
 pytest.importorskip("transformers")
@@ -20,20 +16,12 @@ from tests.integrations.test_accelerate import data, sgd
 
 pytestmark = pytest.mark.integrations
 
-ROOT = Path(__file__).parent.parent.parent
-
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
     """The weights that each process ends with, by trainer."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "tests.integrations.ranks", str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
+    torchrun(2, "-m", "tests.integrations.ranks", folder)
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
