@@ -254,7 +254,8 @@ def test_the_strategy_gets_its_training_step_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_a_skipped_batch_stays_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_skipped_batch_stays_skipped(tmp_path: Path, accumulated: int) -> None:
     class Skipping(Classifier):
         def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
             output = super().training_step(batch, batch_idx)
@@ -264,10 +265,15 @@ def test_a_skipped_batch_stays_skipped(tmp_path: Path) -> None:
     # Without BatchNorm, whose statistics an objective leaves alone if the batch is skipped.
     for skipping in (module, unmodified):
         skipping.net[1] = nn.Identity()
-    changes = {"accumulate_grad_batches": 1}
+    changes = {"accumulate_grad_batches": accumulated}
     trainer(tmp_path, SharpnessAware(plain), **changes).fit(module, loader())
     trainer(tmp_path, **changes).fit(unmodified, loader())
     assert_same_state(module, unmodified, exactly=True)
+    callback = SharpnessAware(counted)
+    used = trainer(tmp_path, callback, **changes)
+    used.fit(Skipping(), loader())
+    assert callback.objective is not None
+    assert callback.objective.num_steps == used.global_step
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

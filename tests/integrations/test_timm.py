@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from surrogap import MomentumSAM
+from surrogap.core.catalog import OBJECTIVES
 from tests.integrations.by_hand import gsam_backward
 
 pytest.importorskip("timm")
@@ -156,6 +157,11 @@ def test_the_command_runs_an_unedited_script(
         (["missing.py"], "script must be a file, got missing.py"),
         ([__file__, "--sharpness", "sam", "--alpha", "1"], "--alpha has no effect on sam"),
         ([__file__, "--sharpness", "sharp"], "invalid choice: 'sharp'"),
+        ([__file__, "--memory", "none"], "--memory: invalid choice: 'none'"),
+        (
+            [],
+            "[arguments of the script]\npython -m surrogap.integrations.timm: error: the following",
+        ),
     ],
 )
 def test_wrong_arguments_exit_with_2(
@@ -165,6 +171,20 @@ def test_wrong_arguments_exit_with_2(
         main(arguments)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_help_describes_each_argument_of_the_objectives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"objective: {', '.join(OBJECTIVES)} (default: gsam)" in words
+    assert "weight of the gap; 0 for SAM and ASAM (gsam: default 0.4; asam: default 0.0)" in words
+    options = {option for entry in OBJECTIVES.values() for option in entry.arguments}
+    for option in options - {"scoping"}:
+        assert f" --{option.replace('_', '-')} " in words
 
 
 def test_timm_is_restored() -> None:

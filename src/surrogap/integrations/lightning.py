@@ -28,7 +28,7 @@ class SharpnessAware(Callback):
     The module needs no changes. `gradient_clip_val`, `accumulate_grad_batches` (with one
     perturbation per batch), `precision` and the strategy work as usual. In the second pass,
     `self.log` does nothing, and torchmetrics keep their state. Checkpoints contain the state of the
-    objective; if it differs between processes, that of the first.
+    objective in the first process, and after resuming all processes have it.
 
     Args:
         objective: A function that builds the objective from the wrapped module and the optimizer.
@@ -112,6 +112,7 @@ class SharpnessAware(Callback):
         """Return the output of `training_step` with the loss of the objective."""
         assert self.objective is not None
         objective, module = self.objective, trainer.lightning_module
+        is_last = not trainer.fit_loop._should_accumulate()
 
         def closure() -> tuple[Tensor, Any]:
             output = training_step(*args, **kwargs)
@@ -125,9 +126,11 @@ class SharpnessAware(Callback):
             loss = objective.loss(
                 with_effects_once(closure, partial(_without_logging, module)),
                 scaler=getattr(trainer.precision_plugin, "scaler", None),
-                sync=not trainer.fit_loop._should_accumulate(),
+                sync=is_last,
             )
         except _SkippedError:
+            if is_last:  # Lightning steps with the gradients of the batches before
+                objective._advance()
             return None
         assert objective.report is not None
         extra = objective.report.aux
