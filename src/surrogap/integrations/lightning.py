@@ -11,6 +11,7 @@ from typing import Any, final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
@@ -41,8 +42,8 @@ class SharpnessAware(Callback):
 
     Raises:
         TypeError: `objective` is not a function, or did not return an objective.
-        ValueError: The module optimizes manually, which Lightning requires for several optimizers,
-            or the strategy is that of DeepSpeed or FSDP1.
+        ValueError: The module optimizes manually, which Lightning requires for several optimizers;
+            `training_step` takes `dataloader_iter`; or the strategy is that of DeepSpeed or FSDP1.
     """
 
     def __init__(self, objective: BuildObjective, *, log: bool = True) -> None:
@@ -54,7 +55,7 @@ class SharpnessAware(Callback):
         self._is_fitting = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse unsupported strategies and manual optimization."""
+        """Refuse unsupported strategies and training steps."""
         if stage == "fit":
             _check_strategy(trainer.strategy)
             if not pl_module.automatic_optimization:
@@ -62,6 +63,13 @@ class SharpnessAware(Callback):
                     "automatic_optimization must be True, got False. In manual optimization leave "
                     "out the callback, build an objective for each optimizer, and call "
                     "self.manual_backward(objective.loss(closure))."
+                )
+            if is_param_in_hook_signature(
+                pl_module.training_step, "dataloader_iter", explicit=True
+            ):
+                raise ValueError(
+                    "training_step must take a batch, got dataloader_iter, from which each pass "
+                    "would take another batch. Write training_step(self, batch, batch_idx)."
                 )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
