@@ -14,8 +14,9 @@ from tests.integrations.by_hand import gsam_backward
 
 pytest.importorskip("timm")
 import timm.optim
+from timm.loss import SoftTargetCrossEntropy
 from timm.task import ClassificationTask, LogitDistillationTask
-from timm.utils import NativeScaler
+from timm.utils import ModelEmaV3, NativeScaler
 
 from surrogap.integrations.timm import SharpnessAwareTasks, main
 
@@ -85,6 +86,30 @@ def test_classification_task_is_the_loop_by_hand(is_scaled: bool) -> None:
     assert float(tasks.objective.report.rho) == pytest.approx(RHO)
 
 
+def test_averaged_weights_and_soft_targets_are_those_of_the_loop_by_hand() -> None:
+    """As with timm's `--model-ema` and `--mixup`."""
+    model, by_hand = network(), network()
+    task = ClassificationTask(model, SoftTargetCrossEntropy(), verbose=False)
+    averaged, expected = task.setup_ema(decay=0.5), ModelEmaV3(by_hand, decay=0.5)
+    with SharpnessAwareTasks("gsam", rho=RHO, alpha=ALPHA).installed():
+        for index, (x, _) in enumerate(batches()):
+            y = x[:, :3].softmax(1)
+            torch.manual_seed(index)
+            task(x, y)["loss"].backward()
+            torch.manual_seed(index)
+            gsam_backward(
+                by_hand, lambda x=x, y=y: cross_entropy(by_hand(x), y), rho=RHO, alpha=ALPHA
+            )
+            for one in (model, by_hand):
+                timm.optim.create_optimizer_v2(one, opt="sgd", lr=0.1).step()
+                one.zero_grad()
+            task.update_ema(step=index)
+            expected.update(by_hand, step=index)
+    for name, value in averaged.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=0, atol=1e-9)
+    assert not torch.equal(averaged.module[0].weight, model[0].weight)
+
+
 def test_a_radius_of_zero_is_the_unmodified_task() -> None:
     model, unmodified = network(), network()
     with SharpnessAwareTasks("sam", rho=0.0).installed():
@@ -121,6 +146,7 @@ import sys
 import torch
 from torch import nn
 from timm.optim import create_optimizer_v2
+from timm.loss import SoftTargetCrossEntropy
 from timm.task import ClassificationTask
 
 assert __name__ == "__main__" and sys.argv[1:] == ["data", "--model", "tiny", "--opt-eps", "1"]
