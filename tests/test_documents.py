@@ -1,10 +1,7 @@
 """The code blocks of README and docs run, links lead somewhere, and figures are the records'."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from surrogap.paper.study import GPU, MAIN, Cell
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import Summary, summaries, table
 from surrogap.training.config import Config
+from tests.distributed.torchrun import torchrun
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -73,21 +71,7 @@ def test_two_processes_print_the_output_of_the_page_on_many_gpus(tmp_path: Path)
     path = ROOT / "docs" / "tutorials" / "many-gpus.md"
     script = tmp_path / "train.py"
     script.write_text("\n".join(BLOCK.findall(path.read_text())))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    for _ in range(5):
-        result = subprocess.run(
-            [*command, "--nproc-per-node", "2", str(script)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        # As in tests/distributed/test_examples.py: torch sometimes aborts at exit with gloo.
-        if "terminate called without an active exception" not in result.stderr:
-            break
-    assert result.returncode == 0, result.stderr
-    assert_output_is_that_of(path, result.stdout)
+    assert_output_is_that_of(path, torchrun(2, script, CUDA_VISIBLE_DEVICES=""))
 
 
 def test_the_first_command_of_the_guide_is_a_recipe_with_a_known_result(

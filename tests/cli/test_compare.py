@@ -277,6 +277,23 @@ def test_refusals(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("sam-norms", 'perturb="norms" must find a trainable parameter of a normalisation layer'),
+        ("momentum-sam@momentum=0", "optimizer must have momentum, got SGD without it"),
+        ("sam@start-epoch=2", "start_epoch must be before the end of the run, got 2"),
+        ("sam@model=small_resnet", "name must be a known model, got"),
+    ],
+)
+def test_columns_that_cannot_be_trained_are_refused_before_the_first_one_trains(
+    column: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments(tmp_path), column]) == 2
+    assert f"surrogap: {column}: {message}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", ["comparison.json", "comparison.png"])
 def test_a_foreign_file_is_refused_before_training(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

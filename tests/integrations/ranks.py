@@ -1,4 +1,4 @@
-"""One of two processes that train under DDP with each framework: started by `test_ddp.py`.
+"""One of two processes that train with each framework: started by `test_ddp.py`.
 
 torchrun --nproc-per-node 2 -m tests.integrations.ranks FOLDER
 """
@@ -7,13 +7,18 @@ import sys
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from lightning.fabric import Fabric
+from lightning.pytorch.strategies import ModelParallelStrategy
 from timm.task import ClassificationTask
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -63,12 +68,17 @@ class Module(pl.LightningModule):
         return sgd(self)
 
 
-def lightning(folder: Path) -> nn.Module:
-    module = Module()
+class ShardedModule(Module):
+    def configure_model(self) -> None:
+        assert self.device_mesh is not None
+        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+def lightning(folder: Path, module: Module, strategy: Any) -> dict[str, torch.Tensor]:
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy="ddp",
+        strategy=strategy,
         max_epochs=1,
         accumulate_grad_batches=2,
         gradient_clip_val=0.3,
@@ -82,7 +92,7 @@ def lightning(folder: Path) -> nn.Module:
     )
     sampler = DistributedSampler(data(), shuffle=False)
     trainer.fit(module, DataLoader(data(), 2, sampler=sampler))
-    return module.net
+    return get_model_state_dict(module.net, options=StateDictOptions(full_state_dict=True))
 
 
 def accelerate() -> nn.Module:
@@ -96,6 +106,24 @@ def accelerate() -> nn.Module:
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(wrapped.parameters(), 0.3)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def fabric() -> nn.Module:
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    model = still_network()
+    wrapped, optimizer = fabric.setup(model, sgd(model))
+    objective = gsam(wrapped, optimizer)
+    batches = list(DataLoader(data(), 2))[dist.get_rank() :: 2]
+    for index, (x, y) in enumerate(batches):
+        is_last = index % 2 == 1 or index == len(batches) - 1
+        closure = lambda x=x, y=y: cross_entropy(wrapped(x), y) / 2  # noqa: E731
+        objective.backward(closure, backward=fabric.backward, sync=is_last)
+        if is_last:
+            fabric.clip_gradients(wrapped, optimizer, max_norm=0.3)
             optimizer.step()
             optimizer.zero_grad()
     return model
@@ -129,10 +157,13 @@ def main(folder: Path) -> None:
         "huggingface micro_batch": huggingface(folder, "micro_batch"),
         "accelerate": accelerate(),
         "timm": timm(),
-        "lightning": lightning(folder),
+        "fabric": fabric(),
     }
-    path = folder / f"{dist.get_rank()}.pt"
-    torch.save({name: model.state_dict() for name, model in trained.items()}, path)
+    states = {name: model.state_dict() for name, model in trained.items()}
+    states["lightning"] = lightning(folder, Module(), "ddp")
+    sharding = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    states["lightning fsdp2"] = lightning(folder, ShardedModule(), sharding)
+    torch.save(states, folder / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from surrogap import GSAM, SAM, Intermittent
+from surrogap.rho import InverseSqrt
 from tests.integrations.by_hand import gsam_backward
 
 LR, RHO, ALPHA, CLIP = 0.1, 0.05, 0.4, 0.3
@@ -82,6 +84,24 @@ def test_accelerate_is_the_loop_by_hand(accelerator: Any) -> None:
     train_by_hand(by_hand)
     assert_same_state(model, by_hand)
     assert objective.num_steps == NUM_STEPS
+
+
+def test_a_checkpoint_of_accelerate_has_the_state_of_the_objective(
+    accelerator: Any, tmp_path: Path
+) -> None:
+    model = accelerator.prepare(network())
+    x, y = data()[:BATCH_SIZE]
+    objective = Intermittent(GSAM(model, rho=InverseSqrt(RHO)), every=2)
+    accelerator.register_for_checkpointing(objective)
+    objective.loss(lambda: cross_entropy(model(x), y)).backward()
+    accelerator.save_state(tmp_path)
+    saved = objective.state_dict()
+    objective.loss(lambda: cross_entropy(model(x), y)).backward()
+    assert objective.state_dict() != saved
+    accelerator.load_state(tmp_path)
+    assert (
+        objective.state_dict() == saved == {"num_steps": 1, "objective": {"rho": {"num_steps": 1}}}
+    )
 
 
 def train_with_fabric(

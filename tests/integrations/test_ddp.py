@@ -1,15 +1,11 @@
-"""Trainers in two processes under DDP: equal replicas, and the direction of the loop by hand."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Trainers in two processes, under DDP and FSDP2, against the loop by hand."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from tests.distributed.torchrun import torchrun
 from tests.integrations.by_hand import gsam_backward
 
 pytest.importorskip("transformers")
@@ -20,24 +16,17 @@ from tests.integrations.test_accelerate import data, sgd
 
 pytestmark = pytest.mark.integrations
 
-ROOT = Path(__file__).parent.parent.parent
-
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
     """The weights that each process ends with, by trainer."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "tests.integrations.ranks", str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
+    torchrun(2, "-m", "tests.integrations.ranks", folder)
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
-TRAINERS = ["huggingface step", "huggingface micro_batch", "accelerate", "lightning", "timm"]
+ACCUMULATING = ["accelerate", "fabric", "lightning", "lightning fsdp2", "timm"]
+TRAINERS = ["huggingface step", "huggingface micro_batch", *ACCUMULATING]
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -71,7 +60,7 @@ def test_huggingface_is_the_loop_by_hand(
         torch.testing.assert_close(value, model.state_dict()[key], rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("trainer", ["accelerate", "lightning", "timm"])
+@pytest.mark.parametrize("trainer", ACCUMULATING)
 def test_accumulation_is_the_loop_by_hand(
     trainer: str, states: list[dict[str, dict[str, Tensor]]]
 ) -> None:
@@ -79,14 +68,15 @@ def test_accumulation_is_the_loop_by_hand(
     optimizer = sgd(model)
     x, y = data().tensors
     # DistributedSampler deals samples out to the processes in turn, the others batches.
-    if trainer != "lightning":
+    if not trainer.startswith("lightning"):
         pairs = [[slice(i, i + 2), slice(i + 2, i + 4)] for i in range(0, 20, 4)]
     else:
         pairs = [[slice(i, i + 4, 2), slice(i + 1, i + 4, 2)] for i in range(0, 20, 4)]
     for index, pair in enumerate(pairs):
-        for part in pair:
-            closure = lambda s=part: cross_entropy(model(x[s]), y[s]) / 4  # noqa: E731
-            gsam_backward(model, closure, rho=ranks.RHO, alpha=ranks.ALPHA)
+        closures = [lambda s=part: cross_entropy(model(x[s]), y[s]) / 4 for part in pair]
+        # FSDP2 has one perturbation for the batches of all processes, and DDP one for each.
+        for group in [closures] if trainer.endswith("fsdp2") else [[c] for c in closures]:
+            gsam_backward(model, *group, rho=ranks.RHO, alpha=ranks.ALPHA)
         if index % 2 == 1 or index == len(pairs) - 1:
             nn.utils.clip_grad_norm_(model.parameters(), 0.3)
             optimizer.step()

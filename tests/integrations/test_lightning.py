@@ -16,7 +16,7 @@ from tests.integrations.by_hand import gsam_backward
 
 pytest.importorskip("lightning")
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from torchmetrics import MeanMetric, Metric, MetricCollection
@@ -238,6 +238,16 @@ def test_a_state_that_was_loaded_for_a_test_is_not_that_of_the_next_fit(tmp_path
     assert callback.objective.num_steps == 3
 
 
+def test_steps_are_counted_if_accumulation_changes(tmp_path: Path) -> None:
+    callback = SharpnessAware(counted)
+    scheduler = GradientAccumulationScheduler({0: 1, 1: 2, 2: 3})
+    changes = {"accumulate_grad_batches": 1, "max_epochs": 3}
+    used = trainer(tmp_path, callback, scheduler, **changes)
+    used.fit(Classifier(), loader())
+    assert callback.objective is not None
+    assert callback.objective.num_steps == used.global_step == 5 + 3 + 2
+
+
 def test_the_strategy_gets_its_training_step_back(tmp_path: Path) -> None:
     class Failing(Classifier):
         def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
@@ -254,7 +264,8 @@ def test_the_strategy_gets_its_training_step_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_a_skipped_batch_stays_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_skipped_batch_stays_skipped(tmp_path: Path, accumulated: int) -> None:
     class Skipping(Classifier):
         def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
             output = super().training_step(batch, batch_idx)
@@ -264,10 +275,15 @@ def test_a_skipped_batch_stays_skipped(tmp_path: Path) -> None:
     # Without BatchNorm, whose statistics an objective leaves alone if the batch is skipped.
     for skipping in (module, unmodified):
         skipping.net[1] = nn.Identity()
-    changes = {"accumulate_grad_batches": 1}
+    changes = {"accumulate_grad_batches": accumulated}
     trainer(tmp_path, SharpnessAware(plain), **changes).fit(module, loader())
     trainer(tmp_path, **changes).fit(unmodified, loader())
     assert_same_state(module, unmodified, exactly=True)
+    callback = SharpnessAware(counted)
+    used = trainer(tmp_path, callback, **changes)
+    used.fit(Skipping(), loader())
+    assert callback.objective is not None
+    assert callback.objective.num_steps == used.global_step
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
@@ -293,6 +309,17 @@ def test_manual_optimization_and_several_optimizers_are_refused(tmp_path: Path) 
 
     with pytest.raises(RuntimeError, match="multiple optimizers is only supported with manual"):
         trainer(tmp_path, SharpnessAware(gsam)).fit(Double(), loader())
+
+
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
+def test_a_training_step_that_takes_its_own_batches_is_refused(tmp_path: Path) -> None:
+    class Taking(Classifier):
+        def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
+            batch, batch_idx, _ = next(dataloader_iter)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ValueError, match="training_step must take a batch, got dataloader_iter"):
+        trainer(tmp_path, SharpnessAware(gsam)).fit(Taking(), loader())
 
 
 @pytest.mark.parametrize(

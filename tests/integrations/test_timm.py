@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from surrogap import MomentumSAM
+from surrogap.core.catalog import OBJECTIVES
 from tests.integrations.by_hand import gsam_backward
 
 pytest.importorskip("timm")
 import timm.optim
+from timm.loss import SoftTargetCrossEntropy
 from timm.task import ClassificationTask, LogitDistillationTask
-from timm.utils import NativeScaler
+from timm.utils import ModelEmaV3, NativeScaler
 
 from surrogap.integrations.timm import SharpnessAwareTasks, main
 
@@ -84,6 +86,30 @@ def test_classification_task_is_the_loop_by_hand(is_scaled: bool) -> None:
     assert float(tasks.objective.report.rho) == pytest.approx(RHO)
 
 
+def test_averaged_weights_and_soft_targets_are_those_of_the_loop_by_hand() -> None:
+    """As with timm's `--model-ema` and `--mixup`."""
+    model, by_hand = network(), network()
+    task = ClassificationTask(model, SoftTargetCrossEntropy(), verbose=False)
+    averaged, expected = task.setup_ema(decay=0.5), ModelEmaV3(by_hand, decay=0.5)
+    with SharpnessAwareTasks("gsam", rho=RHO, alpha=ALPHA).installed():
+        for index, (x, _) in enumerate(batches()):
+            y = x[:, :3].softmax(1)
+            torch.manual_seed(index)
+            task(x, y)["loss"].backward()
+            torch.manual_seed(index)
+            gsam_backward(
+                by_hand, lambda x=x, y=y: cross_entropy(by_hand(x), y), rho=RHO, alpha=ALPHA
+            )
+            for one in (model, by_hand):
+                timm.optim.create_optimizer_v2(one, opt="sgd", lr=0.1).step()
+                one.zero_grad()
+            task.update_ema(step=index)
+            expected.update(by_hand, step=index)
+    for name, value in averaged.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=0, atol=1e-9)
+    assert not torch.equal(averaged.module[0].weight, model[0].weight)
+
+
 def test_a_radius_of_zero_is_the_unmodified_task() -> None:
     model, unmodified = network(), network()
     with SharpnessAwareTasks("sam", rho=0.0).installed():
@@ -120,6 +146,7 @@ import sys
 import torch
 from torch import nn
 from timm.optim import create_optimizer_v2
+from timm.loss import SoftTargetCrossEntropy
 from timm.task import ClassificationTask
 
 assert __name__ == "__main__" and sys.argv[1:] == ["data", "--model", "tiny", "--opt-eps", "1"]
@@ -156,6 +183,11 @@ def test_the_command_runs_an_unedited_script(
         (["missing.py"], "script must be a file, got missing.py"),
         ([__file__, "--sharpness", "sam", "--alpha", "1"], "--alpha has no effect on sam"),
         ([__file__, "--sharpness", "sharp"], "invalid choice: 'sharp'"),
+        ([__file__, "--memory", "none"], "--memory: invalid choice: 'none'"),
+        (
+            [],
+            "[arguments of the script]\npython -m surrogap.integrations.timm: error: the following",
+        ),
     ],
 )
 def test_wrong_arguments_exit_with_2(
@@ -165,6 +197,20 @@ def test_wrong_arguments_exit_with_2(
         main(arguments)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_help_describes_each_argument_of_the_objectives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"objective: {', '.join(OBJECTIVES)} (default: gsam)" in words
+    assert "weight of the gap; 0 for SAM and ASAM (gsam: default 0.4; asam: default 0.0)" in words
+    options = {option for entry in OBJECTIVES.values() for option in entry.arguments}
+    for option in options - {"scoping"}:
+        assert f" --{option.replace('_', '-')} " in words
 
 
 def test_timm_is_restored() -> None:

@@ -9,13 +9,14 @@ from typing import Any, Self, final
 
 from rich.progress import Progress as RichProgress
 
-from surrogap.errors import InvalidValueError
+from surrogap.errors import InvalidValueError, UserError
 from surrogap.experiments.measurements import MeasureFn, has_measurements, write_measurements
 from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.probes import sharpness_probe
+from surrogap.training.components import components_of
 from surrogap.training.config import Config
 from surrogap.training.folder import CONFIG, check_folder
-from surrogap.training.processes import device_of, is_launched
+from surrogap.training.processes import World, device_of, is_launched
 from surrogap.training.progress import ProgressDisplay, essentials, rich_bar
 from surrogap.training.run import train
 
@@ -40,8 +41,8 @@ def train_missing(
 
     Raises:
         RunFailedError: A run failed.
-        ValueError: There are several processes, or the folder of a run holds another configuration.
-            Nothing has been trained in this case.
+        ValueError: There are several processes, the folder of a run holds another configuration, or
+            settings do not fit together. Nothing has been trained in this case.
     """
     if is_launched():
         raise InvalidValueError(
@@ -55,6 +56,7 @@ def train_missing(
         )
     for run in runs:
         check_folder(run.config, resume=True)
+    _check_settings(runs)
     missing = [run for run in runs if not has_measurements(run.config.folder, radius(run.config))]
     with QueueProgress(missing, num_finished=len(runs) - len(missing)) as progress:
         for run in missing:
@@ -67,6 +69,22 @@ def train_missing(
             write_measurements(config.folder, radius(config), device, measure)
             progress.end(outcome.record or {})
     return None
+
+
+def _check_settings(runs: Sequence[PlannedRun]) -> None:
+    """Build one run of each method, so that wrong settings are found before any run trains.
+
+    Runs that have started before are valid.
+
+    Raises:
+        ValueError: Settings of a method do not fit together.
+    """
+    new = [run for run in runs if not (run.config.folder / CONFIG).exists()]
+    for run in {run.method: run for run in new}.values():
+        try:
+            components_of(run.config, World(device_of(run.config.execution.device)))
+        except UserError as error:
+            raise InvalidValueError(f"{run.method}: {error}") from error
 
 
 @final

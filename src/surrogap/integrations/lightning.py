@@ -11,6 +11,7 @@ from typing import Any, final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
@@ -28,7 +29,7 @@ class SharpnessAware(Callback):
     The module needs no changes. `gradient_clip_val`, `accumulate_grad_batches` (with one
     perturbation per batch), `precision` and the strategy work as usual. In the second pass,
     `self.log` does nothing, and torchmetrics keep their state. Checkpoints contain the state of the
-    objective; if it differs between processes, that of the first.
+    objective in the first process, and after resuming all processes have it.
 
     Args:
         objective: A function that builds the objective from the wrapped module and the optimizer.
@@ -41,8 +42,8 @@ class SharpnessAware(Callback):
 
     Raises:
         TypeError: `objective` is not a function, or did not return an objective.
-        ValueError: The module optimizes manually, which Lightning requires for several optimizers,
-            or the strategy is that of DeepSpeed or FSDP1.
+        ValueError: The module optimizes manually, which Lightning requires for several optimizers;
+            `training_step` takes `dataloader_iter`; or the strategy is that of DeepSpeed or FSDP1.
     """
 
     def __init__(self, objective: BuildObjective, *, log: bool = True) -> None:
@@ -54,7 +55,7 @@ class SharpnessAware(Callback):
         self._is_fitting = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse unsupported strategies and manual optimization."""
+        """Refuse unsupported strategies and training steps."""
         if stage == "fit":
             _check_strategy(trainer.strategy)
             if not pl_module.automatic_optimization:
@@ -62,6 +63,13 @@ class SharpnessAware(Callback):
                     "automatic_optimization must be True, got False. In manual optimization leave "
                     "out the callback, build an objective for each optimizer, and call "
                     "self.manual_backward(objective.loss(closure))."
+                )
+            if is_param_in_hook_signature(
+                pl_module.training_step, "dataloader_iter", explicit=True
+            ):
+                raise ValueError(
+                    "training_step must take a batch, got dataloader_iter, from which each pass "
+                    "would take another batch. Write training_step(self, batch, batch_idx)."
                 )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -112,6 +120,7 @@ class SharpnessAware(Callback):
         """Return the output of `training_step` with the loss of the objective."""
         assert self.objective is not None
         objective, module = self.objective, trainer.lightning_module
+        is_last = not trainer.fit_loop._should_accumulate()
 
         def closure() -> tuple[Tensor, Any]:
             output = training_step(*args, **kwargs)
@@ -125,9 +134,11 @@ class SharpnessAware(Callback):
             loss = objective.loss(
                 with_effects_once(closure, partial(_without_logging, module)),
                 scaler=getattr(trainer.precision_plugin, "scaler", None),
-                sync=not trainer.fit_loop._should_accumulate(),
+                sync=is_last,
             )
         except _SkippedError:
+            if is_last:  # Lightning steps with the gradients of the batches before
+                objective._advance()
             return None
         assert objective.report is not None
         extra = objective.report.aux

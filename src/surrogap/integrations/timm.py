@@ -27,6 +27,28 @@ _logger = logging.getLogger(__name__)
 
 # `scoping` counts steps, and the script does not save the count.
 _EXCLUDED = {"scoping"}
+_CHOICES = {
+    "memory": ("exact", "low"),
+    "minimize": ("perturbed", "plain"),
+    "perturb": ("norms",),
+    "scope": ("replica", "global"),
+}
+_HELP = {
+    "alpha": "weight of the gap; 0 for SAM and ASAM",
+    "averaging": "weight of the old mean in the running mean of the walk",
+    "eps": "added to the norm of the gradient before dividing by it",
+    "eta": "added to the magnitudes of the weights",
+    "gamma": "strength of the force towards the weights; divide the lr of sgd by it",
+    "inner_lr": "learning rate of the walk",
+    "inner_steps": "number of steps of the walk",
+    "lam": "weight of the gap in f_p + lam * h",
+    "memory": "copies of the weights that a step holds on a GPU: two (exact) or one (low)",
+    "minimize": "perturbed for min(f_p, h), plain for min(f, h)",
+    "noise": "temperature of the walk",
+    "perturb": "norms: perturb only the affine parameters of normalisation layers",
+    "rho": "radius of the perturbation",
+    "scope": "under DDP, climb along each process's own gradient (replica) or the mean (global)",
+}
 
 
 @final
@@ -129,17 +151,34 @@ def _parsed(arguments: Sequence[str] | None) -> tuple[Path, str, dict[str, Any],
     """Return the script, the objective's name and arguments, and the script's arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m surrogap.integrations.timm",
+        usage="%(prog)s SCRIPT [--sharpness NAME] [options] [arguments of the script]",
         description="Run timm's train.py with a sharpness-aware objective.",
-        epilog="All other arguments go to the script.",
+        epilog="All other arguments go to the script. python SCRIPT --help lists them.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("script", type=Path, help="path to timm's train.py")
     parser.add_argument(
-        "--sharpness", choices=sorted(OBJECTIVES), default="gsam", help="objective (default: gsam)"
+        "script",
+        metavar="SCRIPT",
+        type=Path,
+        help="path to timm's train.py, which is in the repository of timm, not in the package",
     )
-    for option, (kind, names) in sorted(_options().items()):
-        parser.add_argument(f"--{option.replace('_', '-')}", type=kind, help=", ".join(names))
+    parser.add_argument(
+        "--sharpness",
+        metavar="NAME",
+        choices=list(OBJECTIVES),
+        default="gsam",
+        help=f"objective: {', '.join(OBJECTIVES)} (default: gsam)",
+    )
+    for option, defaults in sorted(_options().items()):
+        default = next(iter(defaults.values()))
+        parser.add_argument(
+            f"--{option.replace('_', '-')}",
+            metavar=None if option in _CHOICES else option.rpartition("_")[2].upper(),
+            type=str if default is None else type(default),
+            choices=_CHOICES.get(option),
+            help=f"{_HELP[option]} ({_listed(defaults)})",
+        )
     known, rest = parser.parse_known_args(arguments)
     settings = vars(known)
     script, name = settings.pop("script"), settings.pop("sharpness")
@@ -152,15 +191,29 @@ def _parsed(arguments: Sequence[str] | None) -> tuple[Path, str, dict[str, Any],
     return script, name, settings, rest
 
 
-def _options() -> dict[str, tuple[type, list[str]]]:
-    """Return the type of each argument of the objectives, and the objectives that have it."""
-    options: dict[str, tuple[type, list[str]]] = {}
+def _options() -> dict[str, dict[str, Any]]:
+    """Return the arguments of the objectives, with their default for each objective."""
+    options: dict[str, dict[str, Any]] = {}
     for name, entry in OBJECTIVES.items():
         for argument, default in entry.arguments.items():
             if argument not in _EXCLUDED:
-                kind = str if default is None else type(default)
-                options.setdefault(argument, (kind, []))[1].append(name)
+                options.setdefault(argument, {})[name] = default
     return options
+
+
+def _listed(defaults: Mapping[str, Any]) -> str:
+    """Return the objectives that have an argument, with its default if it has one.
+
+    >>> _listed({"sam": 0.05, "gsam": 0.05, "asam": 0.5})
+    'sam, gsam: default 0.05; asam: default 0.5'
+    """
+    names: dict[Any, list[str]] = {}
+    for name, default in defaults.items():
+        names.setdefault(default, []).append(name)
+    return "; ".join(
+        ", ".join(users) + ("" if default is None else f": default {default}")
+        for default, users in names.items()
+    )
 
 
 if __name__ == "__main__":
