@@ -174,7 +174,6 @@ def _parsed(arguments: Sequence[str] | None) -> tuple[Path, str, dict[str, Any],
         default = next(iter(defaults.values()))
         parser.add_argument(
             f"--{option.replace('_', '-')}",
-            metavar=None if option in _CHOICES else option.rpartition("_")[2].upper(),
             type=str if default is None else type(default),
             choices=_CHOICES.get(option),
             help=f"{_HELP[option]} ({_listed(defaults)})",
