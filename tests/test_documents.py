@@ -13,7 +13,8 @@ from surrogap import cli
 from surrogap.experiments.recipes import RECIPES
 from surrogap.paper.intervals import Interval, paired_difference
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.study import GPU, MAIN, Cell
+from surrogap.paper.plan import val_accuracy
+from surrogap.paper.study import GPU, MAIN, Cell, trials
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import Summary, summaries, table
 from surrogap.training.config import Config
@@ -205,3 +206,24 @@ def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
     ):
         assert sentence in text
     assert max(methods, key=lambda name: float(mean(methods[name], "test", 3))) == "sam-norms"
+    suggested = [line.split(" | ") for line in results if " to " in line and "; rho " in line]
+    assert {(row[1], row[-1]) for row in suggested} == {
+        *((name, "yes |") for name in ("SAM", "SAM, norm layers")),
+        ("Momentum-SAM", "no, larger |"),
+    }
+
+
+def test_the_trials_with_wrong_labels_are_those_of_the_ledger() -> None:
+    ledger = Ledger(ROOT / GPU.ledger)
+
+    def tried(method: str) -> list[str]:
+        accuracies = [val_accuracy(ledger[run.key]) for run in trials(GPU, "E", method)]
+        return [f"{100 * (accuracy or 0.0):.1f} %" for accuracy in accuracies]
+
+    vanilla, gsam, sam = max(tried("vanilla")), max(tried("gsam")), max(tried("sam"))
+    sentence = f"plain training has {vanilla} and SAM {sam} (one trial each, on validation images)"
+    assert sentence in words_of("README.md")
+    page = words_of("docs/how-to/choose.md")
+    assert f"validation accuracy of {vanilla}, GSAM {gsam} and SAM {sam}" in page
+    _, second, third, fourth = tried("sam")
+    assert f"SAM has {second} with rho 0.1, {third} with 0.2 and {fourth} with 0.4" in page

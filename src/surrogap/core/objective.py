@@ -204,7 +204,8 @@ class Objective:
         It replaces the loss in a training loop: the loop may divide it, scale it, call `backward`
         on it, clip and step as always. `backward` adds the direction times the gradient of the
         scalar, so half the loss adds half the direction, for EntropySGD too. All passes run during
-        this call, inside the caller's autocast, and each call has its own perturbation.
+        this call, inside the caller's autocast, and each call has its own perturbation. If an input
+        requires a gradient, it receives the sum over the passes in this call.
         `objective.report` is the report of the last call.
 
         Without `backward`, a call has the effects of a forward pass: buffers and random generators
