@@ -526,7 +526,8 @@ def test_cheaper_steps_are_eager_ones(name: str, kind: str, kind_of_optimizer: s
     eager, graph = pair(MODELS[kind](), Vanilla, OPTIMIZERS[kind_of_optimizer])
     for run in (eager, graph):
         run.objective = CHEAPER[name](run.model, run.optimizer)
-    # The first eager call would compute all gradients, whose rounding can differ.
+    # The first eager call would compute all gradients. Torch multiplies by a weight that requires a
+    # gradient with mm, and by one that does not with bmm, which rounds differently.
     eager.objective._workspace.weights.is_checked = True
     before = equality.bits(graph.model)
     step = graph.captured()
