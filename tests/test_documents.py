@@ -12,8 +12,7 @@ from workloads import CASES
 from surrogap import cli
 from surrogap.experiments.recipes import RECIPES
 from surrogap.paper.intervals import Interval, paired_difference
-from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import val_accuracy
+from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.study import GPU, MAIN, Cell, trials
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import Summary, summaries, table
@@ -163,16 +162,27 @@ def points(first: Summary, second: Summary) -> Interval:
     return difference
 
 
+def on_validation(first: Summary, second: Summary) -> Interval:
+    values = (
+        {seed: 100 * line["val"]["accuracy"] for seed, line in summary.lines.items()}
+        for summary in (first, second)
+    )
+    difference = paired_difference(*values)
+    assert difference is not None
+    return difference
+
+
 def test_the_accuracies_in_the_readme_are_those_of_the_ledger(methods: dict[str, Summary]) -> None:
     vanilla, twice, sam, gsam, norms = (
         f"{mean(methods[name])} %" for name in ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
     )
     assert (
         f'Test accuracy is {vanilla} with plain training ("vanilla"), {twice} with twice the '
-        f"epochs, {sam} with SAM, {gsam} with GSAM and {norms} with SAM on norm layers"
+        f"epochs, {sam} with SAM, {gsam} with GSAM and {norms} with SAM that perturbs norm layers "
+        "only"
     ) in words_of("README.md")
     gain = points(methods["sam-norms"], methods["vanilla"])
-    assert f"Its gain is {gain.text()} points." in words_of("README.md")
+    assert f"This gains {gain.text()} points (95 % interval)" in words_of("README.md")
     errors = {mean(methods[name], "calibration", 0) for name in ("sam", "gsam")}
     assert (errors, mean(methods["vanilla"], "calibration", 0)) == ({"4"}, "7")
 
@@ -198,11 +208,13 @@ def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
         f"epochs leave it at {mean(twice, 'calibration')} %.",
         f"gains {points(twice, vanilla).text()} points for twice the cost here",
         f"({mean(norms, 'corrupted')} %, plain training {mean(vanilla, 'corrupted')} %)",
-        f"GSAM minus SAM is {points(gsam, sam).text()} points, and "
-        f"{points(methods['gsam-norms'], norms).text()} on norm layers",
-        f"costs {methods['momentum-sam'].cost:.2f} plain steps, but has no gain here: the "
+        f"GSAM minus SAM is {points(gsam, sam).text()} points on test images, but "
+        f"{on_validation(gsam, sam).text()} on validation images. On norm layers it is "
+        f"{points(methods['gsam-norms'], norms).text()} and "
+        f"{on_validation(methods['gsam-norms'], norms).text()}.",
+        f"costs {methods['momentum-sam'].cost:.2f} plain steps, but shows no gain here: the "
         "difference from plain training is "
-        f"{points(methods['momentum-sam'], vanilla).text(sign='+')} points over three seeds",
+        f"{points(methods['momentum-sam'], vanilla).text(sign='+')} points.",
     ):
         assert sentence in text
     assert max(methods, key=lambda name: float(mean(methods[name], "test", 3))) == "sam-norms"
@@ -215,15 +227,26 @@ def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
 
 def test_the_trials_with_wrong_labels_are_those_of_the_ledger() -> None:
     ledger = Ledger(ROOT / GPU.ledger)
+    tried = {
+        name: [ledger[run.key] for run in trials(GPU, "E", name)]
+        for name in ("vanilla", "gsam", "sam")
+    }
 
-    def tried(method: str) -> list[str]:
-        accuracies = [val_accuracy(ledger[run.key]) for run in trials(GPU, "E", method)]
-        return [f"{100 * (accuracy or 0.0):.1f} %" for accuracy in accuracies]
+    def accuracy(line: LedgerLine) -> float:
+        return float(line["val"]["accuracy"])
 
-    vanilla, gsam, sam = max(tried("vanilla")), max(tried("gsam")), max(tried("sam"))
-    sentence = f"plain training has {vanilla} and SAM {sam} (one trial each, on validation images)"
+    vanilla, gsam, sam = (max(lines, key=accuracy) for lines in tried.values())
+    last = [f"{100 * accuracy(line):.1f} %" for line in (vanilla, gsam, sam)]
+    best = [f"{100 * line['best']['val_accuracy']:.1f} %" for line in (vanilla, gsam, sam)]
+    sentence = f"reaches {last[0]}, or {best[0]} at its best epoch, and SAM {last[2]}: one seed"
     assert sentence in words_of("README.md")
     page = words_of("docs/how-to/choose.md")
-    assert f"validation accuracy of {vanilla}, GSAM {gsam} and SAM {sam}" in page
-    _, second, third, fourth = tried("sam")
-    assert f"SAM has {second} with rho 0.1, {third} with 0.2 and {fourth} with 0.4" in page
+    assert (
+        f"reaches {last[0]} after the last epoch and {best[0]} at its best epoch, GSAM {last[1]} "
+        f"and {best[1]}, and SAM {last[2]} and {best[2]}. SAM's training "
+        f"accuracy is {100 * sam['train']['accuracy']:.1f} %"
+    ) in page
+    _, *larger = (f"{100 * accuracy(line):.1f} %" for line in tried["sam"])
+    assert "SAM reaches {} with rho 0.1, {} with 0.2 and {} with 0.4".format(*larger) in page
+    weak = f"{100 * accuracy(tried['gsam'][3]):.1f} %"
+    assert f"{last[1]} with rho 0.2 and alpha 0.3, and {weak} with rho 0.4 and alpha 0.3" in page
