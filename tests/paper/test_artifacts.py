@@ -163,8 +163,8 @@ def test_gap_curves_have_a_panel_for_each_radius_and_a_line_for_each_alpha(
     found = summaries(GPU, ARTIFACTS["fig-gap-curves"].cells, ledger)
     axes = drawings.gap_curves_figure(GPU, found, ledger).axes
     assert [axis.get_title() for axis in axes] == [
+        "rho 0.05 (tuning run, 1 seed)",
         "rho 0.1 (tuning run, 1 seed)",
-        "rho 0.2 (tuning run, 1 seed)",
     ]
     for axis in axes:
         labels = [line.get_label() for line in axis.lines]

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from surrogap.paper.measuring import suggestions
+from surrogap.paper.plan import trials
 from surrogap.paper.running import Environment, finished
-from surrogap.paper.study import METHODS, ONLY_RADIUS, Scale, trials
+from surrogap.paper.study import METHODS, ONLY_RADIUS, Scale
 from surrogap.paper.timing import timing
 from tests.paper import synthetic_study
 

@@ -21,9 +21,10 @@ from surrogap.paper.plan import (
     missing_measurements,
     radius_suggestions,
     step_timing,
+    trials,
 )
 from surrogap.paper.running import Environment, Stopped
-from surrogap.paper.study import GPU, LAPTOP, Cell, Scale, trials
+from surrogap.paper.study import GPU, LAPTOP, Cell, Scale
 from surrogap.paper.study_page import write_page
 from surrogap.paper.workers import train_study
 from tests.paper import synthetic_study

@@ -7,7 +7,7 @@ import pytest
 
 from surrogap.paper.artifacts import ARTIFACTS, stages
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import chosen, val_accuracy
+from surrogap.paper.plan import chosen, trials
 from surrogap.paper.study import (
     GPU,
     METHODS,
@@ -16,7 +16,6 @@ from surrogap.paper.study import (
     Cell,
     Scale,
     study_run,
-    trials,
 )
 from surrogap.training.config import Config
 
@@ -50,24 +49,14 @@ def test_all_methods_train_with_the_rate_and_decay_that_plain_training_was_tuned
             assert own == settings, letter
 
 
-@pytest.mark.parametrize(
-    ("method", "simpler"),
-    [
-        *(("gsam", "sam"), ("gsam-plain", "sam"), ("gap-penalty", "sam")),
-        *(("gsam-norms", "sam-norms"), ("asam-ascent", "asam")),
-    ],
-)
-def test_a_second_setting_is_tried_at_the_two_radii_that_were_best_without_it(
-    method: str, simpler: str
-) -> None:
-    """For the set-ups whose tuning is in the ledger."""
-    for letter, setup in GPU.setups.items():
-        if method not in setup.methods or chosen(GPU, letter, simpler, LEDGER) is None:
-            continue
-        runs = trials(GPU, letter, simpler)
-        best = sorted(runs, key=lambda run: val_accuracy(LEDGER[run.key]) or -1.0)[-2:]
-        radii = {run.settings["rho"] for run in trials(GPU, letter, method)}
-        assert radii == {run.settings["rho"] for run in best}, letter
+def test_the_trials_of_the_ledger_are_found() -> None:
+    """A second setting was tried at the two radii that were best for the simpler method."""
+    tried = {("A", "gsam"): (0.1, 0.2), ("A", "gsam-norms"): (0.5, 1.0), ("E", "gsam"): (0.2, 0.4)}
+    for (setup, method), radii in tried.items():
+        runs = trials(GPU, setup, method, LEDGER)
+        settings = [{"rho": rho, "alpha": alpha} for rho in radii for alpha in (0.1, 0.3)]
+        assert [run.settings for run in runs] == settings
+        assert all(run.key in LEDGER for run in runs)
 
 
 @scales

@@ -2,8 +2,9 @@
 
 Work is done in stages, the most important first. In a stage, all methods are tuned, then the runs
 that are scored on test images follow seed by seed, so that an unfinished study has as many complete
-seeds as possible. A method's final runs are known once its tuning is finished. Measurements, which
-need the device for themselves, come before all runs.
+seeds as possible. A method's final runs are known once its tuning is finished, and the trials of a
+method with a second setting once the simpler method's is. Measurements, which need the device for
+themselves, come before all runs.
 """
 
 import hashlib
@@ -18,12 +19,12 @@ from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.study import (
     METHODS,
     ONLY_RADIUS,
+    TUNING_SEED,
     Cell,
     Changes,
     Scale,
     StudyRun,
     study_run,
-    trials,
 )
 
 # Seconds beside the training steps: building, capturing, scoring test images, sharpness.
@@ -34,15 +35,66 @@ MEASUREMENT = 60.0
 TIMED_SETUP = "A"
 
 
+def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) -> list[StudyRun]:
+    """The runs that a method is tuned with; for transfer, in the set-up of the source.
+
+    A method with a second setting tries it at the radii that are best for the simpler method so
+    far. They are final once the simpler method is tuned.
+
+    Args:
+        scale: The study.
+        setup: The set-up's letter.
+        method: The method's name.
+        ledger: The finished runs; None for no finished run.
+
+    >>> from surrogap.paper.study import GPU
+    >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]
+    [0.05, 0.1, 0.2, 0.4]
+    """
+    setup, kind = scale.setups[setup].source or setup, METHODS[method]
+    tried = kind.trials or scale.setups[setup].trials
+    if kind.simpler is not None:
+        best = _best_first(trials(scale, setup, kind.simpler, ledger), ledger)
+        num_radii = max(scale.num_trials // len(kind.second[1]), 1)
+        tried = kind.at_radii(sorted(run.settings["rho"] for run in best[:num_radii]))
+    return [
+        study_run(scale, Cell(setup, method), settings, seed=TUNING_SEED, purpose="tuning")
+        for settings in tried[: scale.num_trials]
+    ]
+
+
+def _best_first(runs: Sequence[StudyRun], ledger: Ledger | None) -> list[StudyRun]:
+    """The best validation accuracy first; last the runs that failed or are not finished."""
+
+    def accuracy(run: StudyRun) -> float:
+        if ledger is None or run.key not in ledger:
+            return -1.0
+        return val_accuracy(ledger[run.key]) or -1.0
+
+    return sorted(runs, key=accuracy, reverse=True)
+
+
+def _is_tuned(scale: Scale, setup: str, method: str, ledger: Ledger) -> bool:
+    """True once all trials of a method are finished, and those of the simpler method."""
+    return _trials_are_final(scale, setup, method, ledger) and all(
+        run.key in ledger for run in trials(scale, setup, method, ledger)
+    )
+
+
+def _trials_are_final(scale: Scale, setup: str, method: str, ledger: Ledger) -> bool:
+    """False while the trials of a method depend on those of the simpler one that are left."""
+    simpler = METHODS[method].simpler
+    return simpler is None or _is_tuned(scale, setup, simpler, ledger)
+
+
 def chosen(scale: Scale, setup: str, method: str, ledger: Ledger) -> Changes | None:
     """The settings with the best validation accuracy; None while the tuning is unfinished.
 
     A trial whose training failed counts as the worst. Of equal trials, the first is chosen.
     """
-    runs = trials(scale, setup, method)
-    if not all(run.key in ledger for run in runs):
+    if not _is_tuned(scale, setup, method, ledger):
         return None
-    return max(runs, key=lambda run: val_accuracy(ledger[run.key]) or -1.0).settings
+    return _best_first(trials(scale, setup, method, ledger), ledger)[0].settings
 
 
 def val_accuracy(line: LedgerLine) -> float | None:
@@ -92,7 +144,7 @@ class Todo:
     """A run that the ledger lacks.
 
     Attributes:
-        run: The run; if `is_ready` is False, one with the settings of the first trial.
+        run: The run; if `is_ready` is False, one with settings that may change.
         is_ready: Whether its settings are known.
         seconds: The expected time.
     """
@@ -123,14 +175,19 @@ def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1
 def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyRun, bool]]:
     cells = [cell for cell in stage.cells if cell.setup in scale.setups]
     columns = []
-    tuned: dict[tuple[str, str], list[StudyRun]] = {}
+    tuned: dict[tuple[str, str], list[tuple[StudyRun, bool]]] = {}
     for cell in cells:
-        tried = tuned.setdefault((cell.setup, cell.method), trials(scale, cell.setup, cell.method))
+        for method in (METHODS[cell.method].simpler, cell.method):
+            if method is not None:
+                is_final = _trials_are_final(scale, cell.setup, method, ledger)
+                tried = trials(scale, cell.setup, method, ledger)
+                tuned[cell.setup, method] = [(run, is_final) for run in tried]
         known = final_runs(scale, cell, ledger)
-        runs = _with_seeds(scale, cell, tried[0].settings) if known is None else known
+        # Of unknown settings, the last trial's: the first trial may be a run of another method.
+        runs = _with_seeds(scale, cell, tried[-1].settings) if known is None else known
         columns.append([(run, known is not None) for run in runs[: stage.max_seeds]])
-    for tried in tuned.values():
-        yield from ((run, True) for run in tried)
+    for column in tuned.values():
+        yield from column
     for seed in range(max(map(len, columns), default=0)):
         yield from (column[seed] for column in columns if seed < len(column))
 

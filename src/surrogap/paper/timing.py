@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from surrogap.paper.plan import trials
 from surrogap.paper.running import Environment
-from surrogap.paper.study import METHODS, Cell, StudyRun, study_run, trials
+from surrogap.paper.study import METHODS, Cell, StudyRun, study_run
 from surrogap.training.components import components_of
 from surrogap.training.processes import World
 
