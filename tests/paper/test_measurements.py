@@ -52,6 +52,8 @@ def line_of(measurement: Measurement, scale: Scale, low: Any = 0.05, high: Any =
         "setup": measurement.setup,
         "date": "2026-01-01",
         "seconds": 17.0,
+        "compile": False,
+        "seconds_per_step": dict.fromkeys(measurement.methods, 1.0),
         "suggestions": dict.fromkeys(measurement.methods, suggestion),
     }
 

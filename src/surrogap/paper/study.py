@@ -80,6 +80,16 @@ class Method:
         """True for plain training, of any length."""
         return self.changes == METHODS["vanilla"].changes
 
+    @property
+    def step(self) -> str:
+        """The first method that takes the same steps, of which it may take fewer or more.
+
+        >>> METHODS["sam-late"].step, METHODS["asam-ascent"].step
+        ('sam', 'asam-ascent')
+        """
+        own = (self.changes, self.second)
+        return next(name for name, one in METHODS.items() if (one.changes, one.second) == own)
+
     def at_radii(self, radii: Sequence[float]) -> list[Changes]:
         """The values of the second setting at some radii.
 
