@@ -99,6 +99,21 @@ def test_wantedfollow_each_other(ledger: Ledger) -> None:
     assert set(setups) == set("ABCDE")
 
 
+def test_the_whole_study_starts_with_the_most_telling_runs(ledger: Ledger) -> None:
+    order = dict.fromkeys(
+        (item.run.setup, item.run.changes["augmentation"])
+        if item.run.label
+        else (item.run.setup, item.run.method)
+        for item in todo(GPU, stages("all"), ledger)
+        if item.run.purpose == "final"
+    )
+    telling = [
+        *(("E", "sam"), ("A", "vanilla-wide"), ("A", "sam"), ("B", "sam"), ("A", "sam-every-5")),
+        *(("A", "strong"), ("C", "sam"), ("D", "sam"), ("A", "asam"), ("F", "sam")),
+    ]
+    assert [one for one in order if one in telling] == telling
+
+
 def test_estimates_come_from_the_closest_runs(ledger: Ledger) -> None:
     vanilla, sam = (trials(GPU, "A", method)[0] for method in ("vanilla", "sam"))
     guess = OVERHEAD + GPU.setups["A"].seconds * 2 * 150

@@ -39,6 +39,7 @@ _ABLATED = {
     "vanilla-2x": (PALETTE[3], "v"),
     "sam": (PALETTE[0], "o"),
     "gsam": (PALETTE[1], "D"),
+    "sam-norms": (PALETTE[4], "P"),
     "gsam-plain": (PALETTE[2], "^"),
 }
 
@@ -56,7 +57,7 @@ def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "
         return grouped
 
     panels = {
-        "augmentation": groups("light", ("vanilla-2x", "sam", "gsam"), "augmentation"),
+        "augmentation": groups("light", ("vanilla-2x", "sam", "gsam", "sam-norms"), "augmentation"),
         "base optimizer": groups("sgd", ("vanilla", "sam", "gsam"), "optimizer"),
         "minimized by GSAM": {"(f_p, h)": [tuned["gsam"]], "(f, h)": [tuned["gsam-plain"]]},
     }
