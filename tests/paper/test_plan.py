@@ -74,6 +74,28 @@ def test_a_second_setting_is_tried_at_the_two_radii_that_are_best_without_it(
     assert chosen(GPU, "A", "gsam", ledger) == {"rho": 0.1, "alpha": 0.3}
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "more"), [((0.1, 0.2, 0.2, 0.3), 0.8), ((0.2, 0.2, 0.1, None), 0.025)]
+)
+def test_a_best_radius_at_the_edge_gets_one_more_trial(
+    accuracies: tuple[float | None, ...], more: float, ledger: Ledger
+) -> None:
+    wanted = [Stage([Cell("A", "sam"), Cell("A", "gsam")], max_seeds=1)]
+    tune(ledger, "sam", *accuracies)
+    first = todo(GPU, wanted, ledger)
+    assert [(item.run.settings, item.is_ready) for item in first[:1]] == [({"rho": more}, True)]
+    # The radii of GSAM and the final runs wait for it.
+    assert [item.is_ready for item in first[1:]] == 6 * [False]
+    best = trials(GPU, "A", "sam")[-1 if more == 0.8 else 0].settings
+    assert chosen(GPU, "A", "sam", ledger) == best
+    tune(ledger, "sam", *accuracies, 0.9)
+    assert chosen(GPU, "A", "sam", ledger) == {"rho": more}
+    assert len(trials(GPU, "A", "sam", ledger)) == 5
+    *tuning, sam, gsam = todo(GPU, wanted, ledger)
+    assert {item.run.settings["rho"] for item in tuning} == {more, best["rho"]}
+    assert [item.is_ready for item in (*tuning, sam, gsam)] == [*5 * [True], False]
+
+
 def test_few_trials_try_a_second_setting_at_the_best_radius(ledger: Ledger, tmp_path: Path) -> None:
     scale = synthetic_study.tiny(tmp_path)
     for run in trials(scale, "A", "sam"):

@@ -13,6 +13,7 @@ import statistics
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, final
 
 from surrogap.paper.ledger import Ledger, LedgerLine
@@ -38,8 +39,10 @@ TIMED_SETUP = "A"
 def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) -> list[StudyRun]:
     """The runs that a method is tuned with; for transfer, in the set-up of the source.
 
-    A method with a second setting tries it at the radii that are best for the simpler method so
-    far. They are final once the simpler method is tuned.
+    A method that is tuned over the radius alone gets one more trial if the best radius is the
+    largest or the smallest of those tried: at twice or half of it, once. A method with a second
+    setting tries it at the radii that are best for the simpler method so far, which are final once
+    that method is tuned.
 
     Args:
         scale: The study.
@@ -54,13 +57,19 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
     setup, kind = scale.setups[setup].source or setup, METHODS[method]
     tried = kind.trials or scale.setups[setup].trials
     if kind.simpler is not None:
-        best = _best_first(trials(scale, setup, kind.simpler, ledger), ledger)
+        simpler = _best_first(trials(scale, setup, kind.simpler, ledger), ledger)
         num_radii = max(scale.num_trials // len(kind.second[1]), 1)
-        tried = kind.at_radii(sorted(run.settings["rho"] for run in best[:num_radii]))
-    return [
-        study_run(scale, Cell(setup, method), settings, seed=TUNING_SEED, purpose="tuning")
-        for settings in tried[: scale.num_trials]
-    ]
+        tried = kind.at_radii(sorted(run.settings["rho"] for run in simpler[:num_radii]))
+    make = partial(study_run, scale, Cell(setup, method), seed=TUNING_SEED, purpose="tuning")
+    tried = tried[: scale.num_trials]
+    runs = [make(settings) for settings in tried]
+    has_radii = all(settings.keys() == {"rho"} for settings in tried)
+    # Of two radii, the best is always at an edge.
+    if has_radii and len(tried) > 2 and ledger is not None and all(r.key in ledger for r in runs):
+        low, high, best = tried[0], tried[-1], _best_first(runs, ledger)[0].settings
+        if best in (low, high):
+            runs.append(make({"rho": best["rho"] * (2.0 if best == high else 0.5)}))
+    return runs
 
 
 def _best_first(runs: Sequence[StudyRun], ledger: Ledger | None) -> list[StudyRun]:
@@ -74,25 +83,32 @@ def _best_first(runs: Sequence[StudyRun], ledger: Ledger | None) -> list[StudyRu
     return sorted(runs, key=accuracy, reverse=True)
 
 
-def _is_tuned(scale: Scale, setup: str, method: str, ledger: Ledger) -> bool:
-    """True once all trials of a method are finished, and those of the simpler method."""
-    return _trials_are_final(scale, setup, method, ledger) and all(
-        run.key in ledger for run in trials(scale, setup, method, ledger)
-    )
+def _is_tuned(
+    scale: Scale, setup: str, method: str, ledger: Ledger, *, beyond_edge: bool = True
+) -> bool:
+    """True once all trials of a method and of the simpler method are finished.
 
-
-def _trials_are_final(scale: Scale, setup: str, method: str, ledger: Ledger) -> bool:
-    """False while the trials of a method depend on those of the simpler one that are left."""
+    Args:
+        scale: The study.
+        setup: The set-up's letter.
+        method: The method's name.
+        ledger: The finished runs.
+        beyond_edge: Whether the trials beyond the edge must be finished, too.
+    """
     simpler = METHODS[method].simpler
-    return simpler is None or _is_tuned(scale, setup, simpler, ledger)
+    runs = trials(scale, setup, method, ledger)[: None if beyond_edge else scale.num_trials]
+    return all(run.key in ledger for run in runs) and (
+        simpler is None or _is_tuned(scale, setup, simpler, ledger, beyond_edge=beyond_edge)
+    )
 
 
 def chosen(scale: Scale, setup: str, method: str, ledger: Ledger) -> Changes | None:
     """The settings with the best validation accuracy; None while the tuning is unfinished.
 
-    A trial whose training failed counts as the worst. Of equal trials, the first is chosen.
+    A trial whose training failed counts as the worst. Of equal trials, the first is chosen. The
+    choice may change with a trial beyond the edge, so new final runs wait for it.
     """
-    if not _is_tuned(scale, setup, method, ledger):
+    if not _is_tuned(scale, setup, method, ledger, beyond_edge=False):
         return None
     return _best_first(trials(scale, setup, method, ledger), ledger)[0].settings
 
@@ -177,15 +193,15 @@ def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyR
     columns = []
     tuned: dict[tuple[str, str], list[tuple[StudyRun, bool]]] = {}
     for cell in cells:
-        for method in (METHODS[cell.method].simpler, cell.method):
-            if method is not None:
-                is_final = _trials_are_final(scale, cell.setup, method, ledger)
-                tried = trials(scale, cell.setup, method, ledger)
-                tuned[cell.setup, method] = [(run, is_final) for run in tried]
+        is_ready = True
+        for method in filter(None, (METHODS[cell.method].simpler, cell.method)):
+            tried = trials(scale, cell.setup, method, ledger)
+            tuned[cell.setup, method] = [(run, is_ready) for run in tried]
+            is_ready = _is_tuned(scale, cell.setup, method, ledger)
         known = final_runs(scale, cell, ledger)
         # Of unknown settings, the last trial's: the first trial may be a run of another method.
         runs = _with_seeds(scale, cell, tried[-1].settings) if known is None else known
-        columns.append([(run, known is not None) for run in runs[: stage.max_seeds]])
+        columns.append([(run, is_ready) for run in runs[: stage.max_seeds]])
     for column in tuned.values():
         yield from column
     for seed in range(max(map(len, columns), default=0)):
