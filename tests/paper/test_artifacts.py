@@ -84,7 +84,7 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     assert found.numbers["num_comparisons"] == len(made) == 3
     assert "Number of comparisons with enough seeds: 3 of 3. If no method" in found.words[3]
     assert "about 0.2 of them would exclude zero by chance" in found.words[3]
-    assert found.words[1].startswith("A: GSAM minus vanilla: +0.6")
+    assert found.words[1].startswith("A: GSAM minus vanilla: +1.0")
     assert found.words[1].endswith("over 5 seeds, better. In the paper: better.")
     # The paper finds no improvement from longer training.
     assert made["vanilla, 2x epochs", "vanilla"]["in_paper"] == "no difference shown"
@@ -151,7 +151,7 @@ def test_costs_are_those_of_the_timing(ledger: Ledger) -> None:
     (axis,) = drawings.cost_figure(GPU, found, ledger).axes
     points = {label.get_text(): label.xy for label in axis.texts if label.get_text()}
     twice = [points[name][0] for name in ("SAM", "vanilla, 2x epochs", "Entropy-SGD")]
-    assert twice == pytest.approx([2.0] * 3, abs=0.06)  # side by side
+    assert twice == pytest.approx([2.0] * 3, abs=0.07)  # side by side
     assert min(abs(x - y) for x in twice for y in twice if x is not y) > 0.01
     assert points["vanilla"][0] == pytest.approx(1.0, abs=0.06)
     assert points["SAM"][1] == pytest.approx(statistics.fmean(accuracies("sam", 10)))
@@ -163,8 +163,8 @@ def test_gap_curves_have_a_panel_for_each_radius_and_a_line_for_each_alpha(
     found = summaries(GPU, ARTIFACTS["fig-gap-curves"].cells, ledger)
     axes = drawings.gap_curves_figure(GPU, found, ledger).axes
     assert [axis.get_title() for axis in axes] == [
+        "rho 0.05 (tuning run, 1 seed)",
         "rho 0.1 (tuning run, 1 seed)",
-        "rho 0.2 (tuning run, 1 seed)",
     ]
     for axis in axes:
         labels = [line.get_label() for line in axis.lines]

@@ -9,14 +9,14 @@ import torch
 from surrogap.paper import timing as timings
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.measuring import measured
-from surrogap.paper.plan import Measurement, relative_cost
+from surrogap.paper.plan import Measurement, missing_measurements, relative_cost
 from surrogap.paper.running import Environment
 from surrogap.paper.study import GPU
 from tests.paper import synthetic_study
 
 
 def test_cost_is_the_time_of_a_step_times_the_steps() -> None:
-    line = {"seconds_per_step": {"vanilla": 2.0, "sam": 5.0, "entropy-sgd": 10.0, "sam-late": 5.0}}
+    line = {"seconds_per_step": {"vanilla": 2.0, "sam": 5.0, "entropy-sgd": 10.0}}
     costs = {
         "vanilla": 1.0,
         "vanilla-2x": 2.0,
@@ -45,12 +45,39 @@ def test_steps_are_timed(tmp_path: Path) -> None:
     methods = ("vanilla-2x", "sam", "sam-late")
     measurement = Measurement("timing", "A", methods, key="a", seconds=1.0)
     line = measured(measurement, Environment(scale))
-    assert set(line["seconds_per_step"]) == {"vanilla", "sam", "sam-late"}
+    assert set(line["seconds_per_step"]) == {"vanilla", "sam"}  # SAM's step is timed once
+    assert line["compile"] is False
     assert all(0 < seconds < 10 for seconds in line["seconds_per_step"].values())
     assert (line["kind"], line["setup"], line["scale"]) == ("timing", "A", "laptop")
     ledger = Ledger(tmp_path / "study.jsonl")
     ledger.append(line)
     assert Ledger(ledger.path).newest_timing("laptop", "A") == line
+
+
+def test_no_model_is_left_uncompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process compiles eight models between two resets, and runs others uncompiled."""
+    events: list[str] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: events.append("compile"))
+    monkeypatch.setattr(torch.compiler, "reset", lambda: events.append("reset"))
+    environment = Environment(synthetic_study.tiny(tmp_path), compile=True)
+    found = timings.timing("A", ("sam", "gsam"), environment)
+    assert events == 3 * ["reset", "compile"]
+    assert found["compile"] is True
+
+
+def test_an_old_timing_is_drawn_until_there_is_a_new_one(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "study.jsonl")
+    new = synthetic_study.timing(GPU)
+    old = {name: value for name, value in new.items() if name != "compile"}
+    ledger.append(old)
+    assert ledger.newest_timing("gpu", "A") == old
+    assert [one.kind for one in missing_measurements(GPU, ["timing"], ledger)] == ["timing"]
+    ledger.append(new | {"key": "new", "date": "2026-01-02"})
+    assert missing_measurements(GPU, ["timing"], ledger) == []
+    # A method that was not timed is missing too.
+    fewer = {"vanilla": 1.0, "sam": 2.0}
+    ledger.append(new | {"key": "few", "date": "2026-01-03", "seconds_per_step": fewer})
+    assert len(missing_measurements(GPU, ["timing"], ledger)) == 1
 
 
 def test_the_best_of_several_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:

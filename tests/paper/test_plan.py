@@ -6,8 +6,8 @@ import pytest
 
 from surrogap.paper.artifacts import stages
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import OVERHEAD, Stage, chosen, expected_seconds, todo
-from surrogap.paper.study import GPU, Cell, study_run, trials
+from surrogap.paper.plan import OVERHEAD, Stage, chosen, expected_seconds, todo, trials
+from surrogap.paper.study import GPU, Cell, study_run
 from tests.paper import synthetic_study
 
 CELLS = [Cell("A", "vanilla"), Cell("A", "sam")]
@@ -19,7 +19,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def tune(ledger: Ledger, method: str, *accuracies: float | None) -> None:
-    for run, accuracy in zip(trials(GPU, "A", method), accuracies, strict=False):
+    for run, accuracy in zip(trials(GPU, "A", method, ledger), accuracies, strict=False):
         line = synthetic_study.line(run, GPU, val={"accuracy": accuracy})
         ledger.append(line | {"kind": "failure"} if accuracy is None else line)
 
@@ -53,6 +53,59 @@ def test_the_best_validation_accuracy_is_chosen(ledger: Ledger) -> None:
     assert chosen(GPU, "F", "sam", ledger) == {"rho": 0.1}
 
 
+def test_a_second_setting_is_tried_at_the_two_radii_that_are_best_without_it(
+    ledger: Ledger,
+) -> None:
+    wanted = [Stage([Cell("A", "gsam")], max_seeds=1)]
+    items = todo(GPU, wanted, ledger)
+    assert [(item.run.method, item.is_ready) for item in items] == [
+        *4 * [("sam", True)],
+        *5 * [("gsam", False)],
+    ]
+    tune(ledger, "sam", 0.1, 0.3, 0.1)
+    assert [item.is_ready for item in todo(GPU, wanted, ledger)] == [True] + 5 * [False]
+    tune(ledger, "sam", 0.1, 0.3, 0.1, 0.2)
+    *tuning, final = todo(GPU, wanted, ledger)
+    assert [item.run.settings for item in tuning] == [
+        {"rho": rho, "alpha": alpha} for rho in (0.1, 0.4) for alpha in (0.1, 0.3)
+    ]
+    assert [item.is_ready for item in (*tuning, final)] == 4 * [True] + [False]
+    tune(ledger, "gsam", 0.2, 0.3, 0.3, 0.1)
+    assert chosen(GPU, "A", "gsam", ledger) == {"rho": 0.1, "alpha": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "more"), [((0.1, 0.2, 0.2, 0.3), 0.8), ((0.2, 0.2, 0.1, None), 0.025)]
+)
+def test_a_best_radius_at_the_edge_gets_one_more_trial(
+    accuracies: tuple[float | None, ...], more: float, ledger: Ledger
+) -> None:
+    wanted = [Stage([Cell("A", "sam"), Cell("A", "gsam")], max_seeds=1)]
+    tune(ledger, "sam", *accuracies)
+    first = todo(GPU, wanted, ledger)
+    assert [(item.run.settings, item.is_ready) for item in first[:1]] == [({"rho": more}, True)]
+    # The radii of GSAM and the final runs wait for it.
+    assert [item.is_ready for item in first[1:]] == 6 * [False]
+    best = trials(GPU, "A", "sam")[-1 if more == 0.8 else 0].settings
+    assert chosen(GPU, "A", "sam", ledger) == best
+    tune(ledger, "sam", *accuracies, 0.9)
+    assert chosen(GPU, "A", "sam", ledger) == {"rho": more}
+    assert len(trials(GPU, "A", "sam", ledger)) == 5
+    *tuning, sam, gsam = todo(GPU, wanted, ledger)
+    assert {item.run.settings["rho"] for item in tuning} == {more, best["rho"]}
+    assert [item.is_ready for item in (*tuning, sam, gsam)] == [*5 * [True], False]
+
+
+def test_few_trials_try_a_second_setting_at_the_best_radius(ledger: Ledger, tmp_path: Path) -> None:
+    scale = synthetic_study.tiny(tmp_path)
+    for run in trials(scale, "A", "sam"):
+        ledger.append(synthetic_study.line(run, scale))
+    assert [run.settings for run in trials(scale, "A", "gsam", ledger)] == [
+        {"rho": 0.1, "alpha": 0.1},
+        {"rho": 0.1, "alpha": 0.3},
+    ]
+
+
 def test_no_seeds_leave_the_tuning(ledger: Ledger) -> None:
     assert len(todo(GPU, [Stage(CELLS, max_seeds=0)], ledger)) == 8
 
@@ -62,10 +115,25 @@ def test_set_ups_that_a_scale_lacks_are_left_out(ledger: Ledger, tmp_path: Path)
     assert todo(scale, [Stage([Cell("B", "sam")])], ledger) == []
 
 
-def test_stages_follow_each_other(ledger: Ledger) -> None:
+def test_wantedfollow_each_other(ledger: Ledger) -> None:
     setups = [item.run.setup for item in todo(GPU, stages("table-setups"), ledger)]
     assert setups == sorted(setups)
     assert set(setups) == set("ABCDE")
+
+
+def test_the_whole_study_starts_with_the_most_telling_runs(ledger: Ledger) -> None:
+    order = dict.fromkeys(
+        (item.run.setup, item.run.changes["augmentation"])
+        if item.run.label
+        else (item.run.setup, item.run.method)
+        for item in todo(GPU, stages("all"), ledger)
+        if item.run.purpose == "final"
+    )
+    telling = [
+        *(("E", "sam"), ("A", "vanilla-wide"), ("A", "sam"), ("B", "sam"), ("A", "sam-every-5")),
+        *(("A", "strong"), ("C", "sam"), ("D", "sam"), ("A", "asam"), ("F", "sam")),
+    ]
+    assert [one for one in order if one in telling] == telling
 
 
 def test_estimates_come_from_the_closest_runs(ledger: Ledger) -> None:

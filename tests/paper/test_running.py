@@ -8,8 +8,9 @@ import torch
 
 from surrogap.evaluation import corrupted, evaluate
 from surrogap.paper.ledger import LedgerLine
+from surrogap.paper.plan import trials
 from surrogap.paper.running import Environment, finished
-from surrogap.paper.study import METHODS, Cell, Scale, StudyRun, study_run, trials
+from surrogap.paper.study import METHODS, Cell, Scale, StudyRun, study_run
 from surrogap.training.images import images_of
 from surrogap.training.run import train
 from tests.paper import synthetic_study

@@ -7,7 +7,7 @@ import pytest
 
 from surrogap.paper.artifacts import ARTIFACTS, stages
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import chosen, val_accuracy
+from surrogap.paper.plan import chosen, trials
 from surrogap.paper.study import (
     GPU,
     METHODS,
@@ -16,7 +16,6 @@ from surrogap.paper.study import (
     Cell,
     Scale,
     study_run,
-    trials,
 )
 from surrogap.training.config import Config
 
@@ -50,24 +49,14 @@ def test_all_methods_train_with_the_rate_and_decay_that_plain_training_was_tuned
             assert own == settings, letter
 
 
-@pytest.mark.parametrize(
-    ("method", "simpler"),
-    [
-        *(("gsam", "sam"), ("gsam-plain", "sam"), ("gap-penalty", "sam")),
-        *(("gsam-norms", "sam-norms"), ("asam-ascent", "asam")),
-    ],
-)
-def test_a_second_setting_is_tried_at_the_two_radii_that_were_best_without_it(
-    method: str, simpler: str
-) -> None:
-    """For the set-ups whose tuning is in the ledger."""
-    for letter, setup in GPU.setups.items():
-        if method not in setup.methods or chosen(GPU, letter, simpler, LEDGER) is None:
-            continue
-        runs = trials(GPU, letter, simpler)
-        best = sorted(runs, key=lambda run: val_accuracy(LEDGER[run.key]) or -1.0)[-2:]
-        radii = {run.settings["rho"] for run in trials(GPU, letter, method)}
-        assert radii == {run.settings["rho"] for run in best}, letter
+def test_the_trials_of_the_ledger_are_found() -> None:
+    """A second setting was tried at the two radii that were best for the simpler method."""
+    tried = {("A", "gsam"): (0.1, 0.2), ("A", "gsam-norms"): (0.5, 1.0), ("E", "gsam"): (0.2, 0.4)}
+    for (setup, method), radii in tried.items():
+        runs = trials(GPU, setup, method, LEDGER)
+        settings = [{"rho": rho, "alpha": alpha} for rho in radii for alpha in (0.1, 0.3)]
+        assert [run.settings for run in runs] == settings
+        assert all(run.key in LEDGER for run in runs)
 
 
 @scales
@@ -143,6 +132,28 @@ def test_each_line_of_the_ledger_has_the_key_of_the_run_that_it_describes() -> N
             run = replace(run, changes={**run.changes, "lr": 0.1, "weight_decay": 5e-4})
         assert (line["key"], line["title"]) == (run.key, run.title)
         assert line["source"] == (None if run.source is None else run.source.key)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "vanilla-2x"])
+def test_the_wider_tuning_of_plain_training_shares_its_runs(method: str) -> None:
+    settings = chosen(GPU, "A", method, LEDGER)
+    assert settings is not None
+    wide = trials(GPU, "A", f"{method}-wide")
+    assert [run.settings for run in wide[1:]] == [
+        {"lr": lr * settings["lr"], "weight_decay": decay * settings["weight_decay"]}
+        for lr, decay in ((1, 2), (2, 1), (2, 2))
+    ]
+    assert wide[0].settings == settings
+    assert [run.key in LEDGER for run in wide] == [True, False, False, False]
+    for seed in range(3):
+        plain, same = (
+            study_run(GPU, Cell("A", name), settings, seed=seed, purpose="final")
+            for name in (method, f"{method}-wide")
+        )
+        assert plain.key == same.key
+    assert [letter for letter in GPU.setups if f"{method}-wide" in GPU.setups[letter].methods] == [
+        "A"
+    ]
 
 
 def test_a_run_that_several_tables_need_is_one_run() -> None:

@@ -74,13 +74,18 @@ def _varied(method: str, changes: Changes, label: str) -> Cell:
 
 _STRENGTHS = ("medium", "strong")
 _BASELINES = ("vanilla", "vanilla-2x")
-_ABLATED = ("vanilla-2x", "sam", "gsam")
+_WIDE = ("vanilla-wide", "vanilla-2x-wide")
+_ABLATED = ("vanilla-2x", "sam", "gsam", "sam-norms")
 
 ARTIFACTS: dict[str, Artifact] = {
     "fig-cost": Artifact(
         "Test accuracy against the cost of training, for every method.",
         _cells("A", tuple(METHODS)),
-        _against(tuple(METHODS), *_BASELINES),
+        [
+            *_against(tuple(METHODS), *_BASELINES),
+            *_against(("sam", "gsam", "sam-norms", "gsam-norms"), _WIDE[1]),
+            *_pairs(("gsam-norms", "sam-norms")),
+        ],
         draw=drawings.cost_figure,
         notes="The cost is the measured time of a captured step on one GPU, relative to a plain "
         "step, times the number of steps, without data loading and evaluation.",
@@ -145,11 +150,13 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam", "gsam-plain")),
             *(
                 (f"{first}, {label}", f"{second}, {label}")
-                for label, plain in (
-                    *((strength, METHODS["vanilla-2x"].title) for strength in _STRENGTHS),
-                    ("adamw", "vanilla"),
+                for pairs, labels in (
+                    (_against(_ABLATED[1:], "vanilla-2x"), _STRENGTHS),
+                    (_against(("sam", "gsam"), "vanilla"), ("adamw",)),
+                    (_pairs(("gsam", "sam")), (*_STRENGTHS, "adamw")),
                 )
-                for first, second in (("SAM", plain), ("GSAM", plain), ("GSAM", "SAM"))
+                for label in labels
+                for first, second in pairs
             ),
         ],
         draw=drawings.ablation_figure,
@@ -190,7 +197,10 @@ ARTIFACTS: dict[str, Artifact] = {
 }
 
 _REST = tuple(method for method in METHODS if method not in MAIN)
-_CHEAPER = tuple(method for method in _REST if METHODS[method].passes < 2)
+_CHEAPER = tuple(m for m in _REST if METHODS[m].passes < 2 and m not in _WIDE)
+_STRONG = [
+    cell for cell in ARTIFACTS["fig-ablation"].cells if cell.changes.get("augmentation") == "strong"
+]
 
 
 def stages(name: str) -> list[Stage]:
@@ -201,10 +211,13 @@ def stages(name: str) -> list[Stage]:
     """
     if name == "all":
         return [
-            Stage(_cells("A", MAIN), max_seeds=3),
             Stage(_cells("E", SHORT)),
+            Stage(_cells("A", _WIDE), max_seeds=3),
+            Stage(_cells("A", MAIN), max_seeds=5),
+            Stage(_cells("B", SHORT)),
             Stage(_cells("A", _CHEAPER), max_seeds=3),
-            *(Stage(_cells(setup, SHORT)) for setup in "BCD"),
+            Stage(_STRONG),
+            *(Stage(_cells(setup, SHORT)) for setup in "CD"),
             Stage(_cells("A", _REST), max_seeds=3),
             Stage(_cells("A", tuple(METHODS))),
             *(stage for artifact in ARTIFACTS for stage in stages(artifact)),

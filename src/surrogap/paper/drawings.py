@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.study import METHODS, Scale, trials
+from surrogap.paper.plan import trials
+from surrogap.paper.study import METHODS, Scale
 from surrogap.paper.summaries import Summary
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _ABLATED = {
     "vanilla-2x": (PALETTE[3], "v"),
     "sam": (PALETTE[0], "o"),
     "gsam": (PALETTE[1], "D"),
+    "sam-norms": (PALETTE[4], "P"),
     "gsam-plain": (PALETTE[2], "^"),
 }
 
@@ -55,7 +57,7 @@ def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "
         return grouped
 
     panels = {
-        "augmentation": groups("light", ("vanilla-2x", "sam", "gsam"), "augmentation"),
+        "augmentation": groups("light", ("vanilla-2x", "sam", "gsam", "sam-norms"), "augmentation"),
         "base optimizer": groups("sgd", ("vanilla", "sam", "gsam"), "optimizer"),
         "minimized by GSAM": {"(f_p, h)": [tuned["gsam"]], "(f, h)": [tuned["gsam-plain"]]},
     }
@@ -95,7 +97,7 @@ def gap_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) ->
     """The gap against the epoch for each alpha, a panel for each radius, from the tuning runs."""
     setup = found[0].cell.setup
     radii: dict[float, dict[float, LedgerLine]] = {}  # the lines by rho and alpha
-    for run in (*trials(scale, setup, "sam"), *trials(scale, setup, "gsam")):
+    for run in (run for method in ("sam", "gsam") for run in trials(scale, setup, method, ledger)):
         if run.key in ledger and ledger[run.key]["kind"] == "run":
             alpha = float(run.settings.get("alpha", 0.0))
             radii.setdefault(run.settings["rho"], {})[alpha] = ledger[run.key]

@@ -11,9 +11,8 @@ from surrogap.experiments.radii import (
     train_with_plain_gradient,
 )
 from surrogap.paper.ledger import LedgerLine
-from surrogap.paper.plan import Measurement
+from surrogap.paper.plan import Measurement, trials
 from surrogap.paper.running import Environment, provenance
-from surrogap.paper.study import trials
 from surrogap.paper.timing import timing
 
 

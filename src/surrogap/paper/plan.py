@@ -2,8 +2,9 @@
 
 Work is done in stages, the most important first. In a stage, all methods are tuned, then the runs
 that are scored on test images follow seed by seed, so that an unfinished study has as many complete
-seeds as possible. A method's final runs are known once its tuning is finished. Measurements, which
-need the device for themselves, come before all runs.
+seeds as possible. A method's final runs are known once its tuning is finished, and the trials of a
+method with a second setting once the simpler method's is. Measurements, which need the device for
+themselves, come before all runs.
 """
 
 import hashlib
@@ -12,18 +13,19 @@ import statistics
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, final
 
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.study import (
     METHODS,
     ONLY_RADIUS,
+    TUNING_SEED,
     Cell,
     Changes,
     Scale,
     StudyRun,
     study_run,
-    trials,
 )
 
 # Seconds beside the training steps: building, capturing, scoring test images, sharpness.
@@ -34,15 +36,81 @@ MEASUREMENT = 60.0
 TIMED_SETUP = "A"
 
 
+def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) -> list[StudyRun]:
+    """The runs that a method is tuned with; for transfer, in the set-up of the source.
+
+    A method that is tuned over the radius alone gets one more trial if the best radius is the
+    largest or the smallest of those tried: at twice or half of it, once. A method with a second
+    setting tries it at the radii that are best for the simpler method so far, which are final once
+    that method is tuned.
+
+    Args:
+        scale: The study.
+        setup: The set-up's letter.
+        method: The method's name.
+        ledger: The finished runs; None for no finished run.
+
+    >>> from surrogap.paper.study import GPU
+    >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]
+    [0.05, 0.1, 0.2, 0.4]
+    """
+    setup, kind = scale.setups[setup].source or setup, METHODS[method]
+    tried = kind.trials or scale.setups[setup].trials
+    if kind.simpler is not None:
+        simpler = _best_first(trials(scale, setup, kind.simpler, ledger), ledger)
+        num_radii = max(scale.num_trials // len(kind.second[1]), 1)
+        tried = kind.at_radii(sorted(run.settings["rho"] for run in simpler[:num_radii]))
+    make = partial(study_run, scale, Cell(setup, method), seed=TUNING_SEED, purpose="tuning")
+    tried = tried[: scale.num_trials]
+    runs = [make(settings) for settings in tried]
+    has_radii = all(settings.keys() == {"rho"} for settings in tried)
+    # Of two radii, the best is always at an edge.
+    if has_radii and len(tried) > 2 and ledger is not None and all(r.key in ledger for r in runs):
+        low, high, best = tried[0], tried[-1], _best_first(runs, ledger)[0].settings
+        if best in (low, high):
+            runs.append(make({"rho": best["rho"] * (2.0 if best == high else 0.5)}))
+    return runs
+
+
+def _best_first(runs: Sequence[StudyRun], ledger: Ledger | None) -> list[StudyRun]:
+    """The best validation accuracy first; last the runs that failed or are not finished."""
+
+    def accuracy(run: StudyRun) -> float:
+        if ledger is None or run.key not in ledger:
+            return -1.0
+        return val_accuracy(ledger[run.key]) or -1.0
+
+    return sorted(runs, key=accuracy, reverse=True)
+
+
+def _is_tuned(
+    scale: Scale, setup: str, method: str, ledger: Ledger, *, beyond_edge: bool = True
+) -> bool:
+    """True once all trials of a method and of the simpler method are finished.
+
+    Args:
+        scale: The study.
+        setup: The set-up's letter.
+        method: The method's name.
+        ledger: The finished runs.
+        beyond_edge: Whether the trials beyond the edge must be finished, too.
+    """
+    simpler = METHODS[method].simpler
+    runs = trials(scale, setup, method, ledger)[: None if beyond_edge else scale.num_trials]
+    return all(run.key in ledger for run in runs) and (
+        simpler is None or _is_tuned(scale, setup, simpler, ledger, beyond_edge=beyond_edge)
+    )
+
+
 def chosen(scale: Scale, setup: str, method: str, ledger: Ledger) -> Changes | None:
     """The settings with the best validation accuracy; None while the tuning is unfinished.
 
-    A trial whose training failed counts as the worst. Of equal trials, the first is chosen.
+    A trial whose training failed counts as the worst. Of equal trials, the first is chosen. The
+    choice may change with a trial beyond the edge, so new final runs wait for it.
     """
-    runs = trials(scale, setup, method)
-    if not all(run.key in ledger for run in runs):
+    if not _is_tuned(scale, setup, method, ledger, beyond_edge=False):
         return None
-    return max(runs, key=lambda run: val_accuracy(ledger[run.key]) or -1.0).settings
+    return _best_first(trials(scale, setup, method, ledger), ledger)[0].settings
 
 
 def val_accuracy(line: LedgerLine) -> float | None:
@@ -92,7 +160,7 @@ class Todo:
     """A run that the ledger lacks.
 
     Attributes:
-        run: The run; if `is_ready` is False, one with the settings of the first trial.
+        run: The run; if `is_ready` is False, one with settings that may change.
         is_ready: Whether its settings are known.
         seconds: The expected time.
     """
@@ -123,14 +191,19 @@ def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1
 def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyRun, bool]]:
     cells = [cell for cell in stage.cells if cell.setup in scale.setups]
     columns = []
-    tuned: dict[tuple[str, str], list[StudyRun]] = {}
+    tuned: dict[tuple[str, str], list[tuple[StudyRun, bool]]] = {}
     for cell in cells:
-        tried = tuned.setdefault((cell.setup, cell.method), trials(scale, cell.setup, cell.method))
+        is_ready = True
+        for method in filter(None, (METHODS[cell.method].simpler, cell.method)):
+            tried = trials(scale, cell.setup, method, ledger)
+            tuned[cell.setup, method] = [(run, is_ready) for run in tried]
+            is_ready = _is_tuned(scale, cell.setup, method, ledger)
         known = final_runs(scale, cell, ledger)
-        runs = _with_seeds(scale, cell, tried[0].settings) if known is None else known
-        columns.append([(run, known is not None) for run in runs[: stage.max_seeds]])
-    for tried in tuned.values():
-        yield from ((run, True) for run in tried)
+        # Of unknown settings, the last trial's: the first trial may be a run of another method.
+        runs = _with_seeds(scale, cell, tried[-1].settings) if known is None else known
+        columns.append([(run, is_ready) for run in runs[: stage.max_seeds]])
+    for column in tuned.values():
+        yield from column
     for seed in range(max(map(len, columns), default=0)):
         yield from (column[seed] for column in columns if seed < len(column))
 
@@ -239,7 +312,11 @@ def missing_measurements(scale: Scale, kinds: Sequence[str], ledger: Ledger) -> 
         ledger: The finished runs and measurements.
     """
     found = []
-    if "timing" in kinds and ledger.newest_timing(scale.name, TIMED_SETUP) is None:
+    timing = ledger.newest_timing(scale.name, TIMED_SETUP) or {}
+    steps = {method.step for method in METHODS.values()}
+    # Timings without "compile" are old: the models of their last methods were not compiled.
+    is_timed = "compile" in timing and steps <= timing["seconds_per_step"].keys()
+    if "timing" in kinds and not is_timed:
         found.append(step_timing(scale, ledger))
     if "find-rho" in kinds:
         found += [one for one in radius_suggestions(scale, ledger) if one.key not in ledger]
@@ -256,15 +333,14 @@ def relative_cost(timing: LedgerLine, method: str) -> float | None:
     Returns:
         None if the method was not timed.
 
-    >>> timing = {"seconds_per_step": {"vanilla": 2.0, "sam": 4.0, "sam-late": 4.0}}
+    >>> timing = {"seconds_per_step": {"vanilla": 2.0, "sam": 4.0}}
     >>> relative_cost(timing, "sam"), relative_cost(timing, "vanilla-2x")
     (2.0, 2.0)
     >>> round(relative_cost(timing, "sam-late"), 3)
     1.333
     """
     times, kind = timing["seconds_per_step"], METHODS[method]
-    plain = times["vanilla"]
-    own = plain if kind.is_plain else times.get(method)
+    plain, own = times["vanilla"], times.get(kind.step)
     if own is None:
         return None
     mean = kind.start * plain + (1 - kind.start) * own

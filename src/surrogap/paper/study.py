@@ -1,9 +1,9 @@
 """The declaration of the study: set-ups x methods x settings x seeds.
 
 A `Setup` is a model, its images and the training that all methods share; a `Method` is an objective
-with its settings. Every method of a set-up is tuned first: each gets the same number of trials, one
-seed each, scored on validation images. The settings with the best validation accuracy after the
-last epoch are then trained with the study's seeds and scored on the test images.
+with its settings. Every method of a set-up is tuned first, with one seed for each trial, scored on
+validation images. The settings with the best validation accuracy after the last epoch are then
+trained with the study's seeds and scored on the test images.
 `surrogap.paper.plan` derives the runs and their order from a `Scale` and the ledger.
 
 This module does not import torch.
@@ -37,7 +37,6 @@ class Setup:
         source: For transfer, the set-up that the weights are trained in, with the settings chosen
             there. The method is that of the source; fine-tuning is plain.
         remark: A note for readers of its numbers.
-        retuned: The trials of methods that need others here than elsewhere.
     """
 
     title: str
@@ -47,7 +46,6 @@ class Setup:
     methods: Sequence[str]
     source: str | None = None
     remark: str = ""
-    retuned: Mapping[str, Sequence[Changes]] = field(default_factory=dict)
 
 
 @final
@@ -58,10 +56,14 @@ class Method:
     Attributes:
         title: Its name in tables and figures.
         changes: Values of the configuration.
-        trials: The settings that it is tuned over; empty for the set-up's own trials.
+        trials: The settings that it is tuned over; empty for the set-up's own trials, or for a
+            method with a second setting.
         passes: Forward and backward passes of a step, relative to a plain one; for estimates.
         epochs: The length of training relative to the set-up's.
         start: The fraction of the epochs after which the objective starts; plain training before.
+        simpler: For a method with a second setting beside the radius, the method without it.
+        second: The second setting and its values, which are tried at the radii that are best for
+            the simpler method in the same set-up.
     """
 
     title: str
@@ -70,47 +72,72 @@ class Method:
     passes: float = 2.0
     epochs: float = 1.0
     start: float = 0.0
+    simpler: str | None = None
+    second: tuple[str, Sequence[float]] = ("", ())
 
     @property
     def is_plain(self) -> bool:
         """True for plain training, of any length."""
         return self.changes == METHODS["vanilla"].changes
 
+    @property
+    def step(self) -> str:
+        """The first method that takes the same steps, of which it may take fewer or more.
+
+        >>> METHODS["sam-late"].step, METHODS["asam-ascent"].step
+        ('sam', 'asam-ascent')
+        """
+        own = (self.changes, self.second)
+        return next(name for name, one in METHODS.items() if (one.changes, one.second) == own)
+
+    def at_radii(self, radii: Sequence[float]) -> list[Changes]:
+        """The values of the second setting at some radii.
+
+        >>> METHODS["gsam"].at_radii([0.2])
+        [{'rho': 0.2, 'alpha': 0.1}, {'rho': 0.2, 'alpha': 0.3}]
+        """
+        name, values = self.second
+        return [{"rho": rho, name: value} for rho in radii for value in values]
+
 
 def _radii(*rhos: float) -> list[Changes]:
     return [{"rho": rho} for rho in rhos]
 
 
-def _grid(rhos: Sequence[float], name: str, values: Sequence[float]) -> list[Changes]:
-    return [{"rho": rho, name: value} for rho in rhos for value in values]
-
-
 _VANILLA, _SAM, _GSAM = ({"objective": name} for name in ("vanilla", "sam", "gsam"))
 _NORMS, _QUARTER = {"perturb": "norms"}, {"climb_fraction": 0.25}
+# Plain training's best learning rate and weight decay in set-up A, and twice as much of each.
+_WIDE: list[Changes] = [
+    {"lr": lr, "weight_decay": decay} for lr in (0.2, 0.4) for decay in (1e-3, 2e-3)
+]
 _RHOS, _NORM_RHOS = _radii(0.05, 0.1, 0.2, 0.4), _radii(0.25, 0.5, 1.0, 2.0)
-_LATE = {"passes": 4 / 3, "start": 2 / 3}
+_ALPHAS = ("alpha", (0.1, 0.3))
+_LATE: dict[str, Any] = {"passes": 4 / 3, "start": 2 / 3}
 
 METHODS: dict[str, Method] = {
     "vanilla": Method("vanilla", _VANILLA, passes=1.0),
     "vanilla-2x": Method("vanilla, 2x epochs", _VANILLA, passes=1.0, epochs=2.0),
-    "sam": Method("SAM", _SAM, _RHOS),
-    "gsam": Method("GSAM", _GSAM, _grid((0.1, 0.2), "alpha", (0.1, 0.3))),
-    "sam-norms": Method("SAM, norm layers", _SAM | _NORMS, _NORM_RHOS),
-    "gsam-norms": Method(
-        "GSAM, norm layers", _GSAM | _NORMS, _grid((0.5, 1.0), "alpha", (0.1, 0.3))
+    "vanilla-wide": Method("vanilla, wider tuning", _VANILLA, _WIDE, passes=1.0),
+    "vanilla-2x-wide": Method(
+        "vanilla, 2x epochs, wider tuning", _VANILLA, _WIDE, passes=1.0, epochs=2.0
     ),
+    "sam": Method("SAM", _SAM, _RHOS),
+    "gsam": Method("GSAM", _GSAM, simpler="sam", second=_ALPHAS),
+    "sam-norms": Method("SAM, norm layers", _SAM | _NORMS, _NORM_RHOS),
+    "gsam-norms": Method("GSAM, norm layers", _GSAM | _NORMS, simpler="sam-norms", second=_ALPHAS),
     "momentum-sam": Method(
         "Momentum-SAM", {"objective": "momentum-sam"}, _radii(0.5, 1.0, 2.0, 4.0), passes=1.0
     ),
     "gsam-plain": Method(
-        "GSAM, min(f, h)", _GSAM | {"minimize": "plain"}, _grid((0.1, 0.2), "alpha", (0.3, 1.0))
+        "GSAM, min(f, h)",
+        _GSAM | {"minimize": "plain"},
+        simpler="sam",
+        second=("alpha", (0.3, 1.0)),
     ),
     "asam": Method("ASAM", {"objective": "asam"}, _radii(0.5, 1.0, 2.0, 4.0)),
-    "asam-ascent": Method(
-        "ASAM + ascent", {"objective": "asam"}, _grid((1.0, 2.0), "alpha", (0.1, 0.3))
-    ),
+    "asam-ascent": Method("ASAM + ascent", {"objective": "asam"}, simpler="asam", second=_ALPHAS),
     "gap-penalty": Method(
-        "f_p + lambda h", {"objective": "gap-penalty"}, _grid((0.1, 0.2), "lam", (0.1, 0.5))
+        "f_p + lambda h", {"objective": "gap-penalty"}, simpler="sam", second=("lam", (0.1, 0.5))
     ),
     # Five passes a step: for two fifths of the epochs it costs as much as SAM.
     "entropy-sgd": Method(
@@ -154,7 +181,8 @@ class Scale:
         num_seeds_main: The number of seeds of the methods in `many`, in set-up A.
         many: The methods with more seeds.
         num_ablation_seeds: The number of seeds of a setting that is not a method's own.
-        num_trials: The number of trials that a method is tuned with.
+        num_trials: The number of trials that a method is tuned with, before one more beyond the
+            edge; see `surrogap.paper.plan.trials`.
         num_evaluations: The number of evaluations of a run, of which the best gives the best epoch.
         corruptions: The corruptions of test images.
         severities: Their severities.
@@ -244,7 +272,6 @@ GPU = Scale(
             {**_A, "train_labels": "noisy", "lr": 0.1},
             *(_SGD_TRIALS, 0.25, SHORT),
             remark="A's images; about 40 % of the labels are wrong. Validation labels are clean.",
-            retuned={"gsam": _grid((0.2, 0.4), "alpha", (0.1, 0.3))},  # SAM's best radii here
         ),
         "F": Setup(
             "A's weights fine-tuned to Flowers-102",
@@ -437,18 +464,3 @@ def study_run(
         if method.start:
             changes["start_epoch"] = round(method.start * changes["epochs"])
     return StudyRun(cell.setup, cell.method, shown, seed, purpose, changes, cell.label, source)
-
-
-def trials(scale: Scale, setup: str, method: str) -> list[StudyRun]:
-    """The runs that a method is tuned with; for transfer, in the set-up of the source.
-
-    >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]
-    [0.05, 0.1, 0.2, 0.4]
-    """
-    setup = scale.setups[setup].source or setup
-    own = scale.setups[setup]
-    tried = own.retuned.get(method) or METHODS[method].trials or own.trials
-    return [
-        study_run(scale, Cell(setup, method), settings, seed=TUNING_SEED, purpose="tuning")
-        for settings in tried[: scale.num_trials]
-    ]

@@ -7,8 +7,8 @@ from surrogap.errors import InvalidValueError
 from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import chosen, radius_suggestions, val_accuracy
-from surrogap.paper.study import METHODS, Scale, trials
+from surrogap.paper.plan import chosen, radius_suggestions, trials, val_accuracy
+from surrogap.paper.study import METHODS, Scale
 from surrogap.paper.summaries import Comparison, comparisons, summaries
 
 _HEAD = """# Results
@@ -134,7 +134,7 @@ def _section(
 
 def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
     if artifact.max_seeds == 0:
-        tried = (trials(scale, cell.setup, cell.method) for cell in artifact.cells)
+        tried = (trials(scale, cell.setup, cell.method, ledger) for cell in artifact.cells)
         return any(run.key in ledger for runs in tried for run in runs)
     found = summaries(scale, artifact.cells, ledger)
     # For an ablation, only the rows that it varies: the others belong to other tables.
@@ -167,7 +167,7 @@ def _trials(scale: Scale, ledger: Ledger) -> Table:
 def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
     best = chosen(scale, setup, method, ledger)
     cells = []
-    for run in trials(scale, setup, method):
+    for run in trials(scale, setup, method, ledger):
         if run.key in ledger:
             settings = ", ".join(f"{name} {v:g}" for name, v in run.settings.items())
             accuracy = val_accuracy(ledger[run.key])

@@ -6,15 +6,16 @@ since disturbances only make a measurement longer.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from surrogap.paper.plan import trials
 from surrogap.paper.running import Environment
-from surrogap.paper.study import METHODS, Cell, StudyRun, study_run, trials
+from surrogap.paper.study import METHODS
 from surrogap.training.components import components_of
+from surrogap.training.config import Config
 from surrogap.training.processes import World
 
 _NUM_WARM_UPS = 5
@@ -25,36 +26,31 @@ def timing(setup: str, methods: Sequence[str], environment: Environment) -> dict
 
     Args:
         setup: The set-up's letter.
-        methods: The methods; plain training is always among them.
+        methods: The methods; plain training is always among them. Methods with the same step are
+            timed once.
         environment: The study and its images.
     """
     scale = environment.scale
     num_rounds, num_steps = scale.timing  # a multiple of five, for "every 5th step"
     device = environment.device(setup)
-    # Plain training for more epochs takes the same step.
-    timed = ["vanilla", *(method for method in methods if not METHODS[method].is_plain)]
-    steps = {
-        method: _step(_always(environment, setup, method), environment, device) for method in timed
+    timed = dict.fromkeys(METHODS[method].step for method in ("vanilla", *methods))
+    configs = {
+        method: trials(scale, setup, method)[0].config(**environment.changes) for method in timed
     }
+    steps = {method: _step(config, device) for method, config in configs.items()}
     return {
         "seconds_per_step": _best_times(steps, device, num_rounds, num_steps),
+        "compile": configs["vanilla"].execution.compile,
         "num_rounds": num_rounds,
         "num_steps": num_steps,
     }
 
 
-def _always(environment: Environment, setup: str, method: str) -> StudyRun:
-    """A run whose objective acts from the first step on."""
-    scale = environment.scale
-    settings = trials(scale, setup, method)[0].settings
-    run = study_run(scale, Cell(setup, method), settings, seed=0, purpose="tuning")
-    changes = {name: value for name, value in run.changes.items() if name != "start_epoch"}
-    return replace(run, changes=changes)
-
-
-def _step(run: StudyRun, environment: Environment, device: torch.device) -> Callable[[], object]:
+def _step(config: Config, device: torch.device) -> Callable[[], object]:
     """A step on one batch, captured and warm."""
-    config = run.config(**environment.changes)
+    # Of the models that one process compiles, those after the eighth would run uncompiled. The
+    # captured steps keep their kernels.
+    torch.compiler.reset()
     components = components_of(config, World(device))
     images, targets = next(iter(components.images))
     components.model.train()
