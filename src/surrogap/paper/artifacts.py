@@ -117,7 +117,8 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam", "sam"), ("asam-ascent", "asam")),
         ],
         draw=drawings.methods_figure,
-        notes="More trials may change the order of methods whose intervals overlap.",
+        notes="Methods with ascent also reduce the surrogate gap: SAM is GSAM without ascent. More "
+        "trials may change the order of methods whose intervals overlap.",
     ),
     "table-penalty": Artifact(
         "GSAM and min(f_p + lambda h), over lambda.",

@@ -49,8 +49,9 @@ _TERMS = {
     "every 5th step": "the other steps are plain",
     "last third": "plain training for the first two thirds of the epochs",
     "Entropy-SGD": "five passes per step, for two fifths of the epochs",
-    "min(f, h)": "minimizes the loss `f` and the gap `h`; GSAM minimizes `f_p` and `h`. `f_p` is "
-    "the loss at the perturbed weights, and `h = f_p - f`",
+    "f_p": "the loss at the perturbed weights; `f` is the loss at the weights, and `h = f_p - f` "
+    "the surrogate gap",
+    "min(f, h)": "minimizes `f` and `h`; GSAM minimizes `f_p` and `h`",
     "light augmentation": "random crops and horizontal flips",
     "| cost |": "time of a training step relative to vanilla, times the number of steps, so that "
     "2x epochs costs 2.00 by definition. Steps are captured (one CUDA graph each) and timed on one "
@@ -260,9 +261,12 @@ def _section(
     tables = [_compared(made)] if artifact.max_seeds == 0 else [found.table, _compared(made)]
     new = [_without(table, shown) for table in tables]
     yield from (table.markdown() + "\n" for table in new if table.rows)
-    is_repeated = any(a.markdown() != b.markdown() for a, b in zip(new, tables, strict=True))
+    is_repeated = any(
+        old.rows and old.markdown() != table.markdown()
+        for old, table in zip(tables, new, strict=True)
+    )
     notes = found.words[len(made) + bool(made) :]
-    yield " ".join(["Other numbers are in the tables above."] * is_repeated + [*notes]) + "\n"
+    yield " ".join(["Numbers in tables above are not repeated."] * is_repeated + [*notes]) + "\n"
 
 
 def _without(table: Table, shown: set[tuple[str, ...]]) -> Table:
