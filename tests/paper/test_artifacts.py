@@ -224,6 +224,8 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     assert "Set-up A: 150 epochs, batch size 128, SGD with Nesterov momentum 0.9" in text
     assert "bf16, 10,000 training images, 5,000 validation images, 10,000 test images." in text
     assert "Set-up E: learning rate 0.1 with cosine decay, otherwise as A." in text
+    # The standard error of 88.3 % on 5,000 images.
+    assert "(5,000 in A, for a standard error of about 0.5 points)" in text
     assert "Superseded" not in text
     assert "(lr 0.1, weight_decay 0.001)" in text  # at the edge
     assert "A SAM (rho 0.1)" not in text

@@ -9,9 +9,10 @@ from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
 from surrogap.paper.intervals import paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import chosen, radius_suggestions, val_accuracy
-from surrogap.paper.study import MAIN, METHODS, Cell, Changes, Scale, trials
+from surrogap.paper.plan import val_accuracy
+from surrogap.paper.study import MAIN, Cell, Scale, trials
 from surrogap.paper.summaries import Comparison, comparisons, summaries, tally
+from surrogap.paper.tuning_sections import radii_section, trials_section
 
 _READING = """## How to read this page
 
@@ -67,19 +68,6 @@ _TERMS = {
     "training images, in evaluation mode: median (lowest to highest seed). Nothing is concluded "
     "from it where these ranges overlap",
 }
-
-_RADII = """## Radii: find-rho against the study
-
-`surrogap reproduce find-rho --scale {scale}`
-
-`surrogap find-rho` suggests a range of radii to search, here after {train_steps} steps of plain
-training. The radii tried are those of the study's trials, with validation accuracy in percent.
-
-{table}
-
-This is a weak test. The ranges {widths}contain {inside} of the {tried} radii tried. With one seed
-each, the radii beside the best one may be as good.
-"""
 
 
 def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
@@ -145,13 +133,8 @@ def _body(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
     if waiting:
         yield "## Not trained yet\n"
         yield "\n".join(waiting) + "\n"
-    yield "## Trials\n"
-    yield "Validation accuracy in percent after the last epoch; the chosen setting is bold.\n"
-    yield _trials(scale, ledger).markdown() + "\n"
-    yield from (
-        f"{words}\n" for words in (_edges(scale, ledger), _superseded(scale, ledger)) if words
-    )
-    yield from _radii(scale, ledger)
+    yield from trials_section(scale, ledger)
+    yield from radii_section(scale, ledger)
 
 
 def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
@@ -224,6 +207,11 @@ def _training(scale: Scale, ledger: Ledger) -> Iterator[str]:
                 f"SGD with {momentum}" if own["optimizer"] == "sgd" else "AdamW",
                 f"learning rate {own['lr']:g} with {own['decay']} decay{warmup}",
                 f"weight decay {own['weight_decay']:g}",
+                *(
+                    [f"gradients clipped to norm {own['clip_norm']:g}"]
+                    if "clip_norm" in own
+                    else []
+                ),
                 f"{own['augmentation']} augmentation",
                 own["precision"],
                 *(f"{number:,} {split} images" for split, number in images.items()),
@@ -235,16 +223,14 @@ def _training(scale: Scale, ledger: Ledger) -> Iterator[str]:
 
 
 def _val_error(scale: Scale, ledger: Ledger) -> str:
-    """The standard error of a validation accuracy in set-up A."""
-    best = chosen(scale, "A", "vanilla", ledger)
-    runs = [run for run in trials(scale, "A", "vanilla") if run.settings == best]
-    if not runs:
+    """The standard error of the validation accuracy of vanilla training in set-up A."""
+    runs = [run for run in trials(scale, "A", "vanilla") if run.key in ledger]
+    best = max((val_accuracy(ledger[run.key]) or 0.0 for run in runs), default=0.0)
+    number = _num_images(scale, "A", ledger).get("validation")
+    if not best or not number:
         return ""
-    accuracy, number = val_accuracy(ledger[runs[0].key]), _num_images(scale, "A", ledger)
-    if accuracy is None:
-        return ""
-    error = 100 * math.sqrt(accuracy * (1 - accuracy) / number["validation"])
-    return f" ({number['validation']:,} in A, for a standard error of about {error:.1f} points)"
+    error = 100 * math.sqrt(best * (1 - best) / number)
+    return f" ({number:,} in A, for a standard error of about {error:.1f} points)"
 
 
 def _section(
@@ -302,110 +288,3 @@ def _compared(made: Sequence[Comparison]) -> Table:
         for one in made
     ]
     return Table(columns, rows)
-
-
-def _trials(scale: Scale, ledger: Ledger) -> Table:
-    rows = []
-    for letter, setup in scale.setups.items():
-        for method in setup.methods if setup.source is None else ():
-            cells = _tried(scale, letter, method, ledger)
-            if cells:
-                rows.append((letter, METHODS[method].title, cells))
-    return Table(("set-up", "method", "trials"), rows)
-
-
-def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
-    best = chosen(scale, setup, method, ledger)
-    cells = []
-    for run in trials(scale, setup, method):
-        if run.key in ledger:
-            accuracy = val_accuracy(ledger[run.key])
-            text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
-            text = f"{_shown(run.settings)}: {text}"
-            cells.append(f"**{text}**" if run.settings == best else text)
-    return "; ".join(cells + ["unfinished"] * (best is None and bool(cells)))
-
-
-def _shown(settings: Changes) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in settings.items())
-
-
-def _edges(scale: Scale, ledger: Ledger) -> str:
-    """The methods whose chosen settings are the largest or smallest that were tried."""
-    found = []
-    for letter, setup in scale.setups.items():
-        for method in setup.methods if setup.source is None else ():
-            best = chosen(scale, letter, method, ledger) or {}
-            tried = [run.settings for run in trials(scale, letter, method)]
-            edge = {
-                name: value
-                for name, value in best.items()
-                if value in (min(one[name] for one in tried), max(one[name] for one in tried))
-            }
-            if edge:
-                found.append(f"{letter} {METHODS[method].title} ({_shown(edge)})")
-    if not found:
-        return ""
-    return (
-        "Chosen values that are the largest or smallest tried (of two values, each is), so that "
-        f"a better one may lie beyond: {'; '.join(found)}."
-    )
-
-
-def _superseded(scale: Scale, ledger: Ledger) -> str:
-    """The tuning runs that are not a trial of the study any more."""
-    keys = {
-        run.key
-        for letter, setup in scale.setups.items()
-        for method in setup.methods
-        for run in trials(scale, letter, method)
-    }
-    found = [
-        f"{letter} {METHODS[line['method']].title} ({_shown(line['settings'])}): "
-        f"{100 * line['val']['accuracy']:.2f}"
-        for letter in scale.setups
-        for line in _runs(scale, letter, ledger)
-        if line["purpose"] == "tuning" and line["key"] not in keys
-    ]
-    if not found:
-        return ""
-    reason = "with a learning rate or radius that the study no longer uses"
-    return f"Superseded trials, {reason}: {'; '.join(found)}."
-
-
-def _radii(scale: Scale, ledger: Ledger) -> Iterator[str]:
-    """The methods whose tuning is finished, in the set-ups that find-rho was run in."""
-    rows, inside, factors = [], list[bool](), list[float]()
-    for one in radius_suggestions(scale, ledger):
-        for method in one.methods if one.key in ledger else ():
-            best = chosen(scale, one.setup, method, ledger)
-            if best is not None:
-                low, high = _range(ledger[one.key]["suggestions"][method])
-                radii = [run.settings["rho"] for run in trials(scale, one.setup, method)]
-                inside += [low <= rho <= high for rho in radii]
-                factors += [high / low] * (high < math.inf)
-                tried, rho = _tried(scale, one.setup, method, ledger), best["rho"]
-                shown = f"from {low:.2g}" if high == math.inf else f"{low:.2g} to {high:.2g}"
-                verdict = "no, smaller" if rho < low else "yes" if rho <= high else "no, larger"
-                words = (one.setup, METHODS[method].title, tried, f"{rho:g}")
-                rows.append((*words, shown, verdict))
-    if rows:
-        columns = ("set-up", "method", "radii tried", "best", "find-rho suggests")
-        yield _RADII.format(
-            scale=scale.name,
-            train_steps=scale.find_rho[0],
-            table=Table((*columns, "best within range"), rows).markdown(),
-            widths=f"span a factor of {min(factors):.0f} to {max(factors):.0f} and "
-            if factors
-            else "",
-            inside=sum(inside),
-            tried=len(inside),
-        )
-
-
-def _range(suggestion: LedgerLine) -> tuple[float, float]:
-    """The suggested range of radii."""
-    low, high = suggestion["low"], suggestion["high"]
-    if low is None:  # all radii of the sweep are too small
-        low = suggestion["radii"][-1]["rho"]
-    return low, math.inf if high is None else high
