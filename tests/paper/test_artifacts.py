@@ -1,19 +1,24 @@
 """All tables and figures, drawn from a synthetic ledger with known numbers."""
 
 import math
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.text import Text
 from PIL import Image
 
+from surrogap.experiments.plotting import new_figure
 from surrogap.paper import drawings
 from surrogap.paper.artifacts import ARTIFACTS, drawn
 from surrogap.paper.intervals import t_quantile
+from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger
+from surrogap.paper.plan import trials
 from surrogap.paper.study import GPU, LAPTOP, METHODS, Cell
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import comparisons, in_words, summaries, table
@@ -53,7 +58,9 @@ def test_all_are_drawn(name: str, ledger: Ledger, tmp_path: Path) -> None:
 def test_all_are_drawn_of_nothing(name: str, tmp_path: Path) -> None:
     found = drawn(name, LAPTOP, Ledger(tmp_path / "study.jsonl"))
     assert not found.table.rows
-    assert found.words[-1].startswith("Without a finished run, and left out: ")
+    assert found.words[-1].endswith(": all.")
+    number = len(found.numbers["cells"])
+    assert f"{number} of {number} planned rows are missing, because" in found.words[-1]
     for file, write in found.writers.items():
         write(tmp_path / file)
 
@@ -82,13 +89,16 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     assert difference["num_seeds"] == 5
     assert made["GSAM", "vanilla"]["verdict"] == "better"
     assert found.numbers["num_comparisons"] == len(made) == 3
-    assert "Number of comparisons with enough seeds: 3 of 3. If no method" in found.words[3]
-    assert "about 0.2 of them would exclude zero by chance" in found.words[3]
+    assert "Of 3 comparisons, 3 have at least 3 seeds." in found.words[3]
+    assert "With 3 comparisons at 95 %, expect about 0.2 false positives." in found.words[3]
     assert found.words[1].startswith("A: GSAM minus vanilla: +1.0")
     assert found.words[1].endswith("over 5 seeds, better. In the paper: better.")
     # The paper finds no improvement from longer training.
-    assert made["vanilla, 2x epochs", "vanilla"]["in_paper"] == "no difference shown"
-    assert "The paper ranks 2 of them: 2 have the same order here, 0 the" in found.words[3]
+    longer = made["vanilla, 2x epochs", "vanilla"]
+    assert (longer["verdict"], longer["in_paper"]) == ("better", "no difference shown")
+    assert found.words[3].endswith(
+        "The paper has 3 of them: 2 with the same verdict, 1 with a difference only here."
+    )
 
 
 def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) -> None:
@@ -102,8 +112,12 @@ def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) 
         lines[seed] = line | {"scores": {"test": {"accuracy": accuracy}}}
     (one,) = comparisons([sam, replace(gsam, lines=lines)], [("GSAM", "SAM")])
     assert one.verdict == "no difference shown"
-    (one,) = comparisons([sam, gsam], [("SAM", "GSAM")])
+    assert in_words([one])[-1].endswith("of them: 1 with a difference only there.")
+    (one,) = comparisons([gsam, sam], [("SAM", "GSAM")])
     assert one.verdict == "worse"
+    worse = {seed: line | {"scores": {"test": {"accuracy": 0.0}}} for seed, line in lines.items()}
+    (one,) = comparisons([sam, replace(gsam, lines=worse)], [("GSAM", "SAM")])
+    assert in_words([one])[-1].endswith("of them: 1 with the opposite verdict.")
     assert in_words([]) == []
 
 
@@ -116,7 +130,7 @@ def test_two_seeds_decide_nothing(tmp_path: Path) -> None:
     (one,) = comparisons([first, second], [("GSAM", "SAM")])
     assert one.difference.half_width is None
     assert one.verdict == "too few seeds"
-    assert in_words([one])[-1].endswith("Number of comparisons with enough seeds: 0 of 1.")
+    assert in_words([one])[-1].endswith("Of 1 comparisons, 0 have at least 3 seeds.")
     mean = statistics.fmean(accuracies("sam", 2))
     assert table(GPU, [first], ("test",)).rows[0][-1] == f"{mean:.2f}"
 
@@ -146,6 +160,24 @@ def test_names_in_the_figure_of_costs_do_not_cover_each_other(ledger: Ledger) ->
         assert box.x1 <= inside.x1
 
 
+def test_a_name_is_nearer_to_its_own_point_than_to_another() -> None:
+    figure, (axis,) = new_figure(1, 1, "")
+    axis.set(xlim=(0, 1), ylim=(0, 1))
+    # To the left and right of the first point, its name would be beside the others.
+    points = [(0.5, 0.5), (0.36, 0.5), (0.64, 0.5)]
+    place_labels(figure, axis, points, [0.0] * 3, ["a long name", "b", "c"])
+    figure.draw_without_rendering()
+    centres = axis.transData.transform(points)
+    for index, label in enumerate(axis.texts):
+        box, own = Text.get_window_extent(label), points.index(label.xy)
+        x, y = centres.T
+        gaps = np.hypot(
+            np.clip(x, box.x0, box.x1) - x,
+            np.clip(y, box.y0, box.y1) - y,
+        )
+        assert gaps.argmin() == own, index
+
+
 def test_costs_are_those_of_the_timing(ledger: Ledger) -> None:
     found = summaries(GPU, ARTIFACTS["fig-cost"].cells, ledger)
     (axis,) = drawings.cost_figure(GPU, found, ledger).axes
@@ -170,6 +202,7 @@ def test_gap_curves_have_a_panel_for_each_radius_and_a_line_for_each_alpha(
         labels = [line.get_label() for line in axis.lines]
         assert labels == ["alpha 0 (SAM)", "alpha 0.1", "alpha 0.3"]
         assert axis.lines[0].get_xdata()[-1] == 150  # epochs
+        assert axis.get_ylim() == (0.0, axes[0].get_ylim()[1])
 
 
 def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
@@ -187,6 +220,34 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     assert value in text
     assert "| A | GSAM minus SAM |" in text
     assert "**rho 0.1: " in text  # the chosen trial
+    rows = [line for line in text.splitlines() if line.startswith("| A | GSAM minus ")]
+    assert len(rows) == len(set(rows)) > 3  # each once
+    assert "Set-up A: 150 epochs, batch size 128, SGD with Nesterov momentum 0.9" in text
+    assert "bf16, 10,000 training images, 5,000 validation images, 10,000 test images." in text
+    assert "Set-up E: learning rate 0.1 with cosine decay, otherwise as A." in text
+    # The standard error of 88.3 % on 5,000 images.
+    assert "(5,000 in A, for a standard error of about 0.5 points)" in text
+    assert "Superseded" not in text
+    assert "(lr 0.1, weight_decay 0.001)" in text  # at the edge
+    assert "A SAM (rho 0.1)" not in text
+    assert "without final runs" not in text
+
+
+def test_a_page_of_few_runs_says_what_is_missing(tmp_path: Path) -> None:
+    ledger = synthetic_study.ledger(tmp_path / "study.jsonl", GPU, "fig-cosine")
+    tried = trials(GPU, "A", "asam")
+    ledger.append(synthetic_study.line(tried[0], GPU, jobs=4, seconds=24000.0))
+    former = replace(tried[0], settings={"rho": 8.0}, changes={**tried[0].changes, "rho": 8.0})
+    ledger.append(synthetic_study.line(former, GPU))
+    write_page(tmp_path / "results.md", GPU, ledger)
+    text = (tmp_path / "results.md").read_text()
+    assert re.search(r"\| A \| ASAM \| rho 0.5: [\d.]+; unfinished \|", text)
+    assert re.search(r"Superseded trials, [^:]+: A ASAM \(rho 8\): [\d.]+\.\n", text)
+    assert "Set-ups without final runs yet: B, C, D, E, F, P." in text
+    assert "Entropy-SGD | five passes" in text
+    (minutes,) = re.findall(r"^\| A \| ResNet-18, 10,000 .* \| (\d+) \| - \|", text, re.MULTILINE)
+    seconds = sum(line["seconds"] for line in ledger.of_kind("run")) - 0.75 * 24000
+    assert minutes == f"{seconds / 60:.0f}"
 
 
 def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:

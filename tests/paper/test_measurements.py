@@ -1,6 +1,7 @@
 """Measurements beside the runs: when they are made, find-rho's line, and its table on the page."""
 
 import json
+import math
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -235,5 +236,9 @@ def test_the_page_compares_find_rho_with_the_best_radius(
     # Only SAM is tuned.
     _, method, tried, *rest = row.strip("| ").split(" | ")
     assert (method, rest) == ("SAM", ["0.1", suggested, verdict])
+    limits = (10.0 if low is None else low, math.inf if high is None else high)
+    inside = sum(limits[0] <= rho <= limits[1] for rho in (0.05, 0.1, 0.2, 0.4))
+    assert f"contain {inside} of the 4 radii tried." in section
+    assert ("span a factor of" in section) == (high is not None)
     assert tried.startswith("rho 0.05: 88.")
     assert "; **rho 0.1: 89." in tried

@@ -9,7 +9,15 @@ from surrogap.paper.ledger import Ledger
 from surrogap.paper.plan import Stage
 from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import MAIN, METHODS, SHORT, TRANSFERRED, Cell, Changes, Scale
-from surrogap.paper.summaries import Summary, comparisons, in_words, numbers, summaries, table
+from surrogap.paper.summaries import (
+    Summary,
+    comparisons,
+    in_words,
+    missing,
+    numbers,
+    summaries,
+    table,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,8 +95,8 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam-norms", "sam-norms")),
         ],
         draw=drawings.cost_figure,
-        notes="The cost is the measured time of a captured step on one GPU, relative to a plain "
-        "step, times the number of steps, without data loading and evaluation.",
+        notes="The cost is without data loading and evaluation. Differences are paired by seed, so "
+        "two methods can differ although their intervals in the figure overlap.",
     ),
     "table-1": Artifact(
         "The paper's Table 1: vanilla training, SAM and GSAM on several test sets.",
@@ -114,9 +122,8 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam", "sam"), ("asam-ascent", "asam")),
         ],
         draw=drawings.methods_figure,
-        notes="Every method had the same number of trials; more trials may change the order of "
-        "methods whose intervals overlap. Entropy-SGD takes five passes per step, for two fifths "
-        "of the epochs.",
+        notes="Methods with ascent also reduce the surrogate gap: SAM is GSAM without ascent. More "
+        "trials may change the order of methods whose intervals overlap.",
     ),
     "table-penalty": Artifact(
         "GSAM and min(f_p + lambda h), over lambda.",
@@ -168,6 +175,7 @@ ARTIFACTS: dict[str, Artifact] = {
         _cells("A", ("vanilla", "vanilla-2x", "gsam")),
         _pairs(("vanilla-2x", "vanilla"), ("gsam", "vanilla"), ("gsam", "vanilla-2x")),
         _ALL_SCORES,
+        notes="The learning rate decays over all epochs, however many there are.",
     ),
     "table-rho-schedule": Artifact(
         "Constant rho against rho_t that decays with the learning rate.",
@@ -184,7 +192,10 @@ ARTIFACTS: dict[str, Artifact] = {
         _cells("A", ("sam", "gsam")),
         (),
         draw=drawings.cosine_figure,
-        notes="Lines are means over seeds, bands extend from the lowest to the highest seed.",
+        notes="`g` is the gradient at the weights, `g_p` the one at the perturbed weights. The "
+        "smaller the cosine, the more a step of SAM differs from a plain one. Look for the epochs "
+        "where it changes, and for a difference between the methods. Lines are means over seeds, "
+        "bands extend from the lowest to the highest seed.",
     ),
     "fig-gap-curves": Artifact(
         "The surrogate gap during training under different alpha.",
@@ -192,7 +203,10 @@ ARTIFACTS: dict[str, Artifact] = {
         (),
         draw=drawings.gap_curves_figure,
         max_seeds=0,
-        notes="The curves are those of the tuning runs, with one seed each.",
+        notes="The surrogate gap `h` is the loss at the perturbed weights minus the loss at the "
+        "weights. GSAM minimizes it too; alpha sets how strongly. Compare the curves of a panel: "
+        "their order, and whether they differ by more than they fluctuate. They are those of the "
+        "tuning runs, with one seed each.",
     ),
 }
 
@@ -238,8 +252,6 @@ def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
     artifact = ARTIFACTS[name]
     found = summaries(scale, artifact.cells, ledger)
     made = comparisons(found, artifact.pairs)
-    num_empty = sum(not one.lines for one in found)
-    missing = f"Without a finished run, and left out: {num_empty} of {len(found)} rows."
     writers = {}
     if artifact.draw is not None:
         writers = {f"{name}.png": artifact.draw(scale, found, ledger).savefig}
@@ -247,5 +259,5 @@ def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
         table(scale, found, artifact.scores),
         {"scale": scale.name, **numbers(found, made, artifact.scores)},
         writers,
-        [*in_words(made), *filter(None, [artifact.notes, missing if num_empty else ""])],
+        [*in_words(made), *filter(None, [artifact.notes, missing(found)])],
     )

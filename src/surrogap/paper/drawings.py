@@ -110,6 +110,9 @@ def gap_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) ->
             label = "alpha 0 (SAM)" if alpha == 0 else f"alpha {alpha:g}"
             axis.plot(*zip(*_curve(line, "gap"), strict=True), label=label)
         axis.set(xlabel="epoch", title=f"rho {rho:g} (tuning run, 1 seed)")
+    top = max(axis.get_ylim()[1] for axis in axes)
+    for axis in axes:
+        axis.set_ylim(0.0, top)
     _legend(figure)
     axes[0].set_ylabel("surrogate gap h")
     return figure
@@ -145,7 +148,7 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
         "methods of nearly equal cost are drawn side by side"
     )
     axis.set_title(legend, size="small")
-    axis.margins(x=0.15, y=0.15)
+    axis.margins(x=0.2, y=0.15)
     _legend(figure)
     points = [(x, value.mean) for x, (_, _, value) in zip(places, shown, strict=True)]
     errors = [value.half_width or 0.0 for _, _, value in shown]

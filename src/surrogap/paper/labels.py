@@ -1,5 +1,6 @@
 """Names beside the points of a figure, placed so that none covers another."""
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 _DISTANCES = (8, 18, 30, 44, 60, 78)  # points of 1/72 inch
 _DIRECTIONS = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
@@ -23,8 +25,8 @@ def place_labels(
 ) -> None:
     """Write a name beside each point, with a thin line to it where it is not next to it.
 
-    Each name takes the nearest position where it covers no other name, point or error bar, and
-    stays within the axes; if there is no such position, the one that covers the fewest.
+    Each name takes the nearest position where it covers no other name, point or error bar, is
+    nearest to its own point, and stays within the axes; or else the one with the fewest faults.
 
     Args:
         figure: The figure.
@@ -38,12 +40,12 @@ def place_labels(
 
     figure.draw_without_rendering()  # positions depend on the layout
     inside, pixels = axis.get_window_extent(), figure.dpi / 72
-    taken = []
+    taken, centres = [], axis.transData.transform(points)
     for (x, y), error in zip(points, errors, strict=True):
         taken.append(Bbox(axis.transData.transform([(x, y - error), (x, y + error)])).padded(4.0))
     # From the right, where names can still go outwards.
     for index in sorted(range(len(points)), key=lambda i: -points[i][0]):
-        x, y = axis.transData.transform(points[index])
+        x, y = centres[index]
         size = Text(text=names[index], fontsize="small", figure=figure).get_window_extent()
         best = None
         for distance, (right, up) in product(_DISTANCES, _DIRECTIONS):
@@ -51,9 +53,10 @@ def place_labels(
             bottom = y + up * distance * pixels + (up - 1) / 2 * size.height
             box = Bbox.from_bounds(left, bottom, size.width, size.height)
             is_outside = not all(inside.contains(*corner) for corner in box.corners())
-            num_covered = sum(map(box.overlaps, taken)) + is_outside
-            if best is None or num_covered < best[0]:
-                best = (num_covered, distance, right, up, box)
+            gaps = [_distance(box, *centre) for centre in centres]
+            num_faults = sum(map(box.overlaps, taken)) + is_outside + (gaps[index] > min(gaps))
+            if best is None or num_faults < best[0]:
+                best = (num_faults, distance, right, up, box)
         assert best is not None
         _, distance, right, up, box = best
         taken.append(box)
@@ -70,3 +73,8 @@ def place_labels(
             else None,
         )
         label.set_in_layout(False)  # the layout is final, and positions depend on it
+
+
+def _distance(box: "Bbox", x: float, y: float) -> float:
+    """The distance of a point from a box; 0 inside."""
+    return math.hypot(max(box.x0 - x, 0.0, x - box.x1), max(box.y0 - y, 0.0, y - box.y1))

@@ -1,58 +1,75 @@
 """The page about the study's results, written from its ledger."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
+from surrogap.paper.intervals import paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import chosen, radius_suggestions, trials, val_accuracy
-from surrogap.paper.study import METHODS, Scale
-from surrogap.paper.summaries import Comparison, comparisons, summaries
+from surrogap.paper.plan import trials, val_accuracy
+from surrogap.paper.study import MAIN, Cell, Scale
+from surrogap.paper.summaries import Comparison, comparisons, summaries, tally
+from surrogap.paper.tuning_sections import radii_section, trials_section
 
-_HEAD = """# Results
+_READING = """## How to read this page
 
-All tables and figures on this page come from one log, `{ledger}`. It has a line for each finished
-run: configuration, seed, scores, curves, time, hardware and commit. This page is the output of
-`surrogap reproduce all --scale {scale} --no-train --page docs/results.md`.
+All tables and figures come from the ledger, `{ledger}`: one line for each finished run. This page
+is the output of `surrogap reproduce all --scale {scale} --no-train --page docs/results.md`;
+[how to reproduce it](how-to/reproduce.md).
 
-**How settings are chosen.** Each method has the same number of trials in each set-up ({trials}),
-with one seed each, scored on validation images that no run trains on. Methods with a second
-setting, such as GSAM's alpha, try two values of it at the two radii that were best without it. The
-settings with the best validation accuracy after the last epoch, the first of equal ones, are
-trained with the study's seeds and scored on the test images. No other settings are scored on test
-images, except those that a table or figure varies on purpose. [Trials](#trials) lists all trials.
+**Settings.** In each set-up, a method gets {trials} [trials](#trials) with one seed each, scored on
+validation images that no run trains on{val_error}.
+If the best radius is the largest or smallest tried, one more follows beyond it. "Wider tuning" is
+vanilla with larger learning rates and weight decays.
+The settings with the best validation accuracy after the last epoch, the first of equal ones, are
+trained with the study's seeds and scored on the test images; no others are, except those that a
+table or figure varies on purpose. The trials build on each other: the other methods use the
+learning rate and weight decay that are best for vanilla, and GSAM is tried at the best radii of
+SAM. So more trials inform SAM than vanilla, and more inform GSAM than SAM.
 
-**How to read the numbers.** `±` is half the width of the 95 % confidence interval of the mean over
-seeds (Student's t). It is left out for fewer than three seeds. Differences are paired by seed. A
-method is called better or worse only if the interval of the paired difference excludes zero. Below
-each table is the number of comparisons. The columns:
+**Intervals.** `±` is half the width of the 95 % confidence interval of the mean over seeds
+(Student's t), for three seeds or more. A seed changes initialisation and data order: the intervals
+hold for one set of training images and one test set. Differences are of test accuracy after the
+last epoch, paired by seed. A method is called better or worse only if the interval of the
+difference excludes zero.
 
-| column | meaning |
+**Comparisons.** Each is counted once. {tally}
+
+| term | meaning |
 | --- | --- |
-| cost | time of the training steps relative to vanilla training |
-| test % | test accuracy after the last epoch |
-| test %, best epoch | test accuracy after the epoch with the best validation accuracy |
-| corrupted % | mean accuracy over {num_corruptions} corruptions of the test images, such as blur |
-| human labels % | test accuracy relative to the labels that most people chose (CIFAR-10H) |
-| calibration error % | mean difference between confidence and accuracy, in 15 bins |
-| training % | accuracy on the training images, without augmentation |
-| top eigenvalue | largest eigenvalue of the Hessian of the training loss |
+{terms}
 """
 
-_RADII = """## Radii: find-rho against the study
-
-`surrogap reproduce find-rho --scale {scale}`
-
-`surrogap find-rho` suggests a range of radii to search, here after {train_steps} steps of plain
-training. The radii tried are those of the study's trials, with validation accuracy in percent.
-
-{table}
-
-Each radius was tried with one seed, so the radii beside the best one may be as good within noise:
-the table shows whether the range has the right order of magnitude, and no more.
-"""
+# Terms and their meanings, each shown if the page uses it.
+_TERMS = {
+    "vanilla": "plain training, the baseline",
+    "norm layers": "only the scale and bias of normalisation layers are perturbed; all weights are "
+    "trained",
+    "climb on 1/4 batch": "the perturbation is computed on a quarter of the batch",
+    "every 5th step": "the other steps are plain",
+    "last third": "plain training for the first two thirds of the epochs",
+    "Entropy-SGD": "five passes per step, for two fifths of the epochs",
+    "f_p": "the loss at the perturbed weights; `f` is the loss at the weights, and `h = f_p - f` "
+    "the surrogate gap",
+    "min(f, h)": "minimizes `f` and `h`; GSAM minimizes `f_p` and `h`",
+    "light augmentation": "random crops and horizontal flips",
+    "| cost |": "time of a training step relative to vanilla, times the number of steps, so that "
+    "2x epochs costs 2.00 by definition. Steps are captured (one CUDA graph each) and timed on one "
+    "GPU, the best of {num_rounds} rounds",
+    "test %": "test accuracy after the last epoch",
+    "test %, best epoch": "test accuracy after the epoch with the best validation accuracy",
+    "corrupted %": "mean accuracy over {num_corruptions} corruptions of the test images, such as "
+    "blur, of severity {severities} (1 is weakest, 5 strongest)",
+    "human labels %": "test accuracy relative to the labels that most people chose (CIFAR-10H)",
+    "calibration error %": "mean difference between confidence and accuracy, in 15 bins",
+    "training %": "accuracy on the training images, without augmentation",
+    "top eigenvalue": "largest eigenvalue of the Hessian of the loss on {sharpness_images} "
+    "training images, in evaluation mode: median (lowest to highest seed). Nothing is concluded "
+    "from it where these ranges overlap",
+}
 
 
 def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
@@ -78,58 +95,179 @@ def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
 
 
 def _page(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
-    yield _HEAD.format(
+    body = "\n".join(_body(folder, scale, ledger))
+    numbers = {
+        "num_rounds": scale.timing[0],
+        "num_corruptions": len(scale.corruptions),
+        "severities": ", ".join(map(str, scale.severities)),
+        "sharpness_images": scale.sharpness_images,
+    }
+    terms = {term: meaning for term, meaning in _TERMS.items() if term in body}
+    made = {
+        (one.first.cell.setup, one.title): one
+        for artifact in ARTIFACTS.values()
+        for one in comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
+    }
+    yield "# Results\n"
+    yield from _in_short(scale, ledger)
+    yield _READING.format(
         ledger=ledger.path,
         scale=scale.name,
         trials=scale.num_trials,
-        num_corruptions=len(scale.corruptions),
+        val_error=_val_error(scale, ledger),
+        tally=tally(list(made.values())),
+        terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
     )
+    yield body
+
+
+def _body(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
     yield "## Set-ups\n"
     yield _setups(scale, ledger).markdown() + "\n"
+    yield from _training(scale, ledger)
     waiting = []
+    shown: set[tuple[str, ...]] = set()
     for name, artifact in ARTIFACTS.items():
         if _has_runs(artifact, scale, ledger):
-            yield from _section(name, artifact, folder, scale, ledger)
+            yield from _section(name, folder, scale, ledger, shown)
         else:
             waiting.append(f"* `{name}`: {artifact.title}")
     if waiting:
         yield "## Not trained yet\n"
         yield "\n".join(waiting) + "\n"
-    yield "## Trials\n"
-    yield "Validation accuracy in percent after the last epoch; the chosen setting is bold.\n"
-    yield _trials(scale, ledger).markdown() + "\n"
-    radii = _radii(scale, ledger)
-    if radii.rows:
-        yield _RADII.format(scale=scale.name, train_steps=scale.find_rho[0], table=radii.markdown())
+    yield from trials_section(scale, ledger)
+    yield from radii_section(scale, ledger)
+
+
+def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
+    """The gains of the main methods in set-up A, and the set-ups that have no final runs."""
+    yield "## In short\n"
+    found = dict(zip(MAIN, summaries(scale, [Cell("A", m) for m in MAIN], ledger), strict=True))
+    plain = [found.pop(method) for method in ("vanilla", "vanilla-2x")]
+    rows = []
+    for one in found.values():
+        gains = [paired_difference(one.values("test"), other.values("test")) for other in plain]
+        if any(gains):
+            texts = [gain.text(sign="+") if gain else "-" for gain in gains]
+            rows.append((one.cell.title, *texts, str(len(one.lines))))
+    if rows:
+        columns = ["method", *(f"over {one.cell.title}" for one in plain), "seeds"]
+        yield (
+            f"Points of test accuracy gained in set-up A ({scale.setups['A'].title}), with 95 % "
+            "intervals:\n"
+        )
+        yield Table(columns, rows).markdown() + "\n"
+    final = {line["setup"] for line in ledger.of_kind("run") if line["purpose"] == "final"}
+    waiting = [letter for letter in scale.setups if letter not in final]
+    if waiting:
+        yield f"Set-ups without final runs yet: {', '.join(waiting)}.\n"
+    yield "A method's results are interim until it has five seeds.\n"
+
+
+def _runs(scale: Scale, setup: str, ledger: Ledger) -> list[LedgerLine]:
+    lines = ledger.of_kind("run")
+    return [line for line in lines if (line["scale"], line["setup"]) == (scale.name, setup)]
 
 
 def _setups(scale: Scale, ledger: Ledger) -> Table:
     rows = []
     for letter, setup in scale.setups.items():
-        lines = [line for line in ledger.of_kind("run") if line["setup"] == letter]
+        lines = _runs(scale, letter, ledger)
         hardware = ", ".join(sorted({line["hardware"] for line in lines if "hardware" in line}))
-        minutes = sum(line["seconds"] for line in lines) / 60
+        minutes = sum(line["seconds"] / line["jobs"] for line in lines) / 60
         words = (letter, setup.title, str(len(lines)), f"{minutes:.0f}", hardware or "-")
         rows.append((*words, setup.remark))
-    columns = ("set-up", "model and images", "runs", "total minutes", "hardware", "remarks")
+    columns = ("set-up", "model and images", "runs", "GPU minutes", "hardware", "remarks")
     return Table(columns, rows)
 
 
+def _num_images(scale: Scale, setup: str, ledger: Ledger) -> dict[str, int]:
+    """The number of images of each split, from the ledger."""
+    found, changes = dict[str, int](), scale.setups[setup].changes
+    for line in _runs(scale, setup, ledger):
+        found["training"] = num = line["train"]["num_samples"]
+        ratio = changes.get("val_per_class", 0) / changes.get("train_per_class", 1)
+        found["validation"] = round(num * ratio)
+        if "scores" in line:
+            found["test"] = line["scores"]["test"]["num_samples"]
+    return found
+
+
+def _training(scale: Scale, ledger: Ledger) -> Iterator[str]:
+    """The training that all methods of a set-up share, for each set-up with runs."""
+    letter_of_first, first = "", list[str]()
+    for letter, setup in scale.setups.items():
+        images, own = _num_images(scale, letter, ledger), setup.changes
+        if images:
+            momentum = f"{'Nesterov ' * own.get('nesterov', False)}momentum {own.get('momentum')}"
+            warmup = next(
+                (f" after {own[n]:g} {n[7:]} of warm-up" for n in own if "warmup" in n), ""
+            )
+            words = [
+                f"{own['epochs']} epochs",
+                f"batch size {own['batch_size']}",
+                f"SGD with {momentum}" if own["optimizer"] == "sgd" else "AdamW",
+                f"learning rate {own['lr']:g} with {own['decay']} decay{warmup}",
+                f"weight decay {own['weight_decay']:g}",
+                *(
+                    [f"gradients clipped to norm {own['clip_norm']:g}"]
+                    if "clip_norm" in own
+                    else []
+                ),
+                f"{own['augmentation']} augmentation",
+                own["precision"],
+                *(f"{number:,} {split} images" for split, number in images.items()),
+            ]
+            new = [word for word in words if word not in first]
+            same = [f"otherwise as {letter_of_first}"] if first else []
+            yield f"Set-up {letter}: {', '.join(new + same)}.\n"
+            letter_of_first, first = letter_of_first or letter, first or words
+
+
+def _val_error(scale: Scale, ledger: Ledger) -> str:
+    """The standard error of the validation accuracy of vanilla training in set-up A."""
+    runs = [run for run in trials(scale, "A", "vanilla") if run.key in ledger]
+    best = max((val_accuracy(ledger[run.key]) or 0.0 for run in runs), default=0.0)
+    number = _num_images(scale, "A", ledger).get("validation")
+    if not best or not number:
+        return ""
+    error = 100 * math.sqrt(best * (1 - best) / number)
+    return f" ({number:,} in A, for a standard error of about {error:.1f} points)"
+
+
 def _section(
-    name: str, artifact: Artifact, folder: Path, scale: Scale, ledger: Ledger
+    name: str, folder: Path, scale: Scale, ledger: Ledger, shown: set[tuple[str, ...]]
 ) -> Iterator[str]:
+    artifact = ARTIFACTS[name]
     yield f"## {artifact.title.removesuffix('.')}\n"
     yield f"`surrogap reproduce {name} --scale {scale.name}`\n"
     found = drawn(name, scale, ledger)
     for file, write in found.writers.items():
         write(folder / file)
         yield f"![{artifact.title}]({folder.name}/{file})\n"
-    if artifact.max_seeds != 0:
-        yield found.table.markdown() + "\n"
     made = comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
-    if made:
-        yield _compared(made).markdown() + "\n"
-    yield " ".join(found.words[len(made) :]) + "\n"
+    tables = [_compared(made)] if artifact.max_seeds == 0 else [found.table, _compared(made)]
+    new = [_without(table, shown) for table in tables]
+    yield from (table.markdown() + "\n" for table in new if table.rows)
+    is_repeated = any(
+        old.rows and old.markdown() != table.markdown()
+        for old, table in zip(tables, new, strict=True)
+    )
+    notes = found.words[len(made) + bool(made) :]
+    yield " ".join(["Numbers in tables above are not repeated."] * is_repeated + [*notes]) + "\n"
+
+
+def _without(table: Table, shown: set[tuple[str, ...]]) -> Table:
+    """The rows and columns that no table showed before: a row is named by its first two cells."""
+
+    def is_new(row: Sequence[str], column: int) -> bool:
+        return (*row[:2], table.columns[column]) not in shown
+
+    numbers = range(2, len(table.columns))
+    rows = [row for row in table.rows if any(is_new(row, column) for column in numbers)]
+    kept = [0, 1, *(column for column in numbers if any(is_new(row, column) for row in rows))]
+    shown |= {(*row[:2], table.columns[column]) for row in rows for column in numbers}
+    return Table([table.columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
@@ -152,52 +290,3 @@ def _compared(made: Sequence[Comparison]) -> Table:
         for one in made
     ]
     return Table(columns, rows)
-
-
-def _trials(scale: Scale, ledger: Ledger) -> Table:
-    rows = []
-    for letter, setup in scale.setups.items():
-        for method in setup.methods if setup.source is None else ():
-            cells = _tried(scale, letter, method, ledger)
-            if cells:
-                rows.append((letter, METHODS[method].title, cells))
-    return Table(("set-up", "method", "trials"), rows)
-
-
-def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
-    best = chosen(scale, setup, method, ledger)
-    cells = []
-    for run in trials(scale, setup, method, ledger):
-        if run.key in ledger:
-            settings = ", ".join(f"{name} {v:g}" for name, v in run.settings.items())
-            accuracy = val_accuracy(ledger[run.key])
-            text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
-            text = f"{settings}: {text}"
-            cells.append(f"**{text}**" if run.settings == best else text)
-    return "; ".join(cells)
-
-
-def _radii(scale: Scale, ledger: Ledger) -> Table:
-    """The methods whose tuning is finished, in the set-ups that find-rho was run in."""
-    rows = []
-    for one in radius_suggestions(scale, ledger):
-        for method in one.methods if one.key in ledger else ():
-            best = chosen(scale, one.setup, method, ledger)
-            if best is not None:
-                tried = _tried(scale, one.setup, method, ledger)
-                judged = _judged(ledger[one.key]["suggestions"][method], best["rho"])
-                words = (one.setup, METHODS[method].title, tried, f"{best['rho']:g}")
-                rows.append((*words, *judged))
-    columns = ("set-up", "method", "radii tried", "best", "find-rho suggests", "best within range")
-    return Table(columns, rows)
-
-
-def _judged(suggestion: LedgerLine, rho: float) -> tuple[str, str]:
-    """The suggested range, and whether it contains a radius."""
-    low, high = suggestion["low"], suggestion["high"]
-    if low is None:  # all radii of the sweep are too small
-        low = suggestion["radii"][-1]["rho"]
-    shown = f"from {low:.2g}" if high is None else f"{low:.2g} to {high:.2g}"
-    if rho < low:
-        return shown, "no, smaller"
-    return shown, "yes" if high is None or rho <= high else "no, larger"

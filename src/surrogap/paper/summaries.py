@@ -1,11 +1,12 @@
 """The cells of a table from the ledger: means over seeds, and paired comparisons."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from surrogap.experiments.text_table import Table
-from surrogap.paper.intervals import CONFIDENCE, Interval, interval, paired_difference
+from surrogap.paper.intervals import CONFIDENCE, MIN_SEEDS, Interval, interval, paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import final_runs, relative_cost
 from surrogap.paper.study import Cell, Scale
@@ -21,12 +22,14 @@ class Score:
         path: The names that lead to it in a line of the ledger.
         factor: The factor for its unit.
         decimals: The number of decimals in tables.
+        is_skewed: Shown as median and range over seeds: a symmetric interval would reach below 0.
     """
 
     title: str
     path: tuple[str, ...]
     factor: float = 100.0
     decimals: int = 2
+    is_skewed: bool = False
 
     def read(self, line: LedgerLine) -> float | None:
         """Read the value from a line of the ledger; None if it was not measured."""
@@ -34,6 +37,19 @@ class Score:
         for name in self.path:
             value = value.get(name) if isinstance(value, Mapping) else None
         return None if value is None else self.factor * float(value)
+
+    def text(self, values: Sequence[float]) -> str:
+        """The mean with its interval, or the median with the range.
+
+        >>> SCORES["eigenvalue"].text([3.0, 1.0, 9.5])
+        '3.0 (1.0 to 9.5)'
+        """
+        if not values:
+            return "-"
+        if not self.is_skewed or len(values) == 1:
+            return interval(values).text(self.decimals)
+        numbers = (statistics.median(values), min(values), max(values))
+        return "{} ({} to {})".format(*(f"{number:.{self.decimals}f}" for number in numbers))
 
 
 SCORES = {
@@ -43,7 +59,7 @@ SCORES = {
     "votes": Score("human labels %", ("scores", "votes", "accuracy")),
     "calibration": Score("calibration error %", ("scores", "test", "calibration_error")),
     "train": Score("training %", ("train", "accuracy")),
-    "eigenvalue": Score("top eigenvalue", ("sharpness", "eigenvalue"), factor=1.0, decimals=1),
+    "eigenvalue": Score("top eigenvalue", ("sharpness", "eigenvalue"), 1.0, 1, is_skewed=True),
 }
 
 
@@ -179,34 +195,42 @@ def comparisons(found: Sequence[Summary], pairs: Sequence[tuple[str, str]]) -> l
     return made
 
 
+def tally(made: Sequence[Comparison]) -> str:
+    """The number of comparisons, of those that exclude zero, and of those that the paper shares."""
+    enough = [one for one in made if one.verdict != TOO_FEW]
+    words = [f"Of {len(made)} comparisons, {len(enough)} have at least {MIN_SEEDS} seeds."]
+    if enough:
+        words.append(
+            f"Intervals that exclude zero: {sum(one.verdict != SIMILAR for one in enough)}. "
+            f"With {len(enough)} comparisons at {100 * CONFIDENCE:.0f} %, expect about "
+            f"{len(enough) * (1 - CONFIDENCE):.1f} false positives."
+        )
+    stated = [(one.verdict, one.in_paper) for one in enough if one.in_paper is not None]
+    if stated:
+        counts = {
+            "with the same verdict": sum(here == paper for here, paper in stated),
+            "with the opposite verdict": sum({*pair} == {"better", "worse"} for pair in stated),
+            "with a difference only there": sum(here == SIMILAR != paper for here, paper in stated),
+            "with a difference only here": sum(paper == SIMILAR != here for here, paper in stated),
+        }
+        found = ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
+        words.append(f"The paper has {len(stated)} of them: {found}.")
+    return " ".join(words)
+
+
 def in_words(made: Sequence[Comparison]) -> list[str]:
     """The comparisons in words, and how many of them chance alone would call different."""
     if not made:
         return []
-    enough = [one for one in made if one.verdict != TOO_FEW]
-    stated = [one for one in enough if one.in_paper in ("better", "worse")]
-    agree = sum(one.verdict == one.in_paper for one in stated)
-    similar = sum(one.verdict == SIMILAR for one in stated)
-    by_chance = (
-        " If no method differed from another, about "
-        f"{len(enough) * (1 - CONFIDENCE):.1f} of them would exclude zero by chance."
-    )
-    ordering = (
-        f" The paper ranks {len(stated)} of them: {agree} have the same order here, "
-        f"{len(stated) - agree - similar} the opposite order, and {similar} show no difference."
-    )
     return [
         *(one.sentence for one in made),
         f"Differences are of test accuracy after the last epoch, paired by seed, with "
-        f"{100 * CONFIDENCE:.0f} % intervals (Student's t). Number of comparisons with enough "
-        f"seeds: {len(enough)} of {len(made)}."
-        + (by_chance if enough else "")
-        + (ordering if stated else ""),
+        f"{100 * CONFIDENCE:.0f} % intervals (Student's t). {tally(made)}",
     ]
 
 
 def table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Table:
-    """A row for each cell with finished runs: settings, cost, seeds, and mean ± interval of scores.
+    """A row for each cell with finished runs: settings, cost, seeds and scores.
 
     The cost is a column if it was measured.
     """
@@ -222,7 +246,7 @@ def table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Tabl
             *(one.cell.setup, one.cell.title, one.settings),
             *(["-" if one.cost is None else f"{one.cost:.2f}"] if timed else []),
             str(len(one.lines)),
-            *(_text(one.interval(name), SCORES[name].decimals) for name in measured),
+            *(SCORES[name].text(list(one.values(name).values())) for name in measured),
         )
         for one in rows_of
     ]
@@ -231,8 +255,18 @@ def table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Tabl
     return Table(columns, rows, legend)
 
 
-def _text(value: Interval | None, decimals: int) -> str:
-    return "-" if value is None else value.text(decimals)
+def missing(found: Sequence[Summary]) -> str:
+    """A sentence about the cells without finished runs; empty if there are none."""
+    empty = [one.cell for one in found if not one.lines]
+    if not empty:
+        return ""
+    setups = []
+    for setup in dict.fromkeys(cell.setup for cell in empty):
+        titles = [cell.title for cell in empty if cell.setup == setup]
+        is_whole = len(titles) == sum(one.cell.setup == setup for one in found)
+        setups.append(f"{setup}: {'all' if is_whole else '; '.join(titles)}.")
+    number = f"{len(empty)} of {len(found)} planned rows are missing"
+    return f"{number}, because their runs have not finished. {' '.join(setups)}"
 
 
 def numbers(

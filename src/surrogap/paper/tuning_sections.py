@@ -1,0 +1,133 @@
+"""The sections of the results page on tuning: all trials, and find-rho against the best radii."""
+
+import math
+from collections.abc import Iterator
+
+from surrogap.experiments.text_table import Table
+from surrogap.paper.ledger import Ledger, LedgerLine
+from surrogap.paper.plan import chosen, radius_suggestions, trials, val_accuracy
+from surrogap.paper.study import METHODS, Changes, Scale
+
+_RADII = """## Radii: find-rho against the study
+
+`surrogap reproduce find-rho --scale {scale}`
+
+`surrogap find-rho` suggests a range of radii to search, here after {train_steps} steps of plain
+training. The radii tried are those of the study's trials, with validation accuracy in percent.
+
+{table}
+
+This is a weak test. The ranges {widths}contain {inside} of the {tried} radii tried. With one seed
+each, the radii beside the best one may be as good.
+"""
+
+
+def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
+    """All trials, those at the edge of their grid, and those that are not used any more."""
+    rows = []
+    for letter, setup in scale.setups.items():
+        for method in setup.methods if setup.source is None else ():
+            cells = _tried(scale, letter, method, ledger)
+            if cells:
+                rows.append((letter, METHODS[method].title, cells))
+    yield "## Trials\n"
+    yield "Validation accuracy in percent after the last epoch; the chosen setting is bold.\n"
+    yield Table(("set-up", "method", "trials"), rows).markdown() + "\n"
+    if edges := _edges(scale, ledger):
+        yield (
+            "Chosen values that are the largest or smallest tried (of two values, each is), so "
+            f"that a better one may lie beyond: {'; '.join(edges)}.\n"
+        )
+    if superseded := _superseded(scale, ledger):
+        yield (
+            "Superseded trials, with a learning rate or radius that the study no longer uses: "
+            f"{'; '.join(superseded)}.\n"
+        )
+
+
+def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
+    best = chosen(scale, setup, method, ledger)
+    cells = []
+    for run in trials(scale, setup, method, ledger):
+        if run.key in ledger:
+            accuracy = val_accuracy(ledger[run.key])
+            text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
+            text = f"{_shown(run.settings)}: {text}"
+            cells.append(f"**{text}**" if run.settings == best else text)
+    return "; ".join(cells + ["unfinished"] * (best is None and bool(cells)))
+
+
+def _shown(settings: Changes) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in settings.items())
+
+
+def _edges(scale: Scale, ledger: Ledger) -> list[str]:
+    """The methods whose chosen settings are the largest or smallest that were tried."""
+    found = []
+    for letter, setup in scale.setups.items():
+        for method in setup.methods if setup.source is None else ():
+            best = chosen(scale, letter, method, ledger) or {}
+            tried = [run.settings for run in trials(scale, letter, method, ledger)]
+            edge = {
+                name: value
+                for name, value in best.items()
+                if value in (min(one[name] for one in tried), max(one[name] for one in tried))
+            }
+            if edge:
+                found.append(f"{letter} {METHODS[method].title} ({_shown(edge)})")
+    return found
+
+
+def _superseded(scale: Scale, ledger: Ledger) -> list[str]:
+    """The tuning runs that are not a trial of the study any more."""
+    keys = {
+        run.key
+        for letter, setup in scale.setups.items()
+        for method in setup.methods
+        for run in trials(scale, letter, method, ledger)
+    }
+    return [
+        f"{line['setup']} {METHODS[line['method']].title} ({_shown(line['settings'])}): "
+        f"{100 * line['val']['accuracy']:.2f}"
+        for line in ledger.of_kind("run")
+        if (line["scale"], line["purpose"]) == (scale.name, "tuning") and line["key"] not in keys
+    ]
+
+
+def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
+    """The radii that find-rho suggests, for the methods whose tuning is finished."""
+    rows, inside, factors = [], list[bool](), list[float]()
+    for one in radius_suggestions(scale, ledger):
+        for method in one.methods if one.key in ledger else ():
+            best = chosen(scale, one.setup, method, ledger)
+            if best is not None:
+                low, high = _range(ledger[one.key]["suggestions"][method])
+                runs = trials(scale, one.setup, method, ledger)
+                radii = [run.settings["rho"] for run in runs if run.key in ledger]
+                inside += [low <= rho <= high for rho in radii]
+                factors += [high / low] * (high < math.inf)
+                tried, rho = _tried(scale, one.setup, method, ledger), best["rho"]
+                shown = f"from {low:.2g}" if high == math.inf else f"{low:.2g} to {high:.2g}"
+                verdict = "no, smaller" if rho < low else "yes" if rho <= high else "no, larger"
+                words = (one.setup, METHODS[method].title, tried, f"{rho:g}")
+                rows.append((*words, shown, verdict))
+    if rows:
+        columns = ("set-up", "method", "radii tried", "best", "find-rho suggests")
+        yield _RADII.format(
+            scale=scale.name,
+            train_steps=scale.find_rho[0],
+            table=Table((*columns, "best within range"), rows).markdown(),
+            widths=f"span a factor of {min(factors):.0f} to {max(factors):.0f} and "
+            if factors
+            else "",
+            inside=sum(inside),
+            tried=len(inside),
+        )
+
+
+def _range(suggestion: LedgerLine) -> tuple[float, float]:
+    """The suggested range of radii."""
+    low, high = suggestion["low"], suggestion["high"]
+    if low is None:  # all radii of the sweep are too small
+        low = suggestion["radii"][-1]["rho"]
+    return low, math.inf if high is None else high
