@@ -153,8 +153,9 @@ def test_radii_are_suggested_by_name(
     assert reproduce("find-rho") == 0
     assert capsys.readouterr().out == "1 measurement and 0 runs are left, about 1 minutes.\n"
     ledger = Ledger(Path(scale.ledger))
-    for run in trials(scale, "A", "sam"):
-        ledger.append(synthetic_study.line(run, scale))
+    for method in ("vanilla", "sam"):
+        for run in trials(scale, "A", method, ledger):
+            ledger.append(synthetic_study.line(run, scale))
     assert reproduce("find-rho", "--dry-run") == 0
     row = capsys.readouterr().out.splitlines()[1]
     assert " ".join(row.split()) == "find-rho A, 4 methods 60 s"

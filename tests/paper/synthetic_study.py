@@ -23,7 +23,7 @@ def line(run: StudyRun, scale: Scale, **changes: Any) -> LedgerLine:
     own = 0.05 * math.cos(13.0 * run.seed + len(run.method))
     accuracy = (88.0 + GAINS[run.method] + shared + own) / 100
     # The second trial is the best, and of equal ones the first.
-    best = [one.key for one in trials(scale, run.setup, run.method)[1:2]]
+    best = [one.settings for one in trials(scale, run.setup, run.method)[1:2]]
     num_steps, num_epochs = 100, run.changes["epochs"]
     steps = list(range(1, num_steps + 1))
     alpha = float(run.settings.get("alpha", 0.0))
@@ -43,7 +43,7 @@ def line(run: StudyRun, scale: Scale, **changes: Any) -> LedgerLine:
         "jobs": 1,
         "seconds": 10.0 * METHODS[run.method].passes,
         "train": {"accuracy": 0.9995, "loss": 0.01, "num_samples": 10000},
-        "val": {"accuracy": accuracy - 0.01 + 0.01 * (run.key in best), "loss": 0.5},
+        "val": {"accuracy": accuracy - 0.01 + 0.01 * (run.settings in best), "loss": 0.5},
         "best": {"epoch": 3, "val_accuracy": accuracy, "test_accuracy": accuracy + 0.001},
         "curves": {
             "step": steps,

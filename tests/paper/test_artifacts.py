@@ -235,7 +235,7 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
 
 def test_a_page_of_few_runs_says_what_is_missing(tmp_path: Path) -> None:
     ledger = synthetic_study.ledger(tmp_path / "study.jsonl", GPU, "fig-cosine")
-    tried = trials(GPU, "A", "asam")
+    tried = trials(GPU, "A", "asam", ledger)
     ledger.append(synthetic_study.line(tried[0], GPU, jobs=4, seconds=24000.0))
     former = replace(tried[0], settings={"rho": 8.0}, changes={**tried[0].changes, "rho": 8.0})
     ledger.append(synthetic_study.line(former, GPU))

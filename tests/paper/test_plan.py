@@ -19,6 +19,9 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def tune(ledger: Ledger, method: str, *accuracies: float | None) -> None:
+    """Tune a method, after plain training with the set-up's own settings as the best."""
+    if method != "vanilla" and chosen(GPU, "A", "vanilla", ledger) is None:
+        tune(ledger, "vanilla", 0.1, 0.1, 0.1, 0.2)
     for run, accuracy in zip(trials(GPU, "A", method, ledger), accuracies, strict=False):
         line = synthetic_study.line(run, GPU, val={"accuracy": accuracy})
         ledger.append(line | {"kind": "failure"} if accuracy is None else line)
@@ -27,7 +30,8 @@ def tune(ledger: Ledger, method: str, *accuracies: float | None) -> None:
 def test_tuning_comes_first_then_seeds_in_turn(ledger: Ledger) -> None:
     items = todo(GPU, [Stage(CELLS)], ledger)
     assert [item.run.purpose for item in items] == 8 * ["tuning"] + 15 * ["final"]
-    assert [item.is_ready for item in items] == 8 * [True] + 15 * [False]
+    # SAM takes the learning rate of vanilla, once that is tuned.
+    assert [item.is_ready for item in items] == 4 * [True] + 19 * [False]
     order = [(item.run.seed, item.run.method) for item in items[8:]]
     # Vanilla has five seeds, SAM ten.
     both = [(seed, method) for seed in range(5) for method in ("vanilla", "sam")]
@@ -35,12 +39,37 @@ def test_tuning_comes_first_then_seeds_in_turn(ledger: Ledger) -> None:
 
 
 def test_a_method_is_ready_once_it_is_tuned(ledger: Ledger) -> None:
+    tune(ledger, "vanilla", 0.1, 0.2, 0.1, 0.1)
+    items = todo(GPU, [Stage(CELLS, max_seeds=1)], ledger)
+    assert [(i.run.method, i.is_ready) for i in items] == [
+        *4 * [("sam", True)],
+        *(("vanilla", True), ("sam", False)),
+    ]
     tune(ledger, "sam", 0.1, 0.3, 0.2, 0.2)
     items = todo(GPU, [Stage(CELLS, max_seeds=1)], ledger)
-    assert [(i.run.method, i.is_ready) for i in items[4:]] == [("vanilla", False), ("sam", True)]
+    assert [(i.run.method, i.is_ready) for i in items] == [("vanilla", True), ("sam", True)]
     assert items[-1].run.settings == {"rho": 0.1}
     ledger.append(synthetic_study.line(items[-1].run, GPU))
-    assert len(todo(GPU, [Stage(CELLS, max_seeds=1)], ledger)) == 5
+    assert len(todo(GPU, [Stage(CELLS, max_seeds=1)], ledger)) == 1
+
+
+def test_all_methods_train_with_the_rate_and_decay_that_are_best_for_plain_training(
+    ledger: Ledger,
+) -> None:
+    tune(ledger, "vanilla", 0.1, 0.2, 0.1, 0.1)
+    tune(ledger, "sam", 0.1, 0.3, 0.2, 0.2)
+    tune(ledger, "gsam", 0.3, 0.2, 0.1, 0.2)
+    best = chosen(GPU, "A", "vanilla", ledger)
+    assert best == {"lr": 0.1, "weight_decay": 1e-3}
+    cells = [Cell("A", method) for method in ("sam", "gsam", "asam")]
+    for item in todo(GPU, [Stage([*cells, Cell("F", "sam")])], ledger):
+        run = item.run.source or item.run
+        assert best.items() <= run.changes.items()
+        # Fine-tuning has its own.
+        own = item.run.source is None
+        assert (item.run.changes["lr"] == 0.1) == own
+    adamw = Cell("A", "sam", {"optimizer": "adamw", "lr": 1e-3})
+    assert todo(GPU, [Stage([adamw])], ledger)[0].run.changes["lr"] == 1e-3
 
 
 def test_the_best_validation_accuracy_is_chosen(ledger: Ledger) -> None:
@@ -59,7 +88,8 @@ def test_a_second_setting_is_tried_at_the_two_radii_that_are_best_without_it(
     wanted = [Stage([Cell("A", "gsam")], max_seeds=1)]
     items = todo(GPU, wanted, ledger)
     assert [(item.run.method, item.is_ready) for item in items] == [
-        *4 * [("sam", True)],
+        *4 * [("vanilla", True)],
+        *4 * [("sam", False)],
         *5 * [("gsam", False)],
     ]
     tune(ledger, "sam", 0.1, 0.3, 0.1)
@@ -98,8 +128,9 @@ def test_a_best_radius_at_the_edge_gets_one_more_trial(
 
 def test_few_trials_try_a_second_setting_at_the_best_radius(ledger: Ledger, tmp_path: Path) -> None:
     scale = synthetic_study.tiny(tmp_path)
-    for run in trials(scale, "A", "sam"):
-        ledger.append(synthetic_study.line(run, scale))
+    for method in ("vanilla", "sam"):
+        for run in trials(scale, "A", method, ledger):
+            ledger.append(synthetic_study.line(run, scale))
     assert [run.settings for run in trials(scale, "A", "gsam", ledger)] == [
         {"rho": 0.1, "alpha": 0.1},
         {"rho": 0.1, "alpha": 0.3},

@@ -2,9 +2,10 @@
 
 Work is done in stages, the most important first. In a stage, all methods are tuned, then the runs
 that are scored on test images follow seed by seed, so that an unfinished study has as many complete
-seeds as possible. A method's final runs are known once its tuning is finished, and the trials of a
-method with a second setting once the simpler method's is. Measurements, which need the device for
-themselves, come before all runs.
+seeds as possible. A method's final runs are known once its tuning is finished. Its trials are known
+once plain training is tuned, whose learning rate and weight decay it uses; those of a method with a
+second setting once the simpler method is. Measurements, which need the device for themselves, come
+before all runs.
 """
 
 import hashlib
@@ -60,7 +61,8 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
         simpler = _best_first(trials(scale, setup, kind.simpler, ledger), ledger)
         num_radii = max(scale.num_trials // len(kind.second[1]), 1)
         tried = kind.at_radii(sorted(run.settings["rho"] for run in simpler[:num_radii]))
-    make = partial(study_run, scale, Cell(setup, method), seed=TUNING_SEED, purpose="tuning")
+    cell, shared = Cell(setup, method), shared_settings(scale, setup, method, ledger)
+    make = partial(study_run, scale, cell, shared=shared, seed=TUNING_SEED, purpose="tuning")
     tried = tried[: scale.num_trials]
     runs = [make(settings) for settings in tried]
     has_radii = all(settings.keys() == {"rho"} for settings in tried)
@@ -70,6 +72,26 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
         if best in (low, high):
             runs.append(make({"rho": best["rho"] * (2.0 if best == high else 0.5)}))
     return runs
+
+
+def shared_settings(scale: Scale, setup: str, method: str, ledger: Ledger | None) -> Changes:
+    """The settings that a method shares with plain training; none until that is tuned.
+
+    Without them, a run has the set-up's own.
+    """
+    if ledger is None or METHODS[method].is_plain:
+        return {}
+    return chosen(scale, setup, "vanilla", ledger) or {}
+
+
+def _tuned_first(method: str) -> list[str]:
+    """The methods that must be tuned before a method.
+
+    >>> _tuned_first("gsam")
+    ['vanilla', 'sam']
+    """
+    before = METHODS[method].simpler or ("" if METHODS[method].is_plain else "vanilla")
+    return [*_tuned_first(before), before] if before else []
 
 
 def _best_first(runs: Sequence[StudyRun], ledger: Ledger | None) -> list[StudyRun]:
@@ -86,7 +108,7 @@ def _best_first(runs: Sequence[StudyRun], ledger: Ledger | None) -> list[StudyRu
 def _is_tuned(
     scale: Scale, setup: str, method: str, ledger: Ledger, *, beyond_edge: bool = True
 ) -> bool:
-    """True once all trials of a method and of the simpler method are finished.
+    """True once all trials of a method, and of those that come before it, are finished.
 
     Args:
         scale: The study.
@@ -95,10 +117,11 @@ def _is_tuned(
         ledger: The finished runs.
         beyond_edge: Whether the trials beyond the edge must be finished, too.
     """
-    simpler = METHODS[method].simpler
-    runs = trials(scale, setup, method, ledger)[: None if beyond_edge else scale.num_trials]
-    return all(run.key in ledger for run in runs) and (
-        simpler is None or _is_tuned(scale, setup, simpler, ledger, beyond_edge=beyond_edge)
+    num_runs = None if beyond_edge else scale.num_trials
+    return all(
+        run.key in ledger
+        for one in (*_tuned_first(method), method)
+        for run in trials(scale, setup, one, ledger)[:num_runs]
     )
 
 
@@ -130,12 +153,13 @@ def num_seeds(scale: Scale, cell: Cell) -> int:
 def final_runs(scale: Scale, cell: Cell, ledger: Ledger) -> list[StudyRun] | None:
     """The runs of a cell that are scored on test images; None while its tuning is unfinished."""
     settings = chosen(scale, cell.setup, cell.method, ledger)
-    return None if settings is None else _with_seeds(scale, cell, settings)
+    return None if settings is None else _with_seeds(scale, cell, settings, ledger)
 
 
-def _with_seeds(scale: Scale, cell: Cell, settings: Changes) -> list[StudyRun]:
+def _with_seeds(scale: Scale, cell: Cell, settings: Changes, ledger: Ledger) -> list[StudyRun]:
+    shared = shared_settings(scale, cell.setup, cell.method, ledger)
     return [
-        study_run(scale, cell, settings, seed=seed, purpose="final")
+        study_run(scale, cell, settings, shared, seed=seed, purpose="final")
         for seed in range(num_seeds(scale, cell))
     ]
 
@@ -194,13 +218,13 @@ def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyR
     tuned: dict[tuple[str, str], list[tuple[StudyRun, bool]]] = {}
     for cell in cells:
         is_ready = True
-        for method in filter(None, (METHODS[cell.method].simpler, cell.method)):
+        for method in (*_tuned_first(cell.method), cell.method):
             tried = trials(scale, cell.setup, method, ledger)
             tuned[cell.setup, method] = [(run, is_ready) for run in tried]
             is_ready = _is_tuned(scale, cell.setup, method, ledger)
         known = final_runs(scale, cell, ledger)
         # Of unknown settings, the last trial's: the first trial may be a run of another method.
-        runs = _with_seeds(scale, cell, tried[-1].settings) if known is None else known
+        runs = _with_seeds(scale, cell, tried[-1].settings, ledger) if known is None else known
         columns.append([(run, is_ready) for run in runs[: stage.max_seeds]])
     for column in tuned.values():
         yield from column

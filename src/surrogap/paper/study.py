@@ -448,18 +448,33 @@ def _shown(value: object) -> str:
 
 
 def study_run(
-    scale: Scale, cell: Cell, settings: Changes, *, seed: int, purpose: Purpose
+    scale: Scale,
+    cell: Cell,
+    settings: Changes,
+    shared: Changes | None = None,
+    *,
+    seed: int,
+    purpose: Purpose,
 ) -> StudyRun:
-    """Return the run of a cell with some settings."""
+    """Return the run of a cell.
+
+    Args:
+        scale: The study.
+        cell: The method and its set-up.
+        settings: The settings of the method.
+        shared: The settings of the set-up that plain training was tuned to.
+        seed: The seed.
+        purpose: What the run is for.
+    """
     setup, method = scale.setups[cell.setup], METHODS[cell.method]
     shown, source = {**settings, **cell.changes}, None
     changes = {**setup.changes, **cell.changes, "seed": seed, "eval_on": "test"}
     if setup.source is not None:
         before = Cell(setup.source, cell.method)
-        source = study_run(scale, before, settings, seed=seed, purpose=purpose)
+        source = study_run(scale, before, settings, shared, seed=seed, purpose=purpose)
     else:
         epochs = round(setup.changes["epochs"] * method.epochs)
-        changes |= {**method.changes, "epochs": epochs, **shown}
+        changes |= {**(shared or {}), **method.changes, "epochs": epochs, **shown}
         changes["eval_on"] = "val" if purpose == "tuning" else "both"
         if method.start:
             changes["start_epoch"] = round(method.start * changes["epochs"])
