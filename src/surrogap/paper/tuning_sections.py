@@ -67,7 +67,8 @@ def _edges(scale: Scale, ledger: Ledger) -> list[str]:
     for letter, setup in scale.setups.items():
         for method in setup.methods if setup.source is None else ():
             best = chosen(scale, letter, method, ledger) or {}
-            tried = [run.settings for run in trials(scale, letter, method, ledger)]
+            runs = trials(scale, letter, method, ledger)
+            tried = [run.settings for run in runs if run.key in ledger]
             edge = {
                 name: value
                 for name, value in best.items()
