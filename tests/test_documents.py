@@ -13,10 +13,11 @@ from surrogap import cli
 from surrogap.experiments.recipes import RECIPES
 from surrogap.paper.intervals import Interval, paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import trials
-from surrogap.paper.study import GPU, MAIN, Cell
+from surrogap.paper.methods import MAIN
+from surrogap.paper.study import GPU, Cell
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import Summary, summaries, table
+from surrogap.paper.tuning import trials
 from surrogap.training.config import Config
 from tests.distributed.torchrun import torchrun
 

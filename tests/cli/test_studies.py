@@ -14,8 +14,10 @@ from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.paper import imagenet_runs, plan, workers
 from surrogap.paper.artifacts import ARTIFACTS, stages
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import todo, trials
-from surrogap.paper.study import METHODS, SCALES, Scale
+from surrogap.paper.methods import METHODS
+from surrogap.paper.plan import todo
+from surrogap.paper.study import SCALES, Scale
+from surrogap.paper.tuning import trials
 from surrogap.training.config import Config
 from surrogap.training.records import read_records
 from tests.paper import synthetic_study

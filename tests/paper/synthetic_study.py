@@ -9,8 +9,10 @@ import numpy as np
 
 from surrogap.paper.artifacts import stages
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import todo, trials
-from surrogap.paper.study import LAPTOP, METHODS, Scale, StudyRun
+from surrogap.paper.methods import METHODS
+from surrogap.paper.plan import todo
+from surrogap.paper.study import LAPTOP, Scale, StudyRun
+from surrogap.paper.tuning import trials
 from tests.training import small_runs
 
 # Points of test accuracy above vanilla.

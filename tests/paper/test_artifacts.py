@@ -18,10 +18,11 @@ from surrogap.paper.artifacts import ARTIFACTS, drawn
 from surrogap.paper.intervals import t_quantile
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import trials
-from surrogap.paper.study import GPU, LAPTOP, METHODS, Cell
+from surrogap.paper.methods import METHODS
+from surrogap.paper.study import GPU, LAPTOP, Cell
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import comparisons, in_words, summaries, table
+from surrogap.paper.tuning import trials
 from tests.paper import synthetic_study
 
 
@@ -224,7 +225,7 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     assert len(rows) == len(set(rows)) > 3  # each once
     assert "Set-up A: 150 epochs, batch size 128, SGD with Nesterov momentum 0.9" in text
     assert "bf16, 10,000 training images, 5,000 validation images, 10,000 test images." in text
-    assert "Set-up E: learning rate 0.1 with cosine decay, otherwise as A." in text
+    assert "Set-up E: as A." in text
     # The standard error of 88.3 % on 5,000 images.
     assert "(5,000 in A, for a standard error of about 0.5 points)" in text
     assert "Superseded" not in text

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from surrogap.paper.measuring import suggestions
-from surrogap.paper.plan import trials
+from surrogap.paper.methods import METHODS, ONLY_RADIUS
 from surrogap.paper.running import Environment, finished
-from surrogap.paper.study import METHODS, ONLY_RADIUS, Scale
+from surrogap.paper.study import Scale
 from surrogap.paper.timing import timing
+from surrogap.paper.tuning import trials
 from tests.paper import synthetic_study
 
 pytestmark = pytest.mark.gpu

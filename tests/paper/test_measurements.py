@@ -18,15 +18,14 @@ from surrogap.paper.plan import (
     MEASUREMENT,
     Measurement,
     Stage,
-    chosen,
     missing_measurements,
     radius_suggestions,
     step_timing,
-    trials,
 )
 from surrogap.paper.running import Environment, Stopped
 from surrogap.paper.study import GPU, LAPTOP, Cell, Scale
 from surrogap.paper.study_page import write_page
+from surrogap.paper.tuning import chosen, trials
 from surrogap.paper.workers import train_study
 from tests.paper import synthetic_study
 

@@ -8,9 +8,10 @@ import torch
 
 from surrogap.evaluation import corrupted, evaluate
 from surrogap.paper.ledger import LedgerLine
-from surrogap.paper.plan import trials
+from surrogap.paper.methods import METHODS
 from surrogap.paper.running import Environment, finished
-from surrogap.paper.study import METHODS, Cell, Scale, StudyRun, study_run
+from surrogap.paper.study import Cell, Scale, StudyRun, study_run
+from surrogap.paper.tuning import trials
 from surrogap.training.images import images_of
 from surrogap.training.run import train
 from tests.paper import synthetic_study

@@ -7,16 +7,9 @@ import pytest
 
 from surrogap.paper.artifacts import ARTIFACTS, stages
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.plan import chosen, shared_settings, trials
-from surrogap.paper.study import (
-    GPU,
-    METHODS,
-    SCALES,
-    TUNING_SEED,
-    Cell,
-    Scale,
-    study_run,
-)
+from surrogap.paper.methods import METHODS
+from surrogap.paper.study import GPU, SCALES, TUNING_SEED, Cell, Scale, study_run
+from surrogap.paper.tuning import chosen, shared_settings, trials
 from surrogap.training.config import Config
 
 # Trained before plain training was tuned, with other values of lr and weight decay. No table shows

@@ -14,6 +14,7 @@ from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
 from surrogap.paper.imagenet_runs import paper_runs, train_runs
 from surrogap.paper.ledger import Ledger, LedgerLine
+from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import (
     Measurement,
     Stage,
@@ -24,7 +25,7 @@ from surrogap.paper.plan import (
     todo,
 )
 from surrogap.paper.reproductions import Reproduced
-from surrogap.paper.study import METHODS, SCALES, Scale
+from surrogap.paper.study import SCALES, Scale
 from surrogap.paper.study_page import write_page
 
 ALL, TIMING, FIND_RHO = "all", "timing", "find-rho"

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, final
 
 from surrogap.paper import drawings
 from surrogap.paper.ledger import Ledger
+from surrogap.paper.methods import MAIN, METHODS, SHORT, TRANSFERRED, Changes
 from surrogap.paper.plan import Stage
 from surrogap.paper.reproductions import Reproduced
-from surrogap.paper.study import MAIN, METHODS, SHORT, TRANSFERRED, Cell, Changes, Scale
+from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import (
     Summary,
     comparisons,

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import trials
-from surrogap.paper.study import METHODS, Scale
+from surrogap.paper.methods import METHODS
+from surrogap.paper.study import Scale
 from surrogap.paper.summaries import Summary
+from surrogap.paper.tuning import trials
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,10 @@ from surrogap.experiments.radii import (
     train_with_plain_gradient,
 )
 from surrogap.paper.ledger import LedgerLine
-from surrogap.paper.plan import Measurement, trials
+from surrogap.paper.plan import Measurement
 from surrogap.paper.running import Environment, provenance
 from surrogap.paper.timing import timing
+from surrogap.paper.tuning import trials
 
 
 def measured(measurement: Measurement, environment: Environment) -> LedgerLine:

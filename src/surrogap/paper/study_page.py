@@ -9,9 +9,10 @@ from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
 from surrogap.paper.intervals import paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import trials, val_accuracy
-from surrogap.paper.study import MAIN, Cell, Scale
+from surrogap.paper.methods import MAIN
+from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import Comparison, comparisons, summaries, tally
+from surrogap.paper.tuning import chosen, trials, val_accuracy
 from surrogap.paper.tuning_sections import radii_section, trials_section
 
 _READING = """## How to read this page
@@ -195,33 +196,33 @@ def _num_images(scale: Scale, setup: str, ledger: Ledger) -> dict[str, int]:
 
 def _training(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The training that all methods of a set-up share, for each set-up with runs."""
-    letter_of_first, first = "", list[str]()
+    first, letter_of_first = list[str](), ""
     for letter, setup in scale.setups.items():
-        images, own = _num_images(scale, letter, ledger), setup.changes
-        if images:
-            momentum = f"{'Nesterov ' * own.get('nesterov', False)}momentum {own.get('momentum')}"
-            warmup = next(
-                (f" after {own[n]:g} {n[7:]} of warm-up" for n in own if "warmup" in n), ""
-            )
-            words = [
-                f"{own['epochs']} epochs",
-                f"batch size {own['batch_size']}",
-                f"SGD with {momentum}" if own["optimizer"] == "sgd" else "AdamW",
-                f"learning rate {own['lr']:g} with {own['decay']} decay{warmup}",
-                f"weight decay {own['weight_decay']:g}",
-                *(
-                    [f"gradients clipped to norm {own['clip_norm']:g}"]
-                    if "clip_norm" in own
-                    else []
-                ),
-                f"{own['augmentation']} augmentation",
-                own["precision"],
-                *(f"{number:,} {split} images" for split, number in images.items()),
-            ]
-            new = [word for word in words if word not in first]
-            same = [f"otherwise as {letter_of_first}"] if first else []
-            yield f"Set-up {letter}: {', '.join(new + same)}.\n"
-            letter_of_first, first = letter_of_first or letter, first or words
+        images = _num_images(scale, letter, ledger)
+        if not images:
+            continue
+        tuned = chosen(scale, letter, "vanilla", ledger) if setup.source is None else None
+        own = {**setup.changes, **(tuned or {})}
+        nesterov = "Nesterov " if own.get("nesterov") else ""
+        words = [
+            f"{own['epochs']} epochs",
+            f"batch size {own['batch_size']}",
+            f"SGD with {nesterov}momentum {own['momentum']}"
+            if own["optimizer"] == "sgd"
+            else "AdamW",
+            f"learning rate {own['lr']:g} with {own['decay']} decay",
+            f"{own['warmup_epochs']:g} epochs of warm-up" if "warmup_epochs" in own else "",
+            f"{own['warmup_steps']} steps of warm-up" if "warmup_steps" in own else "",
+            f"weight decay {own['weight_decay']:g}",
+            f"gradients clipped to norm {own['clip_norm']:g}" if "clip_norm" in own else "",
+            f"{own['augmentation']} augmentation",
+            own["precision"],
+            *(f"{number:,} {split} images" for split, number in images.items()),
+        ]
+        new = [word for word in words if word and word not in first]
+        same = [f"{'otherwise ' if new else ''}as {letter_of_first}"] if first else []
+        yield f"Set-up {letter}: {', '.join(new + same)}.\n"
+        first, letter_of_first = first or words, letter_of_first or letter
 
 
 def _val_error(scale: Scale, ledger: Ledger) -> str:

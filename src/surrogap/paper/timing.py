@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from surrogap.paper.plan import trials
+from surrogap.paper.methods import METHODS
 from surrogap.paper.running import Environment
-from surrogap.paper.study import METHODS
+from surrogap.paper.tuning import trials
 from surrogap.training.components import components_of
 from surrogap.training.config import Config
 from surrogap.training.processes import World

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 from surrogap.experiments.text_table import Table
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.plan import chosen, radius_suggestions, trials, val_accuracy
-from surrogap.paper.study import METHODS, Changes, Scale
+from surrogap.paper.methods import METHODS, Changes
+from surrogap.paper.plan import radius_suggestions
+from surrogap.paper.study import Scale
+from surrogap.paper.tuning import chosen, trials, val_accuracy
 
 _RADII = """## Radii: find-rho against the study
 

@@ -1,0 +1,129 @@
+"""The methods that the study compares: objectives with their settings and trials.
+
+This module does not import torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+Changes = Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True)
+class Method:
+    """An objective with its settings.
+
+    Attributes:
+        title: Its name in tables and figures.
+        changes: Values of the configuration.
+        trials: The settings that it is tuned over; empty for the set-up's own trials, or for a
+            method with a second setting.
+        passes: Forward and backward passes of a step, relative to a plain one; for estimates.
+        epochs: The length of training relative to the set-up's.
+        start: The fraction of the epochs after which the objective starts; plain training before.
+        simpler: For a method with a second setting beside the radius, the method without it.
+        second: The second setting and its values, which are tried at the radii that are best for
+            the simpler method in the same set-up.
+    """
+
+    title: str
+    changes: Changes
+    trials: Sequence[Changes] = ()
+    passes: float = 2.0
+    epochs: float = 1.0
+    start: float = 0.0
+    simpler: str | None = None
+    second: tuple[str, Sequence[float]] = ("", ())
+
+    @property
+    def is_plain(self) -> bool:
+        """True for plain training, of any length."""
+        return self.changes == METHODS["vanilla"].changes
+
+    @property
+    def step(self) -> str:
+        """The first method that takes the same steps, of which it may take fewer or more.
+
+        >>> METHODS["sam-late"].step, METHODS["asam-ascent"].step
+        ('sam', 'asam-ascent')
+        """
+        own = (self.changes, self.second)
+        return next(name for name, one in METHODS.items() if (one.changes, one.second) == own)
+
+    def at_radii(self, radii: Sequence[float]) -> list[Changes]:
+        """The values of the second setting at some radii.
+
+        >>> METHODS["gsam"].at_radii([0.2])
+        [{'rho': 0.2, 'alpha': 0.1}, {'rho': 0.2, 'alpha': 0.3}]
+        """
+        name, values = self.second
+        return [{"rho": rho, name: value} for rho in radii for value in values]
+
+
+def _radii(*rhos: float) -> list[Changes]:
+    return [{"rho": rho} for rho in rhos]
+
+
+_VANILLA, _SAM, _GSAM = ({"objective": name} for name in ("vanilla", "sam", "gsam"))
+_NORMS, _QUARTER = {"perturb": "norms"}, {"climb_fraction": 0.25}
+# Plain training's best learning rate and weight decay in set-up A, and twice as much of each.
+_WIDE: list[Changes] = [
+    {"lr": lr, "weight_decay": decay} for lr in (0.2, 0.4) for decay in (1e-3, 2e-3)
+]
+_RHOS, _NORM_RHOS = _radii(0.05, 0.1, 0.2, 0.4), _radii(0.25, 0.5, 1.0, 2.0)
+_ALPHAS = ("alpha", (0.1, 0.3))
+_LATE: dict[str, Any] = {"passes": 4 / 3, "start": 2 / 3}
+
+METHODS: dict[str, Method] = {
+    "vanilla": Method("vanilla", _VANILLA, passes=1.0),
+    "vanilla-2x": Method("vanilla, 2x epochs", _VANILLA, passes=1.0, epochs=2.0),
+    "vanilla-wide": Method("vanilla, wider tuning", _VANILLA, _WIDE, passes=1.0),
+    "vanilla-2x-wide": Method(
+        "vanilla, 2x epochs, wider tuning", _VANILLA, _WIDE, passes=1.0, epochs=2.0
+    ),
+    "sam": Method("SAM", _SAM, _RHOS),
+    "gsam": Method("GSAM", _GSAM, simpler="sam", second=_ALPHAS),
+    "sam-norms": Method("SAM, norm layers", _SAM | _NORMS, _NORM_RHOS),
+    "gsam-norms": Method("GSAM, norm layers", _GSAM | _NORMS, simpler="sam-norms", second=_ALPHAS),
+    "momentum-sam": Method(
+        "Momentum-SAM", {"objective": "momentum-sam"}, _radii(0.5, 1.0, 2.0, 4.0), passes=1.0
+    ),
+    "gsam-plain": Method(
+        "GSAM, min(f, h)",
+        _GSAM | {"minimize": "plain"},
+        simpler="sam",
+        second=("alpha", (0.3, 1.0)),
+    ),
+    "asam": Method("ASAM", {"objective": "asam"}, _radii(0.5, 1.0, 2.0, 4.0)),
+    "asam-ascent": Method("ASAM + ascent", {"objective": "asam"}, simpler="asam", second=_ALPHAS),
+    "gap-penalty": Method(
+        "f_p + lambda h", {"objective": "gap-penalty"}, simpler="sam", second=("lam", (0.1, 0.5))
+    ),
+    # Five passes a step: for two fifths of the epochs it costs as much as SAM.
+    "entropy-sgd": Method(
+        "Entropy-SGD",
+        {"objective": "entropy-sgd", "inner_steps": 5},
+        [{"gamma": gamma, "scoping": scoping} for gamma in (0.03, 0.3) for scoping in (0.0, 1e-3)],
+        passes=5.0,
+        epochs=0.4,
+    ),
+    "sam-quarter": Method("SAM, climb on 1/4 batch", _SAM | _QUARTER, _RHOS, passes=1.3),
+    "sam-norms-quarter": Method(
+        "SAM, norm layers, climb on 1/4 batch", _SAM | _NORMS | _QUARTER, _NORM_RHOS, passes=1.3
+    ),
+    "sam-every-5": Method(
+        "SAM, every 5th step", _SAM | {"every": 5}, _radii(0.1, 0.2, 0.4, 0.8), passes=1.2
+    ),
+    "sam-late": Method("SAM, last third", _SAM, _RHOS, **_LATE),
+    "sam-norms-late": Method("SAM, norm layers, last third", _SAM | _NORMS, _NORM_RHOS, **_LATE),
+}
+
+# The most important comparisons, which are tuned and trained first.
+MAIN = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms", "momentum-sam")
+SHORT = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
+TRANSFERRED = ("vanilla", "sam", "gsam")
+
+# The methods that are tuned over the radius alone, and use it in every step on the whole batch.
+ONLY_RADIUS = ("sam", "sam-norms", "momentum-sam", "asam")

@@ -1,0 +1,112 @@
+"""The tuning of methods: their trials, and the settings that the trials choose."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from surrogap.paper.ledger import Ledger, LedgerLine
+from surrogap.paper.methods import METHODS, Changes
+from surrogap.paper.study import TUNING_SEED, Cell, Scale, StudyRun, study_run
+
+
+def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) -> list[StudyRun]:
+    """The runs that a method is tuned with; for transfer, in the set-up of the source.
+
+    A method that is tuned over the radius alone gets one more trial if the best radius is the
+    largest or the smallest of those tried: at twice or half of it, once. A method with a second
+    setting tries it at the radii that are best for the simpler method so far, which are final once
+    that method is tuned.
+
+    Args:
+        scale: The study.
+        setup: The set-up's letter.
+        method: The method's name.
+        ledger: The finished runs; None for no finished run.
+
+    >>> from surrogap.paper.study import (GPU)
+    >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]
+    [0.05, 0.1, 0.2, 0.4]
+    """
+    setup, kind = scale.setups[setup].source or setup, METHODS[method]
+    tried = kind.trials or scale.setups[setup].trials
+    if kind.simpler is not None:
+        simpler = _best_first(trials(scale, setup, kind.simpler, ledger), ledger)
+        num_radii = max(scale.num_trials // len(kind.second[1]), 1)
+        tried = kind.at_radii(sorted(run.settings["rho"] for run in simpler[:num_radii]))
+    cell, shared = Cell(setup, method), shared_settings(scale, setup, method, ledger)
+    make = partial(study_run, scale, cell, shared=shared, seed=TUNING_SEED, purpose="tuning")
+    tried = tried[: scale.num_trials]
+    runs = [make(settings) for settings in tried]
+    has_radii = all(settings.keys() == {"rho"} for settings in tried)
+    # Of two radii, the best is always at an edge.
+    if has_radii and len(tried) > 2 and ledger is not None and all(r.key in ledger for r in runs):
+        low, high, best = tried[0], tried[-1], _best_first(runs, ledger)[0].settings
+        if best in (low, high):
+            runs.append(make({"rho": best["rho"] * (2.0 if best == high else 0.5)}))
+    return runs
+
+
+def shared_settings(scale: Scale, setup: str, method: str, ledger: Ledger | None) -> Changes:
+    """The settings that a method shares with plain training; none until that is tuned.
+
+    Without them, a run has the set-up's own.
+    """
+    if ledger is None or METHODS[method].is_plain:
+        return {}
+    return chosen(scale, setup, "vanilla", ledger) or {}
+
+
+def tuned_first(method: str) -> list[str]:
+    """The methods that must be tuned before a method.
+
+    >>> tuned_first("gsam")
+    ['vanilla', 'sam']
+    """
+    before = METHODS[method].simpler or ("" if METHODS[method].is_plain else "vanilla")
+    return [*tuned_first(before), before] if before else []
+
+
+def _best_first(runs: Sequence[StudyRun], ledger: Ledger | None) -> list[StudyRun]:
+    """The best validation accuracy first; last the runs that failed or are not finished."""
+
+    def accuracy(run: StudyRun) -> float:
+        if ledger is None or run.key not in ledger:
+            return -1.0
+        return val_accuracy(ledger[run.key]) or -1.0
+
+    return sorted(runs, key=accuracy, reverse=True)
+
+
+def is_tuned(
+    scale: Scale, setup: str, method: str, ledger: Ledger, *, beyond_edge: bool = True
+) -> bool:
+    """True once all trials of a method, and of those that come before it, are finished.
+
+    Args:
+        scale: The study.
+        setup: The set-up's letter.
+        method: The method's name.
+        ledger: The finished runs.
+        beyond_edge: Whether the trials beyond the edge must be finished, too.
+    """
+    num_runs = None if beyond_edge else scale.num_trials
+    return all(
+        run.key in ledger
+        for one in (*tuned_first(method), method)
+        for run in trials(scale, setup, one, ledger)[:num_runs]
+    )
+
+
+def chosen(scale: Scale, setup: str, method: str, ledger: Ledger) -> Changes | None:
+    """The settings with the best validation accuracy; None while the tuning is unfinished.
+
+    A trial whose training failed counts as the worst. Of equal trials, the first is chosen. The
+    choice may change with a trial beyond the edge, so new final runs wait for it.
+    """
+    if not is_tuned(scale, setup, method, ledger, beyond_edge=False):
+        return None
+    return _best_first(trials(scale, setup, method, ledger), ledger)[0].settings
+
+
+def val_accuracy(line: LedgerLine) -> float | None:
+    """The validation accuracy after the last epoch; None for a run that failed."""
+    return float(line["val"]["accuracy"]) if line["kind"] == "run" else None
