@@ -136,7 +136,7 @@ def train_all(
                     del running[future]
                     ledger.append(line)
                     after_run(line, left())
-    except BrokenProcessPool as error:  # without the process that died
+    except BrokenProcessPool as error:  # does not name the process that died
         titles = " or ".join(run.title for run in running.values()) or "A worker process"
         raise RunFailedError(f"{titles} failed:\n{error}") from error
 
