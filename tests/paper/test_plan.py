@@ -162,8 +162,8 @@ def test_the_whole_study_starts_with_the_most_telling_runs(ledger: Ledger) -> No
         if item.run.purpose == "final"
     )
     telling = [
-        *(("E", "sam"), ("A", "vanilla-wide"), ("A", "sam"), ("B", "sam"), ("A", "sam-every-5")),
-        *(("A", "strong"), ("C", "sam"), ("D", "sam"), ("A", "asam"), ("F", "sam")),
+        *(("E", "sam"), ("A", "vanilla-wide"), ("C", "sam"), ("A", "sam-every-5"), ("B", "sam")),
+        *(("D", "sam"), ("A", "sam"), ("A", "strong"), ("A", "asam"), ("F", "sam")),
     ]
     assert [one for one in order if one in telling] == telling
 
