@@ -294,6 +294,30 @@ def test_columns_that_cannot_be_trained_are_refused_before_the_first_one_trains(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--data", "none.npz"), "name_or_path must be one of"),
+        (("--data", "cifar10", "--data-root", "none"), "root must hold CIFAR-10, got none/cifar"),
+        (("--model", "small_resnet"), "name must be a known model, got"),
+        (("--device", "cuda:99"), "device must be"),
+    ],
+)
+def test_an_error_that_all_columns_have_names_none_of_them(
+    more: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments(tmp_path), *more]) == 2
+    assert capsys.readouterr().err.startswith(f"surrogap: {message}")
+
+
+def test_an_error_names_all_columns_that_have_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments(tmp_path), "sam-norms", "gsam-norms"]) == 2
+    message = 'surrogap: sam-norms, gsam-norms: perturb="norms" must find'
+    assert capsys.readouterr().err.startswith(message)
+
+
 @pytest.mark.parametrize("name", ["comparison.json", "comparison.png"])
 def test_a_foreign_file_is_refused_before_training(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -74,17 +74,25 @@ def train_missing(
 def _check_settings(runs: Sequence[PlannedRun]) -> None:
     """Build one run of each method, so that wrong settings are found before any run trains.
 
-    Runs that have started before are valid.
+    Runs that have started before are valid. An error names the methods that have it, unless all
+    have it, such as that of missing images.
 
     Raises:
-        ValueError: Settings of a method do not fit together.
+        ValueError: Settings of a method do not fit together, or the images are missing.
     """
     new = [run for run in runs if not (run.config.folder / CONFIG).exists()]
-    for run in {run.method: run for run in new}.values():
+    built = {run.method: run.config for run in new}
+    errors: dict[str, UserError] = {}
+    for method, config in built.items():
         try:
-            components_of(run.config, World(device_of(run.config.execution.device)))
+            components_of(config, World(device_of(config.execution.device)))
         except UserError as error:
-            raise InvalidValueError(f"{run.method}: {error}") from error
+            errors[method] = error
+    if errors:
+        first = next(iter(errors.values()))
+        methods = [method for method, error in errors.items() if str(error) == str(first)]
+        names = "" if len(methods) == len(built) else f"{', '.join(methods)}: "
+        raise InvalidValueError(f"{names}{first}") from first
 
 
 @final
