@@ -43,13 +43,13 @@ def test_the_newest_timing_of_a_set_up_counts(tmp_path: Path) -> None:
 def test_steps_are_timed(tmp_path: Path) -> None:
     scale = synthetic_study.tiny(tmp_path)
     methods = ("vanilla-2x", "sam", "sam-late")
-    measurement = Measurement("timing", "A", methods, key="a", seconds=1.0)
-    line = measured(measurement, Environment(scale))
+    measurement = Measurement("timing", "A", methods, seconds=1.0)
+    ledger = Ledger(tmp_path / "study.jsonl")
+    line = measured(measurement, Environment(scale), ledger)
     assert set(line["seconds_per_step"]) == {"vanilla", "sam"}  # SAM's step is timed once
     assert line["compile"] is False
     assert all(0 < seconds < 10 for seconds in line["seconds_per_step"].values())
     assert (line["kind"], line["setup"], line["scale"]) == ("timing", "A", "laptop")
-    ledger = Ledger(tmp_path / "study.jsonl")
     ledger.append(line)
     assert Ledger(ledger.path).newest_timing("laptop", "A") == line
 

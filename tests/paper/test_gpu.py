@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from surrogap.paper.ledger import Ledger
 from surrogap.paper.measuring import suggestions
 from surrogap.paper.methods import METHODS, ONLY_RADIUS
 from surrogap.paper.running import Environment, finished
@@ -40,8 +41,9 @@ def test_all_steps_are_timed(scale: Scale) -> None:
     assert set(times) == {method.step for method in METHODS.values()}
 
 
-def test_radii_are_suggested(scale: Scale) -> None:
-    found = suggestions("A", ONLY_RADIUS, Environment(scale))["suggestions"]
+def test_radii_are_suggested(scale: Scale, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "study.jsonl")
+    found = suggestions("A", ONLY_RADIUS, Environment(scale), ledger)["suggestions"]
     assert list(found) == list(ONLY_RADIUS)
     for suggestion in found.values():
         assert all(math.isfinite(radius["cosine"]) for radius in suggestion["radii"])

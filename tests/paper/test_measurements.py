@@ -44,11 +44,13 @@ def tune(ledger: Ledger, scale: Scale, method: str, setup: str = "A") -> None:
             ledger.append(synthetic_study.line(run, scale))
 
 
-def line_of(measurement: Measurement, scale: Scale, low: Any = 0.05, high: Any = 0.4) -> LedgerLine:
+def line_of(
+    measurement: Measurement, scale: Scale, ledger: Ledger, low: Any = 0.05, high: Any = 0.4
+) -> LedgerLine:
     suggestion = {"words": "Try rho.", "low": low, "high": high, "radii": [{"rho": 10.0}]}
     return {
         "kind": measurement.kind,
-        "key": measurement.key,
+        "key": measurement.key(scale, ledger),
         "scale": scale.name,
         "setup": measurement.setup,
         "date": "2026-01-01",
@@ -73,7 +75,7 @@ def test_measurements_of_the_ledger_are_not_missing(ledger: Ledger) -> None:
     ]
     assert {one.seconds for one in missing} == {MEASUREMENT}
     for one in missing[:2]:
-        ledger.append(line_of(one, LAPTOP))
+        ledger.append(line_of(one, LAPTOP, ledger))
     missing = missing_measurements(LAPTOP, KINDS, ledger)
     assert [(one.kind, one.setup, one.seconds) for one in missing] == [
         ("find-rho", "C", 17.0),
@@ -83,12 +85,25 @@ def test_measurements_of_the_ledger_are_not_missing(ledger: Ledger) -> None:
 
 
 def test_other_settings_of_a_set_up_are_measured_again(ledger: Ledger) -> None:
-    before = radius_suggestions(LAPTOP, ledger)[0]
-    setup = LAPTOP.setups["A"]
+    def key(scale: Scale) -> str:
+        return radius_suggestions(scale, ledger)[0].key(scale, ledger)
+
+    before, setup = key(LAPTOP), LAPTOP.setups["A"]
     other = replace(setup, changes={**setup.changes, "lr": 0.3})
-    assert radius_suggestions(replace(LAPTOP, setups={"A": other}), ledger)[0].key != before.key
-    assert radius_suggestions(replace(LAPTOP, find_rho=(7, 1)), ledger)[0].key != before.key
-    assert radius_suggestions(LAPTOP, ledger)[0].key == before.key
+    assert key(replace(LAPTOP, setups={"A": other})) != before
+    assert key(replace(LAPTOP, find_rho=(7, 1))) != before
+    assert key(LAPTOP) == before
+    tune(ledger, LAPTOP, "vanilla")
+    assert chosen(LAPTOP, "A", "vanilla", ledger) == {"lr": 0.1, "weight_decay": 1e-3}
+    assert setup.changes["lr"] == 0.2
+    assert key(LAPTOP) != before
+
+
+def test_the_measurements_of_the_recorded_ledger_are_not_missing() -> None:
+    recorded = Ledger(Path(__file__).parents[2] / GPU.ledger)
+    setups = {line["setup"] for line in recorded.of_kind("find-rho")}
+    assert {"A", "E"} <= setups
+    assert not setups & {one.setup for one in missing_measurements(GPU, ["find-rho"], recorded)}
 
 
 def test_find_rho_waits_for_the_tuning_of_one_radius(ledger: Ledger) -> None:
@@ -105,20 +120,25 @@ def test_the_study_uses_the_defaults_of_the_command() -> None:
     assert (FindRho.train_steps, FindRho.batches) == GPU.find_rho
 
 
-def test_a_line_has_the_results_of_the_command(tmp_path: Path) -> None:
+def test_a_line_has_the_results_of_the_command_at_the_tuned_learning_rate(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     scale = synthetic_study.tiny(tmp_path)
+    tune(ledger, scale, "vanilla")
     measurement = replace(
-        radius_suggestions(scale, Ledger(tmp_path / "study.jsonl"))[0],
+        radius_suggestions(scale, ledger)[0],
         methods=["sam", "momentum-sam"],  # the model has no norm layers
     )
-    line = measured(measurement, Environment(scale))
-    assert (line["kind"], line["key"], line["setup"]) == ("find-rho", measurement.key, "A")
+    line = measured(measurement, Environment(scale), ledger)
+    key = measurement.key(scale, ledger)
+    assert (line["kind"], line["key"], line["setup"]) == ("find-rho", key, "A")
     assert {"date", "commit", "hardware", "versions", "seconds"} <= line.keys()
     num_steps, num_batches = scale.find_rho
     assert line["train_steps"] == num_steps
     for method in measurement.methods:
         words = ["--train-steps", str(num_steps), "--batches", str(num_batches)]
-        for name, value in trials(scale, "A", method)[0].changes.items():
+        changes = {**trials(scale, "A", method)[0].changes, "lr": 0.1, "weight_decay": 1e-3}
+        for name, value in changes.items():
             flag = name.replace("_", "-")
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
@@ -140,9 +160,9 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(f"{run.purpose} {run.method}")
         return synthetic_study.line(run, environment.scale)
 
-    def fake(measurement: Measurement, environment: Environment) -> LedgerLine:
+    def fake(measurement: Measurement, environment: Environment, ledger: Ledger) -> LedgerLine:
         asked.append(measurement.kind)
-        return line_of(measurement, environment.scale)
+        return line_of(measurement, environment.scale, ledger)
 
     monkeypatch.setattr(workers, "finished", finished)
     monkeypatch.setattr(workers, "measured", fake)
@@ -176,8 +196,11 @@ def test_measurements_come_before_runs(ledger: Ledger, tmp_path: Path, done: lis
 def test_find_rho_comes_last_if_the_radius_was_not_tuned(
     ledger: Ledger, tmp_path: Path, done: list[str]
 ) -> None:
-    assert work(ledger, synthetic_study.tiny(tmp_path)) == (0, 0)
+    scale = synthetic_study.tiny(tmp_path)
+    assert work(ledger, scale) == (0, 0)
     assert (done[0], done[-1], len(done)) == ("timing", "find-rho", 8)
+    assert work(ledger, scale) == (0, 0)
+    assert len(done) == 8
 
 
 def test_a_measurement_that_does_not_fit_is_not_started(
@@ -195,10 +218,10 @@ def test_an_interrupted_measurement_starts_again(
 ) -> None:
     scale, real = synthetic_study.tiny(tmp_path), workers.measured
 
-    def stopped(measurement: Measurement, environment: Environment) -> LedgerLine:
+    def stopped(measurement: Measurement, *rest: Any) -> LedgerLine:
         if measurement.kind == "find-rho":
             signal.raise_signal(signal.SIGTERM)
-        return real(measurement, environment)
+        return real(measurement, *rest)
 
     tune(ledger, scale, "sam")
     monkeypatch.setattr(workers, "measured", stopped)
@@ -228,7 +251,7 @@ def test_the_page_compares_find_rho_with_the_best_radius(
     page = tmp_path / "page.md"
     write_page(page, GPU, ledger)
     before = page.read_text()
-    ledger.append(line_of(radius_suggestions(GPU, ledger)[0], GPU, low, high))
+    ledger.append(line_of(radius_suggestions(GPU, ledger)[0], GPU, ledger, low, high))
     write_page(page, GPU, ledger)
     start, _, section = page.read_text().partition("\n## Radii: find-rho against the study\n")
     assert start == before  # without a line, the section is left out

@@ -10,25 +10,32 @@ from surrogap.experiments.radii import (
     sweep_values,
     train_with_plain_gradient,
 )
-from surrogap.paper.ledger import LedgerLine
+from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.plan import Measurement
 from surrogap.paper.running import Environment, provenance
 from surrogap.paper.timing import timing
 from surrogap.paper.tuning import trials
 
 
-def measured(measurement: Measurement, environment: Environment) -> LedgerLine:
+def measured(measurement: Measurement, environment: Environment, ledger: Ledger) -> LedgerLine:
     """Make a measurement, and return its line of the ledger.
+
+    Args:
+        measurement: The measurement.
+        environment: The study and its images.
+        ledger: The finished runs, which the settings of find-rho depend on.
 
     Raises:
         RunFailedError: The loss is not finite while training for find-rho.
         ValueError: The images are missing, or the configuration is not valid.
     """
     start = time.perf_counter()
-    measure = {"timing": timing, "find-rho": suggestions}[measurement.kind]
-    found = measure(measurement.setup, measurement.methods, environment)
+    if measurement.kind == "timing":
+        found = timing(measurement.setup, measurement.methods, environment)
+    else:
+        found = suggestions(measurement.setup, measurement.methods, environment, ledger)
     return {
-        "key": measurement.key,
+        "key": measurement.key(environment.scale, ledger),
         "kind": measurement.kind,
         "scale": environment.scale.name,
         "setup": measurement.setup,
@@ -38,18 +45,24 @@ def measured(measurement: Measurement, environment: Environment) -> LedgerLine:
     }
 
 
-def suggestions(setup: str, methods: Sequence[str], environment: Environment) -> dict[str, Any]:
+def suggestions(
+    setup: str, methods: Sequence[str], environment: Environment, ledger: Ledger
+) -> dict[str, Any]:
     """The results of `surrogap find-rho` for some methods, with a new model for each.
+
+    It trains with the learning rate and weight decay that plain training was tuned to.
 
     Args:
         setup: The set-up's letter.
         methods: The methods.
         environment: The study and its images.
+        ledger: The finished runs.
     """
     num_steps, num_batches = environment.scale.find_rho
     found = {}
     for method in methods:
-        config = trials(environment.scale, setup, method)[0].config(**environment.changes)
+        first = trials(environment.scale, setup, method, ledger)[0]
+        config = first.config(**environment.changes)
         components = components_for_sweep(config, None, num_steps)
         train_with_plain_gradient(components, _ignore)
         sweep = sweep_radii(config, components, (), num_batches, _ignore)

@@ -167,14 +167,12 @@ class Measurement:
         kind: "timing" for the time of a step, or "find-rho" for the radii that find-rho suggests.
         setup: The set-up's letter.
         methods: The methods that are measured.
-        key: The key of its line in the ledger.
         seconds: The expected time.
     """
 
     kind: Literal["timing", "find-rho"]
     setup: str
     methods: Sequence[str]
-    key: str
     seconds: float
 
     @property
@@ -188,24 +186,33 @@ class Measurement:
             chosen(scale, self.setup, method, ledger) is not None for method in self.methods
         )
 
+    def key(self, scale: Scale, ledger: Ledger) -> str:
+        """The key of its line in the ledger.
+
+        That of find-rho depends on all settings that change the result, so it changes when plain
+        training is tuned to other settings than those of the set-up. A timing's key is always new:
+        each has a line of its own, and the newest counts.
+        """
+        if self.kind == "timing":
+            return uuid.uuid4().hex[:16]
+        runs = [trials(scale, self.setup, method, ledger)[0].key for method in self.methods]
+        text = json.dumps(["find-rho", scale.find_rho, runs])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
 
 def step_timing(scale: Scale, ledger: Ledger) -> Measurement:
-    """The timing of all methods. Each timing has a line of its own; the newest counts."""
-    seconds = _longest("timing", scale, ledger)
-    return Measurement("timing", TIMED_SETUP, tuple(METHODS), uuid.uuid4().hex[:16], seconds)
+    """The timing of all methods."""
+    return Measurement("timing", TIMED_SETUP, tuple(METHODS), _longest("timing", scale, ledger))
 
 
 def radius_suggestions(scale: Scale, ledger: Ledger) -> list[Measurement]:
-    """find-rho in each set-up. A key depends on all settings that change the result."""
+    """find-rho in each set-up."""
     seconds = _longest("find-rho", scale, ledger)
     found = []
     for letter, setup in scale.setups.items():
         methods = [method for method in ONLY_RADIUS if method in setup.methods]
         if setup.source is None and methods:
-            runs = [trials(scale, letter, method)[0].key for method in methods]
-            text = json.dumps(["find-rho", scale.find_rho, runs])
-            key = hashlib.sha256(text.encode()).hexdigest()[:16]
-            found.append(Measurement("find-rho", letter, methods, key, seconds))
+            found.append(Measurement("find-rho", letter, methods, seconds))
     return found
 
 
@@ -231,7 +238,8 @@ def missing_measurements(scale: Scale, kinds: Sequence[str], ledger: Ledger) -> 
     if "timing" in kinds and not is_timed:
         found.append(step_timing(scale, ledger))
     if "find-rho" in kinds:
-        found += [one for one in radius_suggestions(scale, ledger) if one.key not in ledger]
+        suggested = radius_suggestions(scale, ledger)
+        found += [one for one in suggested if one.key(scale, ledger) not in ledger]
     return found
 
 

@@ -101,10 +101,11 @@ def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The radii that find-rho suggests, for the methods whose tuning is finished."""
     rows, inside, factors = [], list[bool](), list[float]()
     for one in radius_suggestions(scale, ledger):
-        for method in one.methods if one.key in ledger else ():
+        key = one.key(scale, ledger)
+        for method in one.methods if key in ledger else ():
             best = chosen(scale, one.setup, method, ledger)
             if best is not None:
-                low, high = _range(ledger[one.key]["suggestions"][method])
+                low, high = _range(ledger[key]["suggestions"][method])
                 runs = trials(scale, one.setup, method, ledger)
                 radii = [run.settings["rho"] for run in runs if run.key in ledger]
                 inside += [low <= rho <= high for rho in radii]

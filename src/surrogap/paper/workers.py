@@ -68,7 +68,7 @@ def train_study(
         for one in tuple(waiting):
             has_time = time.monotonic() + one.seconds <= deadline
             if has_time and one.is_ready(scale, ledger):
-                line = measured(one, environment)
+                line = measured(one, environment, ledger)
                 ledger.append(line)
                 waiting.remove(one)
                 after_measurement(line)
