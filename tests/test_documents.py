@@ -4,12 +4,17 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from step_cost import summary, summary_of_cheaper
 from step_profile import COLOURS
 from workloads import CASES
 
 from surrogap import cli
+from surrogap.data import load
+from surrogap.experiments.eval_sets import archived_votes
 from surrogap.experiments.recipes import RECIPES
 from surrogap.paper.intervals import Interval, paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
@@ -19,6 +24,7 @@ from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import Summary, summaries, table
 from surrogap.paper.tuning import trials
 from surrogap.training.config import Config
+from tests.data.downloads import fake_cifar, fake_flowers, fake_pets
 from tests.distributed.torchrun import torchrun
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +35,7 @@ DOCUMENTS = [
 OUTPUT = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+\.\d+")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SCRIPT = re.compile(r"^python - <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
@@ -74,6 +81,46 @@ def test_two_processes_print_the_output_of_the_page_on_many_gpus(tmp_path: Path)
     script = tmp_path / "train.py"
     script.write_text("\n".join(BLOCK.findall(path.read_text())))
     assert_output_is_that_of(path, torchrun(2, script, CUDA_VISIBLE_DEVICES=""))
+
+
+def test_the_scripts_that_build_the_archives_of_the_study_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for num_classes in (10, 100):
+        fake_cifar(Path("data"), monkeypatch, num_classes)
+    fake_flowers(Path("data"), monkeypatch)
+    fake_pets(Path("data"))
+    noisy, counts = np.arange(10), np.full((2, 10), 5)
+    Path("cifar-10-100n/data").mkdir(parents=True)
+    torch.save({"worse_label": noisy}, "cifar-10-100n/data/CIFAR-10_human.pt")
+    Path("cifar-10h/data").mkdir(parents=True)
+    np.save("cifar-10h/data/cifar10h-counts.npy", counts)
+    from_download = load("cifar10")
+    page = (ROOT / "docs" / "how-to" / "reproduce.md").read_text()
+    scripts = SCRIPT.findall(page)
+    assert len(scripts) == 2
+    for script in scripts:
+        exec(script, {"__name__": "document"})
+    assert {path.name for path in Path("data").glob("*.npz")} == {
+        *("cifar10.npz", "flowers102.npz", "pets37.npz")
+    }
+    cifar, flowers, pets = map(load, ("cifar10", "flowers102", "pets37"))
+    for split in ("train", "test"):
+        ours, theirs = cifar.by_name[split], from_download.by_name[split]
+        assert torch.equal(ours.images, theirs.images)
+        assert torch.equal(ours.labels, theirs.labels)
+    assert cifar.train.noisy_labels.tolist() == noisy.tolist()
+    assert archived_votes("cifar10", "data") == Path("data/cifar10.npz")
+    assert flowers.train.labels.tolist() == [4, 101]
+    assert flowers.test.labels.tolist() == [3, 5]
+    assert pets.train.labels.tolist() == pets.test.labels.tolist() == list(range(37))
+    assert (len(flowers.classes), pets.classes[1]) == (102, "Breed 01")
+    image = Image.open("data/flowers-102/jpg/image_00005.jpg")
+    assert image.size == (50, 40)
+    resized = np.array(image.resize((80, 64), Image.Resampling.BILINEAR))
+    assert np.array_equal(flowers.train.images[0].permute(1, 2, 0), resized[:, 8:72])
+    assert pets.test.images.shape == (37, 3, 64, 64)
 
 
 def test_the_first_command_of_the_guide_is_a_recipe_with_a_known_result(

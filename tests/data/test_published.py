@@ -1,39 +1,16 @@
-"""Published sets, from synthetic files in the real layouts.
-
-The classes are torchvision's. They compare checksums with those of the real files, which the tests
-replace by those of the synthetic ones.
-"""
+"""Published sets, from synthetic files in the real layouts."""
 
 import sys
 from pathlib import Path
 from urllib.error import URLError
 
-import numpy as np
 import pytest
-import scipy.io
 import torch
 from torchvision import datasets
 
 from surrogap.data import FileSet, TensorSet, load
-from tests.data.synthetic import folder, md5, pickled, pixels, save_image
-
-
-def fake_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, num_classes: int) -> np.ndarray:
-    """Two images in each file; the images of the training files."""
-    kind = datasets.CIFAR10 if num_classes == 10 else datasets.CIFAR100
-    key = "labels" if num_classes == 10 else "fine_labels"
-    base, images = root / kind.base_folder, []
-    for attribute in ("train_list", "test_list"):
-        listed = []
-        for number, (name, _) in enumerate(getattr(kind, attribute)):
-            images.append(pixels(2, 3072, seed=number))
-            content = {"data": images[-1], key: [number, num_classes - 1]}
-            listed.append([name, pickled(base / name, content)])
-        monkeypatch.setattr(kind, attribute, listed)
-    names = {kind.meta["key"]: [f"class {i}" for i in range(num_classes)]}
-    checksum = pickled(base / kind.meta["filename"], names)
-    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": checksum})
-    return np.concatenate(images[:-1])
+from tests.data.downloads import fake_cifar, fake_flowers, fake_pets
+from tests.data.synthetic import folder
 
 
 @pytest.mark.parametrize("num_classes", [10, 100])
@@ -53,21 +30,6 @@ def test_damaged_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = "root must hold CIFAR-10, got .*cifar-10-batches-py, which is missing or damaged"
     with pytest.raises(ValueError, match=message):
         load("cifar10", root=tmp_path)
-
-
-def fake_flowers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = root / "flowers-102"
-    for number in range(1, 7):
-        save_image(base / "jpg" / f"image_{number:05d}.jpg")
-    scipy.io.savemat(base / "imagelabels.mat", {"labels": [1, 102, 3, 4, 5, 6]})
-    ids = {"trnid": [5, 2], "valid": [1, 3], "tstid": [4, 6]}
-    scipy.io.savemat(base / "setid.mat", ids)
-    files = {
-        **datasets.Flowers102._file_dict,
-        "label": ("imagelabels.mat", md5(base / "imagelabels.mat")),
-        "setid": ("setid.mat", md5(base / "setid.mat")),
-    }
-    monkeypatch.setattr(datasets.Flowers102, "_file_dict", files)
 
 
 def test_flowers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,12 +55,8 @@ def test_flowers_without_scipy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_pets(tmp_path: Path) -> None:
+    fake_pets(tmp_path)
     base = tmp_path / "oxford-iiit-pet"
-    save_image(base / "images" / "Abyssinian_1.jpg")
-    (base / "annotations").mkdir()
-    lines = "".join(f"Breed_{i:02d}_7 {i + 1} 1 1\n" for i in range(37))
-    (base / "annotations" / "trainval.txt").write_text(lines)
-    (base / "annotations" / "test.txt").write_text(lines)
     splits = load("pets37", root=tmp_path)
     assert isinstance(splits.test, FileSet)
     assert splits.test.paths[3] == str(base / "images" / "Breed_03_7.jpg")
