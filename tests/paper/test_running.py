@@ -1,5 +1,6 @@
 """One run of the study: its line has the results of training, scoring and measuring by hand."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from surrogap.evaluation import corrupted, evaluate
 from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.methods import METHODS
 from surrogap.paper.running import Environment, finished
-from surrogap.paper.study import Cell, Scale, StudyRun, study_run
+from surrogap.paper.study import GPU, Cell, Scale, StudyRun, study_run
 from surrogap.paper.tuning import trials
 from surrogap.training.images import images_of
 from surrogap.training.run import train
+from tests.data.downloads import fake_pets
 from tests.paper import synthetic_study
 
 
@@ -99,6 +101,15 @@ def test_a_run_whose_loss_is_not_finite_is_written_as_failed(
     line = finished(replace(run, changes={**run.changes, "lr": 1e30}, seed=7), environment)
     assert line["kind"] == "failure"
     assert line["reason"].startswith("loss must be finite")
+
+
+def test_image_files_are_refused(tmp_path: Path) -> None:
+    """Those of Flowers-102 and Pets-37, as torchvision downloads them, have various sizes."""
+    fake_pets(tmp_path)
+    run = study_run(GPU, Cell("P", "sam"), {"rho": 0.1}, seed=0, purpose="final")
+    message = f"data_root must hold the archive pets37.npz, got {tmp_path}, which has image files."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        finished(run, Environment(GPU, data_root=str(tmp_path)))
 
 
 def test_fine_tuning_starts_from_weights_that_are_trained_once(

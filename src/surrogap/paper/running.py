@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from surrogap.analysis.surface import Surface
 from surrogap.core.catalog import DEFAULT_RHO
 from surrogap.data import Splits, TensorSet
+from surrogap.errors import InvalidValueError
 from surrogap.evaluation import corrupted, evaluate
 from surrogap.experiments.eval_sets import EvalSetPaths, archived_votes, batch_maker, eval_sets
 from surrogap.experiments.probes import evaluating, sharpness_at
@@ -168,11 +169,21 @@ def _images(config: Config) -> Splits:
 
 @cache
 def _splits(name: str, root: str, train: int | None, val: int | None, labels: str) -> Splits:
-    """The splits of a data set, which many runs share."""
+    """The splits of a data set, which many runs share.
+
+    Raises:
+        ValueError: The images are missing, or not in an archive.
+    """
     config = Config().override(
         data=name, data_root=root, train_per_class=train, val_per_class=val, train_labels=labels
     )
-    return images_of(config.data)
+    splits = images_of(config.data)
+    if not isinstance(splits.train, TensorSet):
+        raise InvalidValueError(
+            f"data_root must hold the archive {name}.npz, got {root}, which has image files. Build "
+            "it as in docs/how-to/reproduce.md."
+        )
+    return splits
 
 
 def _description(run: StudyRun, config: Config, environment: Environment) -> LedgerLine:
