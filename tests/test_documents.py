@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,12 @@ from surrogap.data import load
 from surrogap.experiments.eval_sets import archived_votes
 from surrogap.experiments.recipes import RECIPES
 from surrogap.paper.intervals import Interval, paired_difference
-from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.methods import MAIN
+from surrogap.paper.ledger import Ledger
+from surrogap.paper.methods import MAIN, SHORT
 from surrogap.paper.study import GPU, Cell
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import Summary, summaries, table
-from surrogap.paper.tuning import trials
+from surrogap.paper.tuning import chosen, trials
 from surrogap.training.config import Config
 from tests.data.downloads import fake_cifar, fake_flowers, fake_pets
 from tests.distributed.torchrun import torchrun
@@ -188,15 +189,32 @@ def test_the_page_of_results_is_that_of_the_ledger(
     assert (ROOT / "docs" / "results.md").read_text() == (tmp_path / "results.md").read_text()
 
 
+def in_setup(setup: str, names: Sequence[str]) -> dict[str, Summary]:
+    """Methods by name, from the ledger."""
+    found = summaries(GPU, [Cell(setup, name) for name in names], Ledger(ROOT / GPU.ledger))
+    return dict(zip(names, found, strict=True))
+
+
 @pytest.fixture(scope="module")
 def methods() -> dict[str, Summary]:
-    """The methods that README and the page on choosing speak of, from the ledger."""
-    ledger = Ledger(ROOT / GPU.ledger)
-    return dict(zip(MAIN, summaries(GPU, [Cell("A", name) for name in MAIN], ledger), strict=True))
+    """The methods that README and the page on choosing speak of."""
+    return in_setup("A", MAIN)
+
+
+@pytest.fixture(scope="module")
+def with_noisy_labels() -> dict[str, Summary]:
+    """The same in set-up E."""
+    return in_setup("E", SHORT)
 
 
 def words_of(path: str) -> str:
     return " ".join((ROOT / path).read_text().split())
+
+
+def rows_of(methods: dict[str, Summary], *scores: str) -> str:
+    """A table of methods without the column of set-ups."""
+    rows = table(GPU, list(methods.values()), scores).markdown().splitlines()
+    return "\n".join(re.sub(r"^\|[^|]*", "", row) for row in rows)
 
 
 def mean(summary: Summary, score: str = "test", decimals: int = 1) -> str:
@@ -205,8 +223,8 @@ def mean(summary: Summary, score: str = "test", decimals: int = 1) -> str:
     return f"{value.mean:.{decimals}f}"
 
 
-def points(first: Summary, second: Summary) -> Interval:
-    difference = paired_difference(first.values("test"), second.values("test"))
+def points(first: Summary, second: Summary, score: str = "test") -> Interval:
+    difference = paired_difference(first.values(score), second.values(score))
     assert difference is not None
     return difference
 
@@ -240,8 +258,7 @@ def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
     methods: dict[str, Summary],
 ) -> None:
     text, page = words_of("docs/how-to/choose.md"), (ROOT / "docs/how-to/choose.md").read_text()
-    rows = table(GPU, list(methods.values()), ("test", "corrupted", "calibration")).markdown()
-    assert "\n".join(re.sub(r"^\|[^|]*", "", row) for row in rows.splitlines()) in page
+    assert rows_of(methods, "test", "corrupted", "calibration") in page
     results = (ROOT / "docs" / "results.md").read_text().splitlines()
     trials = [line for line in page.splitlines() if "rho 0.5: " in line or ", alpha 0.3: " in line]
     assert len(trials) == 4
@@ -270,32 +287,65 @@ def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
     suggested = [line.split(" | ") for line in results if " to " in line and "; rho " in line]
     assert {(row[1], row[-1]) for row in suggested} == {
         *((name, "yes |") for name in ("SAM", "SAM, norm layers")),
-        ("Momentum-SAM", "no, larger |"),
+        *((name, "no, larger |") for name in ("Momentum-SAM", "SAM, norm layers")),
     }
 
 
-def test_the_trials_with_wrong_labels_are_those_of_the_ledger() -> None:
-    ledger = Ledger(ROOT / GPU.ledger)
-    tried = {
-        name: [ledger[run.key] for run in trials(GPU, "E", name, ledger) if run.key in ledger]
-        for name in ("vanilla", "gsam", "sam")
-    }
-
-    def accuracy(line: LedgerLine) -> float:
-        return float(line["val"]["accuracy"])
-
-    vanilla, gsam, sam = (max(lines, key=accuracy) for lines in tried.values())
-    last = [f"{100 * accuracy(line):.1f} %" for line in (vanilla, gsam, sam)]
-    best = [f"{100 * line['best']['val_accuracy']:.1f} %" for line in (vanilla, gsam, sam)]
-    sentence = f"reaches {last[0]}, or {best[0]} at its best epoch, and SAM {last[2]}: one seed"
-    assert sentence in words_of("README.md")
-    page = words_of("docs/how-to/choose.md")
+def test_the_numbers_with_noisy_labels_are_those_of_the_ledger(
+    with_noisy_labels: dict[str, Summary],
+) -> None:
+    text, page = words_of("docs/how-to/choose.md"), (ROOT / "docs/how-to/choose.md").read_text()
+    assert rows_of(with_noisy_labels, "test", "best", "calibration", "train") in page
+    vanilla, _, sam, gsam, norms = with_noisy_labels.values()
+    last, best = (
+        [f"{mean(one, score)} %" for one in (vanilla, gsam, sam)] for score in ("test", "best")
+    )
     assert (
-        f"reaches {last[0]} after the last epoch and {best[0]} at its best epoch, GSAM {last[1]} "
-        f"and {best[1]}, and SAM {last[2]} and {best[2]}. SAM's training "
-        f"accuracy is {100 * sam['train']['accuracy']:.1f} %"
-    ) in page
-    larger = [f"{100 * accuracy(line):.1f} %" for line in tried["sam"][1:]]
-    assert "SAM reaches {} with rho 0.1, {} with 0.2 and {} with 0.4".format(*larger) in page
-    weak = f"{100 * accuracy(tried['gsam'][3]):.1f} %"
-    assert f"{last[1]} with rho 0.2 and alpha 0.3, and {weak} with rho 0.4 and alpha 0.3" in page
+        "test accuracy is {} with plain training, {} with GSAM and {} with SAM. At the epoch with "
+        "the best validation accuracy, it is {}, {} and {}."
+    ).format(*last, *best) in words_of("README.md")
+    gains = [points(one, vanilla).text() for one in (sam, norms, gsam)]
+    gains += [points(one, vanilla, "best").text() for one in (sam, norms, gsam)]
+    errors = [mean(one, "calibration") for one in (vanilla, gsam, norms, sam)]
+    for sentence in (
+        "SAM gains {} points over it, SAM on norm layers {} and GSAM {}. At the best epoch of each "
+        "run, the gains are {}, {} and {} points.".format(*gains),
+        "GSAM and SAM on norm layers reduce it from {} % to {} % and {} %, but SAM leaves it at "
+        "{} %.".format(*errors),
+        f"With noisy labels it is {points(gsam, sam).text()} points after the last epoch, and "
+        f"{points(gsam, sam, 'best').text(sign='+')} at the best epoch.",
+    ):
+        assert sentence in text
+    assert max(mean(one, "best") for one in with_noisy_labels.values()) == mean(norms, "best")
+    assert not any(
+        points(*pair).excludes_zero for pair in ((gsam, sam), (norms, sam), (norms, gsam))
+    )
+
+
+def test_the_radii_with_noisy_labels_are_those_of_the_ledger() -> None:
+    page, ledger = words_of("docs/how-to/choose.md"), Ledger(ROOT / GPU.ledger)
+
+    def accuracies(method: str) -> list[str]:
+        runs = trials(GPU, "E", method, ledger)
+        return [f"{100 * ledger[run.key]['val']['accuracy']:.1f} %" for run in runs]
+
+    _, *larger = accuracies("sam")
+    sentence = "SAM reaches {} with rho 0.1, {} with 0.2, {} with 0.4 and {} with 0.8."
+    assert sentence.format(*larger) in page
+    _, best, _, worst = accuracies("gsam")
+    assert f"{best} with rho 0.2 and alpha 0.3, and {worst} with rho 0.4 and alpha 0.3" in page
+    for method, radii in (("sam", (0.1, 0.4)), ("sam-norms", (0.5, 2.0))):
+        found = [chosen(GPU, setup, method, ledger) for setup in "AE"]
+        assert found == [{"rho": rho} for rho in radii]
+
+
+def test_plain_training_beyond_its_best_setting_loses_as_much_as_the_page_says() -> None:
+    ledger = Ledger(ROOT / GPU.ledger)
+    for method in ("vanilla", "vanilla-2x"):
+        runs = trials(GPU, "A", method, ledger)
+        first, more = (
+            [100 * ledger[run.key]["val"]["accuracy"] for run in part if run.key in ledger]
+            for part in (runs[: GPU.num_trials], runs[GPU.num_trials :])
+        )
+        assert max(first) - max(more) >= 1.3 - 1e-9
+    assert "lose 1.3 points or more" in words_of("docs/how-to/choose.md")

@@ -40,8 +40,8 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def tune(ledger: Ledger, scale: Scale, method: str, setup: str = "A") -> None:
     for one in dict.fromkeys(("vanilla", method)):
-        for run in trials(scale, setup, one, ledger):
-            ledger.append(synthetic_study.line(run, scale))
+        while left := [run for run in trials(scale, setup, one, ledger) if run.key not in ledger]:
+            ledger.append(synthetic_study.line(left[0], scale))
 
 
 def line_of(

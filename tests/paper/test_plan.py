@@ -26,6 +26,9 @@ def tune(ledger: Ledger, method: str, *accuracies: float | None) -> None:
     for run, accuracy in zip(trials(GPU, "A", method, ledger), accuracies, strict=False):
         line = synthetic_study.line(run, GPU, val={"accuracy": accuracy})
         ledger.append(line | {"kind": "failure"} if accuracy is None else line)
+    if method == "vanilla":  # the further trials are worse
+        for run in trials(GPU, "A", method, ledger)[GPU.num_trials :]:
+            ledger.append(synthetic_study.line(run, GPU, val={"accuracy": 0.0}))
 
 
 def test_tuning_comes_first_then_seeds_in_turn(ledger: Ledger) -> None:
@@ -162,7 +165,7 @@ def test_the_whole_study_starts_with_the_most_telling_runs(ledger: Ledger) -> No
         if item.run.purpose == "final"
     )
     telling = [
-        *(("E", "sam"), ("A", "vanilla-wide"), ("C", "sam"), ("A", "sam-every-5"), ("B", "sam")),
+        *(("E", "sam"), ("C", "sam"), ("A", "sam-every-5"), ("B", "sam")),
         *(("D", "sam"), ("A", "sam"), ("A", "strong"), ("A", "asam"), ("F", "sam")),
     ]
     assert [one for one in order if one in telling] == telling

@@ -83,7 +83,6 @@ def _varied(method: str, changes: Changes, label: str) -> Cell:
 
 _STRENGTHS = ("medium", "strong")
 _BASELINES = ("vanilla", "vanilla-2x")
-_WIDE = ("vanilla-wide", "vanilla-2x-wide")
 _ABLATED = ("vanilla-2x", "sam", "gsam", "sam-norms")
 
 ARTIFACTS: dict[str, Artifact] = {
@@ -92,7 +91,6 @@ ARTIFACTS: dict[str, Artifact] = {
         _cells("A", tuple(METHODS)),
         [
             *_against(tuple(METHODS), *_BASELINES),
-            *_against(("sam", "gsam", "sam-norms", "gsam-norms"), _WIDE[1]),
             *_pairs(("gsam-norms", "sam-norms")),
         ],
         draw=drawings.cost_figure,
@@ -212,7 +210,7 @@ ARTIFACTS: dict[str, Artifact] = {
 }
 
 _REST = tuple(method for method in METHODS if method not in MAIN)
-_CHEAPER = tuple(m for m in _REST if METHODS[m].passes < 2 and m not in _WIDE)
+_CHEAPER = tuple(m for m in _REST if METHODS[m].passes < 2)
 _STRONG = [
     cell for cell in ARTIFACTS["fig-ablation"].cells if cell.changes.get("augmentation") == "strong"
 ]
@@ -227,7 +225,7 @@ def stages(name: str) -> list[Stage]:
     if name == "all":
         return [
             Stage(_cells("E", SHORT)),
-            Stage(_cells("A", _WIDE), max_seeds=3),
+            Stage(_cells("A", _BASELINES), max_seeds=3),
             Stage(_cells("C", SHORT)),
             Stage(_cells("A", _CHEAPER), max_seeds=3),
             *(Stage(_cells(setup, SHORT)) for setup in "BD"),

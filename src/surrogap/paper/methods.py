@@ -68,10 +68,6 @@ def _radii(*rhos: float) -> list[Changes]:
 
 _VANILLA, _SAM, _GSAM = ({"objective": name} for name in ("vanilla", "sam", "gsam"))
 _NORMS, _QUARTER = {"perturb": "norms"}, {"climb_fraction": 0.25}
-# Plain training's best learning rate and weight decay in set-up A, and twice as much of each.
-_WIDE: list[Changes] = [
-    {"lr": lr, "weight_decay": decay} for lr in (0.2, 0.4) for decay in (1e-3, 2e-3)
-]
 _RHOS, _NORM_RHOS = _radii(0.05, 0.1, 0.2, 0.4), _radii(0.25, 0.5, 1.0, 2.0)
 _ALPHAS = ("alpha", (0.1, 0.3))
 _LATE: dict[str, Any] = {"passes": 4 / 3, "start": 2 / 3}
@@ -79,10 +75,6 @@ _LATE: dict[str, Any] = {"passes": 4 / 3, "start": 2 / 3}
 METHODS: dict[str, Method] = {
     "vanilla": Method("vanilla", _VANILLA, passes=1.0),
     "vanilla-2x": Method("vanilla, 2x epochs", _VANILLA, passes=1.0, epochs=2.0),
-    "vanilla-wide": Method("vanilla, wider tuning", _VANILLA, _WIDE, passes=1.0),
-    "vanilla-2x-wide": Method(
-        "vanilla, 2x epochs, wider tuning", _VANILLA, _WIDE, passes=1.0, epochs=2.0
-    ),
     "sam": Method("SAM", _SAM, _RHOS),
     "gsam": Method("GSAM", _GSAM, simpler="sam", second=_ALPHAS),
     "sam-norms": Method("SAM, norm layers", _SAM | _NORMS, _NORM_RHOS),

@@ -32,6 +32,7 @@ class Setup:
         title: Its name in tables.
         changes: Values of the configuration, by the names of its flags.
         trials: The settings that plain training is tuned over: learning rate and weight decay.
+        more_trials: Further trials of plain training, beyond the best one.
         seconds: A guess of the seconds for one pass over the training images, for the first plan.
         methods: The methods that the study compares on it.
         source: For transfer, the set-up that the weights are trained in, with the settings chosen
@@ -46,6 +47,7 @@ class Setup:
     methods: Sequence[str]
     source: str | None = None
     remark: str = ""
+    more_trials: Sequence[Changes] = ()
 
 
 TUNING_SEED = 1000  # not among the seeds that are scored on test images
@@ -132,7 +134,14 @@ _FINE_TUNING: Changes = {
 GPU = Scale(
     name="gpu",
     setups={
-        "A": Setup("ResNet-18, 10,000 images of CIFAR-10", _A, _SGD_TRIALS, 0.25, tuple(METHODS)),
+        "A": Setup(
+            "ResNet-18, 10,000 images of CIFAR-10",
+            *(_A, _SGD_TRIALS, 0.25, tuple(METHODS)),
+            more_trials=[
+                *({"lr": 0.4, "weight_decay": decay} for decay in (1e-3, 2e-3)),
+                {"lr": 0.2, "weight_decay": 2e-3},
+            ],
+        ),
         "B": Setup(
             "ResNet-18, 10,000 images of CIFAR-100",
             {**_A, "data": "cifar100", "train_per_class": 100, "val_per_class": 50},

@@ -9,9 +9,9 @@ from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
 from surrogap.paper.intervals import paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.methods import MAIN
+from surrogap.paper.methods import MAIN, METHODS
 from surrogap.paper.study import Cell, Scale
-from surrogap.paper.summaries import Comparison, comparisons, summaries, tally
+from surrogap.paper.summaries import Comparison, Summary, comparisons, summaries, tally
 from surrogap.paper.tuning import chosen, trials, val_accuracy
 from surrogap.paper.tuning_sections import radii_section, trials_section
 
@@ -23,8 +23,8 @@ is the output of `surrogap reproduce all --scale {scale} --no-train --page docs/
 
 **Settings.** In each set-up, a method gets {trials} [trials](#trials) with one seed each, scored on
 validation images that no run trains on{val_error}.
-If the best radius is the largest or smallest tried, one more follows beyond it. "Wider tuning" is
-vanilla with larger learning rates and weight decays.
+If the best radius is the largest or smallest tried, one more follows beyond it. In set-up A,
+vanilla gets three more, with larger learning rates and weight decays.
 The settings with the best validation accuracy after the last epoch, the first of equal ones, are
 trained with the study's seeds and scored on the test images; no others are, except those that a
 table or figure varies on purpose. The trials build on each other: the other methods use the
@@ -141,28 +141,49 @@ def _body(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
 
 
 def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
-    """The gains of the main methods in set-up A, and the set-ups that have no final runs."""
+    """The gains of the main methods in each set-up, and the set-ups that have no final runs."""
     yield "## In short\n"
-    found = dict(zip(MAIN, summaries(scale, [Cell("A", m) for m in MAIN], ledger), strict=True))
-    plain = [found.pop(method) for method in ("vanilla", "vanilla-2x")]
-    rows = []
-    for one in found.values():
-        gains = [paired_difference(one.values("test"), other.values("test")) for other in plain]
-        if any(gains):
-            texts = [gain.text(sign="+") if gain else "-" for gain in gains]
-            rows.append((one.cell.title, *texts, str(len(one.lines))))
+    rows, waiting = [], []
+    baselines = ("vanilla", "vanilla-2x")
+    for letter, setup in scale.setups.items():
+        cells = [Cell(letter, method) for method in MAIN if method in setup.methods]
+        found = {one.cell.method: one for one in summaries(scale, cells, ledger)}
+        plain = [found.pop(method, None) for method in baselines]
+        gains = [row for one in found.values() if (row := _gains(one, plain))]
+        rows += gains
+        if not gains:
+            waiting.append(letter)
     if rows:
-        columns = ["method", *(f"over {one.cell.title}" for one in plain), "seeds"]
-        yield (
-            f"Points of test accuracy gained in set-up A ({scale.setups['A'].title}), with 95 % "
-            "intervals:\n"
-        )
+        yield "Points of test accuracy gained, with 95 % intervals:\n"
+        titles = (f"over {METHODS[method].title}" for method in baselines)
+        columns = ("set-up", "method", *titles, "at the best epoch", "seeds")
         yield Table(columns, rows).markdown() + "\n"
-    final = {line["setup"] for line in ledger.of_kind("run") if line["purpose"] == "final"}
-    waiting = [letter for letter in scale.setups if letter not in final]
+        yield (
+            "\n".join(
+                f"* {letter}: {setup.title}. {setup.remark}".strip()
+                for letter, setup in scale.setups.items()
+                if letter not in waiting
+            )
+            + "\n"
+        )
+        yield (
+            '"At the best epoch" is over vanilla, both after the epoch with the best validation '
+            "accuracy. Results with three seeds are preliminary: more seeds may change them.\n"
+        )
     if waiting:
         yield f"Set-ups without final runs yet: {', '.join(waiting)}.\n"
-    yield "A method's results are interim until it has five seeds.\n"
+
+
+def _gains(one: Summary, plain: Sequence[Summary | None]) -> tuple[str, ...] | None:
+    """A row of gains over each baseline, and over the first at the best epoch; None for none."""
+    found = [
+        None if other is None else paired_difference(one.values(score), other.values(score))
+        for other, score in (*((other, "test") for other in plain), (plain[0], "best"))
+    ]
+    if not any(found):
+        return None
+    texts = [gain.text(sign="+") if gain else "-" for gain in found]
+    return one.cell.setup, one.cell.title, *texts, str(len(one.lines))
 
 
 def _runs(scale: Scale, setup: str, ledger: Ledger) -> list[LedgerLine]:

@@ -12,9 +12,9 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
     """The runs that a method is tuned with; for transfer, in the set-up of the source.
 
     A method that is tuned over the radius alone gets one more trial if the best radius is the
-    largest or the smallest of those tried: at twice or half of it, once. A method with a second
-    setting tries it at the radii that are best for the simpler method so far, which are final once
-    that method is tuned.
+    largest or the smallest of those tried: at twice or half of it, once. Plain training gets the
+    further trials of its set-up, if that has some. A method with a second setting tries it at the
+    radii that are best for the simpler method so far, which are final once that method is tuned.
 
     Args:
         scale: The study.
@@ -36,12 +36,15 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
     make = partial(study_run, scale, cell, shared=shared, seed=TUNING_SEED, purpose="tuning")
     tried = tried[: scale.num_trials]
     runs = [make(settings) for settings in tried]
+    if ledger is None or not all(run.key in ledger for run in runs):
+        return runs
+    if kind.is_plain:
+        return runs + [make(settings) for settings in scale.setups[setup].more_trials]
     has_radii = all(settings.keys() == {"rho"} for settings in tried)
+    low, high, best = tried[0], tried[-1], _best_first(runs, ledger)[0].settings
     # Of two radii, the best is always at an edge.
-    if has_radii and len(tried) > 2 and ledger is not None and all(r.key in ledger for r in runs):
-        low, high, best = tried[0], tried[-1], _best_first(runs, ledger)[0].settings
-        if best in (low, high):
-            runs.append(make({"rho": best["rho"] * (2.0 if best == high else 0.5)}))
+    if has_radii and len(tried) > 2 and best in (low, high):
+        runs.append(make({"rho": best["rho"] * (2.0 if best == high else 0.5)}))
     return runs
 
 
