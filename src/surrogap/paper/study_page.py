@@ -143,16 +143,13 @@ def _body(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
 def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The gains of the main methods in each set-up, and the set-ups that have no final runs."""
     yield "## In short\n"
-    rows, waiting = [], []
+    rows: list[tuple[str, ...]] = []
     baselines = ("vanilla", "vanilla-2x")
     for letter, setup in scale.setups.items():
         cells = [Cell(letter, method) for method in MAIN if method in setup.methods]
         found = {one.cell.method: one for one in summaries(scale, cells, ledger)}
         plain = [found.pop(method, None) for method in baselines]
-        gains = [row for one in found.values() if (row := _gains(one, plain))]
-        rows += gains
-        if not gains:
-            waiting.append(letter)
+        rows += [row for one in found.values() if (row := _gains(one, plain))]
     if rows:
         yield "Points of test accuracy gained, with 95 % intervals:\n"
         titles = (f"over {METHODS[method].title}" for method in baselines)
@@ -162,7 +159,7 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             "\n".join(
                 f"* {letter}: {setup.title}. {setup.remark}".strip()
                 for letter, setup in scale.setups.items()
-                if letter not in waiting
+                if letter in {row[0] for row in rows}
             )
             + "\n"
         )
@@ -170,7 +167,8 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             '"At the best epoch" is over vanilla, both after the epoch with the best validation '
             "accuracy. Results with three seeds are preliminary: more seeds may change them.\n"
         )
-    if waiting:
+    final = {line["setup"] for line in ledger.of_kind("run") if line["purpose"] == "final"}
+    if waiting := [letter for letter in scale.setups if letter not in final]:
         yield f"Set-ups without final runs yet: {', '.join(waiting)}.\n"
 
 

@@ -173,7 +173,9 @@ def wrapped(model: nn.Module, config: Config, world: World) -> nn.Module:
             fully_shard(block)
         fully_shard(model)
     if config.execution.compile:
-        model.compile()
+        # A first pass on part of the batch has another size. By default, torch would then compile
+        # for any size, with slower kernels.
+        model.compile(dynamic=False)
     if world.is_shared and config.execution.parallel == "ddp":
         ids = [world.device] if world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids)
