@@ -238,15 +238,15 @@ def test_compiled_is_close(tmp_path: Path) -> None:
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
         whole = nn.Module.compile
-        seen: list[nn.Module] = []
+        seen: list[tuple[nn.Module, bool]] = []
 
-        def compile_eagerly(self: nn.Module) -> None:
-            seen.append(self)
-            whole(self, backend="eager")
+        def compile_eagerly(self: nn.Module, *, dynamic: bool) -> None:
+            seen.append((self, dynamic))
+            whole(self, backend="eager", dynamic=dynamic)
 
         patch.setattr(nn.Module, "compile", compile_eagerly)
         compiled = components_of(config, WORLD)
     plain = components_of(small_runs.config(tmp_path), WORLD)
     images, targets = next(iter(plain.images))
     torch.testing.assert_close(compiled.step(images, targets), plain.step(images, targets))
-    assert seen == [compiled.model]
+    assert seen == [(compiled.model, False)]  # for each size that it sees, not for any
