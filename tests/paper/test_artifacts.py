@@ -92,7 +92,7 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     assert found.numbers["num_comparisons"] == len(made) == 3
     assert "Of 3 comparisons, 3 have at least 3 seeds." in found.words[3]
     assert "With 3 comparisons at 95 %, expect about 0.2 false positives." in found.words[3]
-    assert found.words[1].startswith("A: GSAM minus vanilla: +0.6")
+    assert found.words[1].startswith("A: GSAM minus vanilla: +0.8")
     assert found.words[1].endswith("over 5 seeds, better. In the paper: better.")
     # The paper finds no improvement from longer training.
     longer = made["vanilla, 2x epochs", "vanilla"]

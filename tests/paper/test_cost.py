@@ -57,7 +57,7 @@ def test_steps_are_timed(tmp_path: Path) -> None:
 def test_no_model_is_left_uncompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process compiles eight models between two resets, and runs others uncompiled."""
     events: list[str] = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: events.append("compile"))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: events.append("compile"))
     monkeypatch.setattr(torch.compiler, "reset", lambda: events.append("reset"))
     environment = Environment(synthetic_study.tiny(tmp_path), compile=True)
     found = timings.timing("A", ("sam", "gsam"), environment)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from surrogap.paper import drawings
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.methods import MAIN, METHODS, SHORT, TRANSFERRED, Changes
+from surrogap.paper.methods import MAIN, METHODS, NOISY, SHORT, TRANSFERRED, Changes
 from surrogap.paper.plan import Stage
 from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import Cell, Scale
@@ -83,6 +83,7 @@ def _varied(method: str, changes: Changes, label: str) -> Cell:
 
 _STRENGTHS = ("medium", "strong")
 _BASELINES = ("vanilla", "vanilla-2x")
+_CURVES = ("vanilla", "sam", "gsam", "sam-norms")
 _ABLATED = ("vanilla-2x", "sam", "gsam", "sam-norms")
 
 ARTIFACTS: dict[str, Artifact] = {
@@ -107,8 +108,11 @@ ARTIFACTS: dict[str, Artifact] = {
     ),
     "table-setups": Artifact(
         "SAM, GSAM and SAM on norm layers in set-ups A to E.",
-        [cell for setup in "ABCDE" for cell in _cells(setup, SHORT)],
-        [*_against(SHORT[2:], *_BASELINES), *_pairs(("gsam", "sam"), ("sam-norms", "sam"))],
+        [*(cell for setup in "ABCD" for cell in _cells(setup, SHORT)), *_cells("E", NOISY)],
+        [
+            *_against(SHORT[2:], *_BASELINES, "vanilla-short"),
+            *_pairs(("vanilla-short", "vanilla"), ("gsam", "sam"), ("sam-norms", "sam")),
+        ],
         _ALL_SCORES,
         notes="With noisy labels (E), compare the best epoch too: some of the difference after the "
         "last epoch comes from wrong labels that are memorised late.",
@@ -196,6 +200,14 @@ ARTIFACTS: dict[str, Artifact] = {
         "where it changes, and for a difference between the methods. Lines are means over seeds, "
         "bands extend from the lowest to the highest seed.",
     ),
+    "fig-accuracy-curves": Artifact(
+        "Test accuracy during training, with clean and with noisy labels.",
+        [*_cells("A", _CURVES), *_cells("E", (*_CURVES, "vanilla-short"))],
+        (),
+        draw=drawings.accuracy_curves_figure,
+        notes="With noisy labels, the accuracy of plain training falls as it memorises wrong "
+        "labels.",
+    ),
     "fig-gap-curves": Artifact(
         "The surrogate gap during training under different alpha.",
         _cells("A", ("sam", "gsam")),
@@ -224,7 +236,7 @@ def stages(name: str) -> list[Stage]:
     """
     if name == "all":
         return [
-            Stage(_cells("E", SHORT)),
+            Stage(_cells("E", NOISY)),
             Stage(_cells("A", _BASELINES), max_seeds=3),
             Stage(_cells("C", SHORT)),
             Stage(_cells("A", _CHEAPER), max_seeds=3),

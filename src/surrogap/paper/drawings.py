@@ -81,15 +81,28 @@ def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "
 
 
 def cosine_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
-    """The cosine of g and g_p against the epoch, with a band over the seeds."""
-    figure, (axis,) = new_figure(1, 1, _title(scale, found), size=(_WIDTH, 3.8))
-    axis.set_prop_cycle(color=PALETTE)
-    for one in found:
-        curves = [_curve(line, "cosine") for line in one.lines.values()]
-        if curves:
-            curves_with_bands(axis, one.cell.title, curves)
-    axis.set(xlabel="epoch (lines: mean over seeds, bands: lowest to highest)")
-    axis.set_ylabel("cosine of g and g_p")
+    """The cosine of g and g_p against the epoch."""
+    return _over_epochs(scale, found, "cosine", "cosine of g and g_p")
+
+
+def accuracy_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
+    """The test accuracy against the epoch."""
+    return _over_epochs(scale, found, "test_accuracy", "test accuracy")
+
+
+def _over_epochs(scale: Scale, found: Sequence[Summary], name: str, label: str) -> "Figure":
+    """A panel for each set-up, with a curve for each method and a band over its seeds."""
+    setups = dict.fromkeys(one.cell.setup for one in found)
+    title = "lines: mean over seeds; bands: lowest to highest"
+    figure, axes = new_figure(1, len(setups), title, size=(_WIDTH, 4.2))
+    for axis, setup in zip(axes, setups, strict=True):
+        axis.set_prop_cycle(color=PALETTE)
+        for one in (one for one in found if one.cell.setup == setup):
+            curves = [curve for line in one.lines.values() if (curve := _curve(line, name))]
+            if curves:
+                curves_with_bands(axis, one.cell.title, curves)
+        axis.set(title=scale.setups[setup].title, xlabel="epoch")
+    axes[0].set_ylabel(label)
     _legend(figure)
     return figure
 
@@ -175,11 +188,14 @@ def _side_by_side(costs: Sequence[float], distance: float = 0.012) -> list[float
 
 
 def _curve(line: LedgerLine, name: str) -> Points:
-    """A curve of a run against the epoch."""
+    """A curve of a run against the epoch: of its steps, or of the epochs that were evaluated."""
     curves = line["curves"]
-    epochs = line["num_epochs"] / line["num_steps"]
-    pairs = zip(curves["step"], curves.get(name, []), strict=False)
-    return [(step * epochs, value) for step, value in pairs if value is not None]
+    if name.startswith(("val_", "test_")):
+        epochs = curves.get("epoch", [])
+    else:
+        epochs = [step * line["num_epochs"] / line["num_steps"] for step in curves["step"]]
+    pairs = zip(epochs, curves.get(name, []), strict=False)
+    return [(epoch, value) for epoch, value in pairs if value is not None]
 
 
 def _legend(figure: "Figure") -> None:

@@ -75,6 +75,7 @@ _LATE: dict[str, Any] = {"passes": 4 / 3, "start": 2 / 3}
 METHODS: dict[str, Method] = {
     "vanilla": Method("vanilla", _VANILLA, passes=1.0),
     "vanilla-2x": Method("vanilla, 2x epochs", _VANILLA, passes=1.0, epochs=2.0),
+    "vanilla-short": Method("vanilla, 1/4 of the epochs", _VANILLA, passes=1.0, epochs=0.25),
     "sam": Method("SAM", _SAM, _RHOS),
     "gsam": Method("GSAM", _GSAM, simpler="sam", second=_ALPHAS),
     "sam-norms": Method("SAM, norm layers", _SAM | _NORMS, _NORM_RHOS),
@@ -115,6 +116,8 @@ METHODS: dict[str, Method] = {
 # The most important comparisons, which are tuned and trained first.
 MAIN = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms", "momentum-sam")
 SHORT = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
+# With noisy labels, plain training may do better if it ends before it memorises them.
+NOISY = ("vanilla", "vanilla-short", *SHORT[1:])
 TRANSFERRED = ("vanilla", "sam", "gsam")
 
 # The methods that are tuned over the radius alone, and use it in every step on the whole batch.

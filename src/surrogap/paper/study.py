@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 from surrogap.experiments.columns import with_lr_of_gradient
-from surrogap.paper.methods import METHODS, SHORT, TRANSFERRED, Changes
+from surrogap.paper.methods import METHODS, NOISY, SHORT, TRANSFERRED, Changes
 from surrogap.training.config import Config
 from surrogap.training.identity import FREE
 
@@ -161,7 +161,7 @@ GPU = Scale(
         "E": Setup(
             "ResNet-18, CIFAR-10N labels",
             {**_A, "train_labels": "noisy", "lr": 0.1},
-            *(_SGD_TRIALS, 0.25, SHORT),
+            *(_SGD_TRIALS, 0.25, NOISY),
             remark="A's images; about 40 % of the labels are wrong. Validation labels are clean.",
         ),
         "F": Setup(
@@ -364,7 +364,7 @@ def study_run(
         before = Cell(setup.source, cell.method)
         source = study_run(scale, before, settings, shared, seed=seed, purpose=purpose)
     else:
-        epochs = round(setup.changes["epochs"] * method.epochs)
+        epochs = max(round(setup.changes["epochs"] * method.epochs), 1)
         changes |= {**(shared or {}), **method.changes, "epochs": epochs, **shown}
         changes["eval_on"] = "val" if purpose == "tuning" else "both"
         if method.start:
