@@ -296,18 +296,6 @@ def test_statistics_that_others_write_from_some_step_on_move_once() -> None:
     assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
 
 
-def test_a_norm_added_by_the_first_pass_moves_once() -> None:
-    model, x = nn.Sequential(nn.Linear(3, 3)), torch.randn(4, 3)
-
-    def closure() -> Tensor:
-        if len(model) == 1:
-            model.append(nn.BatchNorm1d(3, affine=False))
-        return model(x).pow(3).mean()
-
-    SAM(model).backward(closure)
-    assert int(model[1].num_batches_tracked) == 1
-
-
 def test_buffers_written_by_a_global_hook_move_once() -> None:
     model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
     plain, objective = copy.deepcopy(model), SAM(model)

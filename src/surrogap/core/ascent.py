@@ -65,8 +65,6 @@ class AscentStep:
             try:
                 self._climb(arithmetic, None if first is None else passes.scale(first[0].device))
                 perturbed_loss, aux = passes.run(weights)
-                if first is None:
-                    weights.check_after_first_pass()
                 direction, products = self._combine(arithmetic, is_first=first is None)
             finally:
                 # Ctrl-C may interrupt this too. Plain statements, then a second attempt.
@@ -101,7 +99,6 @@ class AscentStep:
             idle = [parameter for parameter, kind in pairs if kind == Kind.FIXED]
         with gradients.disabled(weights, idle) if idle else nullcontext():
             result = (self._passes.first or self._passes).run(weights)
-        weights.check_after_first_pass()
         objective._check_memory()  # not earlier, since lazy modules had no dtype
         return result
 

@@ -125,7 +125,6 @@ class EntropySGD(Objective):
                 f"{self.noise}. Each would draw different noise: pass noise=0, or use plain FSDP."
             )
         loss, aux = passes.run(weights)
-        weights.check_after_first_pass()
         scale = passes.scale(loss.device)
         tensors = weights.tensors
         layout = Layout(tensors)

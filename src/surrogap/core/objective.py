@@ -156,9 +156,10 @@ class Objective:
 
         Args:
             closure: Runs the forward pass and returns the loss, or `(loss, aux)`. It must call
-                neither `backward` nor `zero_grad`. A list of closures is one batch in
-                micro-batches, which share one perturbation. As with `loss.backward()`, their losses
-                add up, so divide each by their number for a mean.
+                neither `backward` nor `zero_grad`, and must not add parameters to the model or
+                unfreeze them. A list of closures is one batch in micro-batches, which share one
+                perturbation. As with `loss.backward()`, their losses add up, so divide each by
+                their number for a mean.
             climb: The closure of the first pass, to run it on fewer samples and save time. If the
                 direction contains `g`, that is then the gradient on these samples.
             scaler: The gradient scaler. Unscale, clip and step afterwards, as always.
@@ -180,8 +181,7 @@ class Objective:
                 the model inside it.
             RuntimeError: The closure returned a loss that has no graph, is not a scalar, does not
                 depend on a trainable parameter of the model, or depends on one outside it. Or it
-                called `backward`, or added or unfroze parameters. Or a gradient is sparse, or
-                `backward` changed the weights.
+                called `backward`, a gradient is sparse, or `backward` changed the weights.
         """
         first = None
         if climb is not None:

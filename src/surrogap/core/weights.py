@@ -94,30 +94,6 @@ class Weights:
         ):
             self._refuse()
 
-    def check_after_first_pass(self) -> None:
-        """Find the modules that the first pass of a step has added.
-
-        Raises:
-            RuntimeError: It has added or unfrozen trainable parameters. They have a gradient
-                already, to which the second pass would add its own.
-        """
-        self.fsdp.reshard()
-        if not self._is_as_walked():
-            self._walk()
-        now = [p for p in self._unique if p.requires_grad]
-        if are_same(now, self.parameters):
-            return
-        known = set(map(id, self.parameters))
-        reached = [p for p in now if id(p) not in known and p.grad is not None]
-        if reached:
-            names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-            for parameter in reached:
-                parameter.grad = None
-            raise UnsupportedError(
-                f"closure must not add or unfreeze parameters, got {names[id(reached[0])]}. Run "
-                "the model once before the first step, and unfreeze between steps."
-            )
-
     def identities(self) -> set[int]:
         """Return the `id` of all current parameters, and of those that FSDP has gathered."""
         return set(map(id, chain(self._model.parameters(), self.fsdp.gathered())))
@@ -145,8 +121,8 @@ class Weights:
         self._filled = [dictionary for dictionary in dictionaries if dictionary]
         self._empty = [dictionary for dictionary in dictionaries if not dictionary]
         self._walked = contents(self._filled)
-        self._names: dict[int, str] | None = None
-        self._norms: set[int] | None = None
+        self._names = self._find_names()
+        self._norms = set(map(id, norm_parameters(modules)))
         self.buffers = [module._buffers for module in modules]
         self._unique = list({id(p): p for p in contents(own) if p is not None}.values())
         self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
@@ -176,8 +152,6 @@ class Weights:
     @property
     def names(self) -> list[str]:
         """The names of the parameters, without the prefixes of DDP and torch.compile."""
-        if self._names is None:
-            self._names = self._find_names()
         return [self._names[id(parameter)] for parameter in self.parameters]
 
     def _find_names(self) -> dict[int, str]:
@@ -193,8 +167,6 @@ class Weights:
     @property
     def are_norms(self) -> list[bool]:
         """A flag for each parameter: whether it belongs to a normalisation layer."""
-        if self._norms is None:
-            self._norms = set(map(id, norm_parameters(self.modules)))
         return [id(parameter) in self._norms for parameter in self.parameters]
 
     @property
