@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surrogap import ASAM, GSAM, SAM
+from surrogap import GSAM, SAM
 from surrogap.core.objective import Objective
 from tests import equality, toy_models
 from tests.objective_cases import NUM_PASSES, OBJECTIVES, every_memoryless, every_objective
@@ -386,17 +386,6 @@ def test_a_thousand_steps_in_bfloat16_at_learning_rate_zero_do_not_drift() -> No
     for _ in range(1000):
         objective.backward(closure)
     assert equality.same_bits(before, equality.bits(model))
-
-
-def test_lazy_modules_take_shape_in_the_first_pass() -> None:
-    model, x = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(1)), torch.randn(2, 3)
-    objective = ASAM(model, rho=0.5, perturb=lambda name, p: p.ndim >= 2)
-    objective.backward(lambda: model(x).square().sum())
-    plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    plain.load_state_dict(model.state_dict())
-    objective = ASAM(plain, rho=0.5, perturb=lambda name, p: p.ndim >= 2)
-    objective.backward(lambda: plain(x).square().sum())
-    assert torch.equal(toy_models.flat_grad(model), toy_models.flat_grad(plain))
 
 
 @every_memoryless

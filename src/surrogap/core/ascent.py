@@ -98,9 +98,7 @@ class AscentStep:
             pairs = zip(weights.parameters, self._kinds(), strict=True)
             idle = [parameter for parameter, kind in pairs if kind == Kind.FIXED]
         with gradients.disabled(weights, idle) if idle else nullcontext():
-            result = (self._passes.first or self._passes).run(weights)
-        objective._check_memory()  # not earlier, since lazy modules had no dtype
-        return result
+            return (self._passes.first or self._passes).run(weights)
 
     def _choose(self, kinds: Sequence[Kind]) -> Arithmetic:
         objective, indices = self._objective, self._indices

@@ -125,9 +125,14 @@ class Objective:
         self.report: Report | None = None
         self._workspace = Workspace(model, scope)
         weights = self._workspace.weights
-        if along is not None and not weights.are_lazy:
-            kinds_of(self.perturb, self.geometry, weights)
-        self._check_memory()
+        if along is not None:
+            kinds_of(self.perturb, self.geometry, weights)  # checks that some parameter climbs
+        if memory == "low" and any(p.itemsize < 4 for p in weights.parameters):
+            # Half precision rounds away most of the ascent step, and so of `g`.
+            raise InvalidValueError(
+                'memory must be "exact" for parameters in half precision, got "low". Keep them in '
+                "float32 and use autocast, or leave memory out."
+            )
 
     @property
     def num_passes(self) -> int:
@@ -355,15 +360,6 @@ class Objective:
             raise InvalidValueError(
                 f"{argument} must be left out for {type(self).__name__}, got one. It has no first "
                 "pass that could run on fewer samples."
-            )
-
-    def _check_memory(self) -> None:
-        """Refuse "low" for half precision: it rounds away most of the ascent step, and so `g`."""
-        parameters = self._workspace.weights.parameters
-        if self.memory == "low" and any(p.itemsize < 4 for p in parameters):
-            raise InvalidValueError(
-                'memory must be "exact" for parameters in half precision, got "low". Keep them in '
-                "float32 and use autocast, or leave memory out."
             )
 
     def _forms(self) -> "list[Objective]":

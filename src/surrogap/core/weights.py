@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
 from surrogap.core.engines import check_engine, check_owner
 from surrogap.core.fsdp import FullySharded
@@ -182,11 +181,6 @@ class Weights:
         if not self.are_sharded:
             return [WHOLE] * len(self.parameters)
         return [sharding_of(parameter) for parameter in self.parameters]
-
-    @property
-    def are_lazy(self) -> bool:
-        """True if any parameter is uninitialised, as in lazy modules."""
-        return any(map(is_lazy, self.parameters))
 
     @property
     def devices(self) -> set[torch.device]:
