@@ -43,7 +43,7 @@ class Direction:
         replicas = self._replicas
         mean = replicas.mean if sync and replicas.shares_direction else None
         gradients.add(self._weights, self._tensors, mean)
-        self._states.commit(self._weights, self._proposed, ends_step=sync)
+        self._states.commit(self._weights, self._proposed)
 
     @torch.no_grad()
     def add_later(self, incoming: Tensor, sync: bool) -> bool:
