@@ -10,7 +10,6 @@ from torch.autograd.function import once_differentiable
 from surrogap.core import gradients
 from surrogap.core.report import Report
 from surrogap.core.vectors import Gradients, scale_
-from surrogap.core.weights import are_same
 from surrogap.core.workspace import Workspace
 from surrogap.errors import UnsupportedError
 
@@ -29,7 +28,6 @@ class Direction:
         self._tensors = tensors
         self.report = report
         self._weights = workspace.weights
-        self._parameters = workspace.weights.parameters
         self._replicas = workspace.replicas
         self._states = states = workspace.states
         self._proposed, states.proposed = states.proposed, []
@@ -51,16 +49,8 @@ class Direction:
 
         Returns:
             Whether the call ends a step: `sync` is True, and DDP is not inside `no_sync`.
-
-        Raises:
-            RuntimeError: The trainable parameters of the model have changed.
         """
         weights = self._weights
-        if not are_same(weights.parameters, self._parameters):
-            raise UnsupportedError(
-                "model must keep its trainable parameters from objective.loss to backward, got "
-                "others. Freeze and unfreeze between steps."
-            )
         scale = self.report._scale
         factor = incoming if scale is None else incoming / scale.to(incoming)
         if not self._replicas.shares_direction:

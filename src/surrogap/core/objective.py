@@ -186,17 +186,16 @@ class Objective:
                 the model inside it.
             RuntimeError: The closure returned a loss that has no graph, is not a scalar, does not
                 depend on a trainable parameter of the model, or depends on one outside it. Or it
-                called `backward`, a gradient is sparse, or `backward` changed the weights.
+                called `backward`, a gradient is sparse, or `backward` steps the optimizer.
         """
         first = None
         if climb is not None:
             self._check_climb("climb")
             first = Passes(climb, scaler, backward, name="climb")
         passes = Passes(closure, scaler, backward, first)
-        with self._workspace.running():
-            objective, numbers = self._current, self._numbers()
-            sync = objective._refresh().synchronises and sync
-            self.report = objective._add_direction(passes, numbers, sync)
+        objective, numbers = self._current, self._numbers()
+        sync = objective._refresh().synchronises and sync
+        self.report = objective._add_direction(passes, numbers, sync)
         if sync:
             self._advance()
         return self.report
@@ -256,11 +255,10 @@ class Objective:
             loss, aux = passes.evaluate()
             self.report = Report._plain(loss.detach().to(wide(loss.dtype)), aux)
             return loss
-        with self._workspace.running():
-            objective, numbers = self._current, self._numbers()
-            is_shared = objective._refresh().synchronises and sync
-            with objective._buffers_kept():
-                direction = objective._find_direction(passes, numbers, is_shared)
+        objective, numbers = self._current, self._numbers()
+        is_shared = objective._refresh().synchronises and sync
+        with objective._buffers_kept():
+            direction = objective._find_direction(passes, numbers, is_shared)
         self.report = report = direction.report
 
         def on_backward(incoming: Tensor) -> None:

@@ -84,7 +84,7 @@ class Passes:
         Raises:
             TypeError: A closure did not return a tensor.
             RuntimeError: A closure returned a loss that is not a real scalar or has no graph, or
-                called `backward`; or the caller's `backward` changed the weights. In the first
+                called `backward`; or the caller's `backward` stepped the optimizer. In the first
                 call: the loss depends on a trainable parameter outside the model.
             ValueError: In the first call: the closure runs the model inside another wrapper.
         """
@@ -114,7 +114,7 @@ class Passes:
                 )
             if is_first_call:
                 check_graph(loss, weights)
-            guard = nullcontext() if self._backward is Tensor.backward else _unmoved(weights)
+            guard = nullcontext() if self._backward is Tensor.backward else _unstepped(weights)
             with _in_this_thread(weights.devices), guard:
                 self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled with CUDA graphs reuses the memory of its outputs. By a
@@ -176,27 +176,22 @@ def _in_this_thread(devices: set[torch.device]) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _unmoved(weights: Weights) -> Iterator[None]:
+def _unstepped(weights: Weights) -> Iterator[None]:
     """Context in which the caller's `backward` must not step the optimizer."""
-    refusal = UnsupportedError(
-        "backward must not change the weights, got one that does. If it steps the optimizer, as "
-        "timm's NativeScaler does, pass scaler= instead, and step afterwards."
-    )
     own = set(map(id, weights.parameters))
 
     def refuse(optimizer: Optimizer, *_: Any) -> None:
         if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-            raise refusal
+            raise UnsupportedError(
+                "backward must not step the optimizer, got one that does, as timm's NativeScaler "
+                "does. Pass scaler= instead, and step afterwards."
+            )
 
-    # Fused optimizers do not increment versions; optimizers that are not torch's have no hooks.
     handle = register_optimizer_step_pre_hook(refuse)
-    before = [tensor._version for tensor in weights.tensors]
     try:
         yield
     finally:
         handle.remove()
-    if [tensor._version for tensor in weights.tensors] != before:
-        raise refusal
 
 
 def _versions(weights: Weights) -> list[int | None]:

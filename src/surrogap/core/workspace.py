@@ -16,7 +16,6 @@ from surrogap.core.random_state import RandomState, Replayable
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.vectors import Gradients
 from surrogap.core.weights import Weights
-from surrogap.errors import UnsupportedError
 
 
 class Workspace:
@@ -43,7 +42,6 @@ class Workspace:
         self.states = States()
         self.random_state = RandomState
         self._replicas_of: tuple[object, object] = (None, None)
-        self._is_running = False
         self._allocate()
         self.refresh(scope)
 
@@ -69,24 +67,6 @@ class Workspace:
             self.replicas = Replicas(weights, scope)
             self._replicas_of = weights.wrappers, scope
         return weights
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Context of a call, in which the closure must not call the objective again.
-
-        Raises:
-            RuntimeError: It does.
-        """
-        if self._is_running:
-            raise UnsupportedError(
-                "closure must not call backward, got one that called this objective's. "
-                "Return the loss; the objective calls backward itself, once per pass."
-            )
-        self._is_running = True
-        try:
-            yield
-        finally:
-            self._is_running = False
 
     @contextmanager
     def passing(self, sync: bool) -> Iterator[None]:
