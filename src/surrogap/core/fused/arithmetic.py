@@ -145,18 +145,15 @@ class Fused(Arithmetic):
     def _find_weights(self) -> None:
         """Update the addresses of the weights if a forward pass has assigned to `p.data`.
 
+        Not in a graph: `capture` refuses such models when it warms up.
+
         Raises:
-            RuntimeError: The new data has another layout, or a graph is being captured.
+            RuntimeError: The new data has another layout.
         """
         parameters = self._task.parameters
         num = len(parameters)
         if tuple(map(Tensor.data_ptr, parameters)) == self._signature[:num]:
             return
-        if self._tables is not None:
-            raise UnsupportedError(
-                "A captured step does not support a forward pass that assigns to p.data. Write in "
-                "place, with p.data.copy_(...), or train with objective.backward."
-            )
         now, before = _signature(parameters), self._signature
         found: Gradients = [
             p if p.device == self._device and now[i::num] == (now[i], *before[i::num][1:]) else None
@@ -254,7 +251,7 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
 def _apart(gradients: Gradients) -> Gradients:
     """Return `gradients`, or copies if two share memory, since the direction overwrites them.
 
-    `torch.autograd.grad` returns the same tensor for both terms of a sum.
+    Autograd gives `p` and `q` the same memory for a loss that depends on `p.view(-1) + q.view(-1)`.
     """
     present = present_of(gradients)
     if _are_apart(present) or _are_apart([g for g in present if g.numel()]):
