@@ -15,6 +15,8 @@ climb.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -34,7 +36,6 @@ from surrogap.core.passes import Closure, Passes
 from surrogap.core.replicas import Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
-from surrogap.core.settings import settings_of
 from surrogap.core.vectors import Gradients, wide
 from surrogap.core.weights import Weights
 from surrogap.core.workspace import Workspace
@@ -297,7 +298,7 @@ class Objective:
     def __repr__(self) -> str:
         settings: dict[str, object] = {} if self.along is None else {"rho": self.rho}
         for part in (self.along, self.geometry, self.combine):
-            settings |= settings_of(part)
+            settings |= _settings_of(part)
         settings |= {k: getattr(self, k) for k, v in SHARED.items() if getattr(self, k) != v}
         listed = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         return f"{type(self).__name__}({listed})"
@@ -373,3 +374,21 @@ class Objective:
             # It changes when alpha becomes 0, or is 0 no longer.
             ("The objective's need for the gradient of all weights", needs_whole_g),
         ]
+
+
+def part_setting(part: str, name: str) -> Any:
+    """Return a property of an objective: a setting of one of its parts."""
+
+    def change(objective: Objective, value: object) -> None:
+        setattr(getattr(objective, part), name, value)
+
+    return property(attrgetter(f"{part}.{name}"), change)
+
+
+def _settings_of(part: object) -> dict[str, object]:
+    """Return the settings of a part that differ from their defaults, or have none."""
+    if not is_dataclass(part):
+        own = getattr(part, "__dict__", {})
+        return {name: value for name, value in own.items() if not name.startswith("_")}
+    shown = (f for f in fields(part) if f.repr and getattr(part, f.name) != f.default)
+    return {f.name: getattr(part, f.name) for f in shown}
