@@ -185,12 +185,7 @@ class States:
         return {names[p]: m.clone() for p, m in self._tensors.items() if p in names}
 
     def load_state_dict(self, weights: Weights, state: Mapping[str, Tensor]) -> None:
-        """Load what `state_dict` returned. States that it lacks become zero.
-
-        Raises:
-            ValueError: `state` has a parameter that the model does not have, or one of another
-                shape.
-        """
+        """Load what `state_dict` returned. States that it lacks become zero."""
         parameters = dict(zip(weights.names, weights.parameters, strict=True))
         for name, saved in state.items():
             if name not in parameters or saved.shape != self.of([parameters[name]])[0].shape:

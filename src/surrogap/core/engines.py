@@ -31,21 +31,13 @@ _REFUSED = (
 
 
 def check_engine(module_class: type[nn.Module]) -> None:
-    """Refuse modules of such an engine.
-
-    Raises:
-        TypeError: The class belongs to one.
-    """
+    """Refuse modules of such an engine."""
     for each in module_class.__mro__:
         check_owner(each.__module__, each.__name__)
 
 
 def check_owner(module: str, name: str) -> None:
-    """Refuse classes and functions of such an engine, by the names of their module and their own.
-
-    Raises:
-        TypeError: It belongs to one.
-    """
+    """Refuse classes and functions of such an engine, given the name and its module's."""
     for prefix, start, message in _REFUSED:
         if module.startswith(prefix) and name.startswith(start):
             raise InvalidTypeError(message.format(name=name))

@@ -67,12 +67,7 @@ def _require(weights: Weights, parameters: Sequence[nn.Parameter], value: bool) 
 
 
 def take(weights: Weights) -> Gradients:
-    """Return the gradients, as this process's shards of them, and clear `.grad`.
-
-    Raises:
-        RuntimeError: There is no gradient at all, or one is sparse or has another dtype than its
-            parameter.
-    """
+    """Check and return the gradients, as this process's shards of them, and clear `.grad`."""
     weights.fsdp.reshard()
     gradients = shards(weights, current(weights))
     if not are_any(gradients):

@@ -79,9 +79,9 @@ class Objective:
     Raises:
         TypeError: An argument has the wrong type, or the model holds a TorchScript module, or is
             wrapped in FSDP1 or by DeepSpeed or Megatron.
-        ValueError: A number is negative or not finite, the model has no trainable parameter or a
-            complex one, `perturb` selects nothing, `scope` does not fit the model, or DDP has a
-            static graph.
+        ValueError: A number is negative or not finite; the model has no trainable parameter, a
+            complex one, or under FSDP one that is not sharded; `perturb` selects nothing; `scope`
+            does not fit the model; or DDP has a static graph or several process groups.
         RuntimeError: A parameter has a post-accumulate-grad hook.
     """
 

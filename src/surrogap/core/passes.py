@@ -34,10 +34,6 @@ class Passes:
         backward: Called on the loss in place of `loss.backward()`.
         first: The passes at `w`, if they differ.
         name: The user's name for `closure`, for error messages.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: The list of closures is empty, or all closures read the same variables.
     """
 
     def __init__(
@@ -80,13 +76,6 @@ class Passes:
 
         Returns:
             The unscaled loss, in at least float32, and aux.
-
-        Raises:
-            TypeError: A closure did not return a tensor.
-            RuntimeError: A closure returned a loss that is not a real scalar or has no graph, or
-                called `backward`; or the caller's `backward` stepped the optimizer. In the first
-                call: the loss depends on a trainable parameter outside the model.
-            ValueError: In the first call: the closure runs the model inside another wrapper.
         """
         results = [
             self._run(closure, weights, index) for index, closure in enumerate(self._closures)
@@ -127,16 +116,10 @@ class Passes:
         return copy if copy.ndim == 0 else copy.reshape(()), aux
 
     def evaluate(self) -> tuple[Tensor, Any]:
-        """Run the forward pass of a single closure, and return its loss and aux.
-
-        Raises:
-            TypeError: The closure did not return a tensor.
-            RuntimeError: The closure returned a loss that is not a real scalar.
-        """
+        """Run the forward pass of a single closure, and return its loss and aux."""
         return self._checked(self._closures[0]())
 
     def _checked(self, result: Any) -> tuple[Tensor, Any]:
-        """Check the result of a closure, and return its loss and aux."""
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(loss, Tensor):
             raise InvalidTypeError(

@@ -40,12 +40,7 @@ class Schedule(ABC):
 
 
 def radius(rho: float | Schedule) -> float:
-    """Check and return the radius of the current step.
-
-    Raises:
-        TypeError: The radius is not a number.
-        ValueError: The radius is negative, NaN or infinite.
-    """
+    """Check and return the radius of the current step."""
     return number("rho", rho.value() if isinstance(rho, Schedule) else rho, remedy=_REMEDY)
 
 
@@ -170,11 +165,7 @@ class InverseSqrt(Schedule):
 
 
 def num_steps(state: Mapping[str, Any]) -> int:
-    """Return the number of steps in a `state_dict`.
-
-    Raises:
-        ValueError: `state` does not hold one.
-    """
+    """Check and return the number of steps in a `state_dict`."""
     count = state.get("num_steps")
     if not isinstance(count, int) or count < 0:
         raise ValueError(

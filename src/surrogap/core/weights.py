@@ -43,10 +43,7 @@ class Weights:
         is_checked: Whether a call with these modules has succeeded.
         are_reentrant: Whether modules run inside reentrant checkpointing, as that call has found.
 
-    Raises:
-        TypeError: A module is a TorchScript module, or belongs to a refused engine.
-        ValueError: There is no trainable parameter, one is complex, or FSDP shards only some.
-        RuntimeError: A parameter has a hook that would act on the gradient of a single pass.
+    `Objective` documents the errors.
     """
 
     modules: list[nn.Module]
@@ -67,8 +64,7 @@ class Weights:
     def refresh(self) -> None:
         """Find the parameters and buffers as they are now.
 
-        So parameters may be frozen, unfrozen, added and removed between steps. Raises as the class
-        does.
+        So parameters may be frozen, unfrozen, added and removed between steps.
         """
         self.fsdp.reshard()
         # Walking through the modules takes several percent of a small model's step, so the result

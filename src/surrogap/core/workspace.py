@@ -29,8 +29,6 @@ class Workspace:
         buffers_after_first: A copy of the buffers after its first pass.
         arithmetic: The arithmetic of the last step; None if it failed, or before the first.
         random_state: The constructor of a step's random state, from the devices.
-
-    Raises as `Weights` and `Replicas` do.
     """
 
     replicas: Replicas
