@@ -12,7 +12,7 @@ from torch import Tensor
 from surrogap.core.arithmetic import Arithmetic, Flat, Memory, Task
 from surrogap.core.combine import Coefficients, Number
 from surrogap.core.fused import arithmetic as fused
-from surrogap.core.fused import choose, launching
+from surrogap.core.fused import choose
 from surrogap.core.fused.arithmetic import Fused
 from surrogap.core.geometry import Kind
 from surrogap.core.shards import WHOLE
@@ -485,16 +485,16 @@ def test_a_warning_if_kernels_cannot_be_compiled(
             raise RuntimeError("Failed to find C compiler")
 
     device = torch.ones(1, device=device).device  # with its index, like a parameter's device
-    launching.can_launch.cache_clear()
-    assert launching.can_launch(device)
-    launching.can_launch.cache_clear()
-    monkeypatch.setattr(launching, "restore_kernel", NoCompiler())
+    fused.can_launch.cache_clear()
+    assert fused.can_launch(device)
+    fused.can_launch.cache_clear()
+    monkeypatch.setattr(fused, "restore_kernel", NoCompiler())
     message = "Triton must be able to compile kernels for .*, got RuntimeError: Failed to find C co"
     with pytest.warns(UserWarning, match=message):
-        assert not launching.can_launch(device)
+        assert not fused.can_launch(device)
     if device.type == "cuda":
         assert isinstance(chosen([torch.ones(3, device=device)]), Flat)
-    launching.can_launch.cache_clear()
+    fused.can_launch.cache_clear()
 
 
 def test_the_cpu_uses_the_plain_arithmetic() -> None:

@@ -4,19 +4,23 @@ Launching one torch operator takes a few microseconds, or tens of them with cold
 of `Flat` needs about a hundred operators, views included: several percent of a small model's step.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from operator import attrgetter
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from surrogap.core.arithmetic import Arithmetic, Task
 from surrogap.core.combine import Coefficients, Number
-from surrogap.core.fused.group import TRITON_DTYPES, TensorGroup
-from surrogap.core.fused.launching import can_launch, num_programs, on
-from surrogap.core.fused.tables import BLOCK, Tables
+from surrogap.core.fused.group import BLOCK, TRITON_DTYPES, Tables, TensorGroup, address_table, plan
+from surrogap.core.fused.kernels import restore_kernel
+from surrogap.core.fused.launching import num_programs, on
+from surrogap.core.geometry import Kind
 from surrogap.core.shards import WHOLE, totals
 from surrogap.core.vectors import Gradients, are_all, groups_of, present_of
 from surrogap.errors import UnsupportedError
@@ -231,6 +235,28 @@ class Fused(Arithmetic):
             g if g is None or _is_ordered_like(g, p) else torch.empty_like(p).copy_(g)
             for g, p in zip(gradients, self._task.parameters, strict=True)
         ]
+
+
+@lru_cache
+def can_launch(device: torch.device) -> bool:
+    """Return whether Triton can compile kernels: it needs a C compiler and a supported GPU."""
+    try:
+        one = torch.ones(1, device=device)
+        with on(device):
+            restore_kernel[(1,)](
+                address_table((one.data_ptr(),), device),
+                plan((1,), (Kind.PLAIN,), device)[0], 1,
+                one.clone(), tl.float32, BLOCK, False, enable_fp_fusion=True,
+            )  # fmt: skip
+    except Exception as error:
+        warnings.warn(
+            f"Triton must be able to compile kernels for {device}, got {type(error).__name__}: "
+            f"{error}. Training continues without them, and small models train slower. Install a "
+            "C compiler such as gcc if it is missing.",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def _scalar(number: Number) -> Number:
