@@ -46,16 +46,6 @@ class Weights:
     `Objective` documents the errors.
     """
 
-    modules: list[nn.Module]
-    parameters: list[nn.Parameter]
-    frozen: list[nn.Parameter]
-    buffers: list[dict[str, Tensor | None]]
-    wrappers: list[DistributedDataParallel]
-    fsdp: FullySharded
-    are_sharded: bool
-    is_checked: bool
-    are_reentrant: bool
-
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._walk()
@@ -72,7 +62,7 @@ class Weights:
         if not self._is_as_walked():
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
-        self.frozen = []
+        self.frozen: list[nn.Parameter] = []
         if len(self.parameters) < len(self._unique):
             others = [p for p in self._unique if not p.requires_grad]
             self.frozen = [p for p in others if type(p) is nn.Parameter and not p.is_inference()]

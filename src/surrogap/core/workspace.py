@@ -31,21 +31,17 @@ class Workspace:
         random_state: The constructor of a step's random state, from the devices.
     """
 
-    replicas: Replicas
-    arithmetic: Arithmetic | None
-    random_state: Callable[[Iterable[torch.device]], Replayable]
-
     def __init__(self, model: nn.Module, scope: Scope) -> None:
         self.weights = Weights(model)
         self.states = States()
-        self.random_state = RandomState
+        self.random_state: Callable[[Iterable[torch.device]], Replayable] = RandomState
         self._replicas_of: tuple[object, object] = (None, None)
         self._allocate()
         self.refresh(scope)
 
     def _allocate(self) -> None:
         self.buffers_before, self.buffers_after_first = Buffers(), Buffers()
-        self.arithmetic = None
+        self.arithmetic: Arithmetic | None = None
 
     def twin(self) -> "Workspace":
         """Return a workspace with the same tensors and states, but its own memory."""
