@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from surrogap.core.engines import check_engine
 from surrogap.core.shards import is_distributed
-from surrogap.core.weights import Weights
+from surrogap.core.weights import Weights, check_engine
 from surrogap.errors import InvalidValueError, UnsupportedError
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from surrogap.core.engines import check_engine, check_owner
 from surrogap.core.fsdp import FullySharded
 from surrogap.core.geometry import norm_parameters
 from surrogap.core.shards import (
@@ -27,6 +26,13 @@ T = TypeVar("T")
 
 _device = attrgetter("device")
 _hooks = attrgetter("_post_accumulate_grad_hooks")
+
+# Engines whose models an objective cannot train, by the modules that define their classes.
+_REFUSED = {
+    "torch.distributed.fsdp.fully_sharded_data_parallel": "FSDP1",
+    "deepspeed.runtime.": "DeepSpeed",
+    "megatron.core.distributed.": "Megatron",
+}
 
 
 class Weights:
@@ -181,16 +187,28 @@ class Weights:
                     "call torch.view_as_complex in the forward pass."
                 )
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-                check_owner(str(getattr(hook, "func", hook).__module__), "ZeRO")
                 raise UnsupportedError(
-                    f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
-                    "the gradient of each pass: remove it, and step the optimizer after backward."
+                    f"{name} must not have a post-accumulate-grad hook, got one of "
+                    f"{hook.__module__}. It would act on the gradient of each pass: remove it, "
+                    "and step the optimizer after backward."
                 )
             if self.fsdp.modules and not is_sharded(parameter):
                 raise InvalidValueError(
                     f"{name} must be sharded like the others, got a plain parameter. FSDP does not "
                     "average its gradient, so processes would diverge: call fully_shard on the "
                     "whole model too."
+                )
+
+
+def check_engine(module_class: type[nn.Module]) -> None:
+    """Refuse the modules of engines whose models an objective cannot train."""
+    for each in module_class.__mro__:
+        for prefix, engine in _REFUSED.items():
+            if each.__module__.startswith(prefix):
+                raise InvalidTypeError(
+                    f"model must not be trained by {engine}, got {each.__name__}. It moves weights "
+                    "or gradients to memory of its own during a pass. Use DistributedDataParallel "
+                    "of torch.nn.parallel, or torch.distributed.fsdp.fully_shard (FSDP2)."
                 )
 
 
