@@ -612,7 +612,6 @@ def optimizer(**settings: Any) -> SGD:
 WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (TypeError, "objective must be an objective, got int", {"objective": 3}),
     (TypeError, "optimizer must be a torch optimizer, got list", {"optimizer": []}),
-    (TypeError, "loss_fn must be a function of a batch, got int", {"loss_fn": 3}),
     (TypeError, "example_batch must be a tuple of tensors, got int", {"example_batch": 3}),
     (TypeError, "micro_batches must be an integer, got 2.0", {"micro_batches": 2.0}),
     (ValueError, "micro_batches must divide the batch, got 3 for", {"micro_batches": 3}),

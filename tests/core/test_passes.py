@@ -220,13 +220,11 @@ def test_bad_closure_arguments(
         SAM(nn.Linear(3, 1)).backward(*arguments)
 
 
-def test_bad_scaler_and_backward() -> None:
+def test_bad_scaler() -> None:
     model = nn.Linear(3, 1)
     closure = partial(linear_loss, model)
     with pytest.raises(TypeError, match=r"scaler must be a .*GradScaler, got float"):
         SAM(model).backward(closure, scaler=2.0)
-    with pytest.raises(TypeError, match="backward must be a function of the loss, got str"):
-        SAM(model).backward(closure, backward="loss")
 
 
 @every_objective

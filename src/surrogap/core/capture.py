@@ -78,11 +78,6 @@ def capture(
             f"optimizer must be a torch optimizer, got {type(optimizer).__name__}. "
             "Pass the one that will step."
         )
-    if not callable(loss_fn):
-        raise InvalidTypeError(
-            f"loss_fn must be a function of a batch, got {type(loss_fn).__name__}. "
-            "Pass one such as lambda x, y: criterion(model(x), y)."
-        )
     if clip_norm is not None:
         number("clip_norm", clip_norm, above=0, remedy="Leave it out for no clipping.")
     _check_optimizer(optimizer)

@@ -60,11 +60,6 @@ class Passes:
                 f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}. "
                 "Leave it out to train without loss scaling."
             )
-        if backward is not None and not callable(backward):
-            raise InvalidTypeError(
-                f"backward must be a function of the loss, got {type(backward).__name__}. "
-                "Leave it out to call loss.backward()."
-            )
         self._closures: Sequence[Closure] = closures
         self._scaler = scaler
         self._backward = backward or Tensor.backward

@@ -87,11 +87,6 @@ class ProportionalToLR(Schedule):
                 f"optimizer must be a torch optimizer, got {type(optimizer).__name__}. "
                 "Pass the optimizer whose learning rate rho follows."
             )
-        if not isinstance(group, int) or not 0 <= group < len(optimizer.param_groups):
-            raise InvalidValueError(
-                f"group must be the index of one of the optimizer's {len(optimizer.param_groups)} "
-                f"parameter groups, got {group!r}. Pass group=0 for the first."
-            )
         self.optimizer = optimizer
         self.rho_max = number("rho_max", rho_max, remedy=_REMEDY)
         self.rho_min = number("rho_min", rho_min, remedy=_REMEDY)
