@@ -98,7 +98,6 @@ def _is_writable(buffer: Tensor) -> bool:
     """
     if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
         return False
-    if buffer.is_conj() or buffer.is_neg():
-        return False
     pairs = zip(buffer.shape, buffer.stride(), strict=True)
-    return all(stride > 0 for size, stride in pairs if size > 1)
+    is_apart = all(stride > 0 for size, stride in pairs if size > 1)
+    return is_apart and not buffer.is_conj() and not buffer.is_neg()

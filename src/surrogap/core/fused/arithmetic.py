@@ -51,18 +51,13 @@ class Fused(Arithmetic):
 
     @staticmethod
     def takes(parameters: Sequence[Tensor]) -> bool:
-        """Return whether the kernels can work on these tensors."""
+        """Return whether the kernels can work on these tensors, the first of which is on CUDA."""
         device = parameters[0].device
-        return (
-            device.type == "cuda"
-            and all(
-                p.device == device
-                and p.dtype in TRITON_DTYPES
-                and (p.is_contiguous() or _is_dense(p))
-                for p in parameters
-            )
-            and can_launch(device)
+        are_known = all(
+            p.device == device and p.dtype in TRITON_DTYPES and (p.is_contiguous() or _is_dense(p))
+            for p in parameters
         )
+        return are_known and can_launch(device)
 
     def adopts(self, task: Task) -> bool:
         """See `Arithmetic`."""
