@@ -58,14 +58,16 @@ class AscentStep:
         passes, weights = self._passes, self._weights
         random_state = self._workspace.random_state(weights.devices)
         first = self._first_pass() if self._along.needs_gradient else None
-        arithmetic = self._choose()
+        task = self._task()
+        arithmetic = choose(task, last=self._workspace.arithmetic)
         self._workspace.arithmetic = None  # frees the copies if the step raises
         with ExitStack() as stack:
             if first is not None:  # repeat its random numbers, and leave the buffers unchanged
                 stack.enter_context(unmoved(weights, self._workspace.buffers_after_first))
                 stack.enter_context(random_state.replayed())
             try:
-                self._climb(arithmetic, None if first is None else passes.scale(first[0].device))
+                scale = None if first is None else passes.scale(first[0].device)
+                self._climb(arithmetic, task.parameters, scale)
                 perturbed_loss, aux = passes.run(weights)
                 direction, products = self._combine(arithmetic)
             finally:
@@ -99,12 +101,12 @@ class AscentStep:
         with gradients.disabled(weights, idle) if idle else nullcontext():
             return (self._passes.first or self._passes).run(weights)
 
-    def _choose(self) -> Arithmetic:
+    def _task(self) -> Task:
         objective, indices = self._objective, self._indices
         # Without `g` to keep, there is one copy in any case. Any other vector needs a copy of `g`.
         is_low = objective.memory == "low" and isinstance(self._along, Gradient)
         tensors, shardings = self._weights.tensors, self._weights.shardings
-        task = Task(
+        return Task(
             [tensors[index] for index in indices],
             [self._kinds[index] for index in indices],
             [shardings[index] for index in indices],
@@ -112,16 +114,16 @@ class AscentStep:
             eps=objective.eps,
             memory="low" if is_low or not self._keeps_g else "exact",
         )
-        return choose(task, last=self._workspace.arithmetic)
 
-    def _climb(self, arithmetic: Arithmetic, scale: Tensor | None) -> None:
-        """Move the weights to `w + delta`."""
+    def _climb(
+        self, arithmetic: Arithmetic, tensors: Sequence[Tensor], scale: Tensor | None
+    ) -> None:
+        """Move `tensors`, the weights that climb, to `w + delta`."""
         along, workspace = self._along, self._workspace
         if isinstance(along, Gradient):  # without a name for `g`, so that `climb` can free it
             arithmetic.climb(workspace.take(self._indices), self._rho, scale)
             return
         parameters = [self._weights.parameters[index] for index in self._indices]
-        tensors = [self._weights.tensors[index] for index in self._indices]
         g = workspace.take(self._indices) if along.needs_gradient else []
         plain = [_unscaled(piece, p, scale) for piece, p in zip(g, tensors, strict=bool(g))]
         states = workspace.states

@@ -64,8 +64,8 @@ class Weights:
         """
         self.fsdp.reshard()
         # Walking through the modules takes several percent of a small model's step, so the result
-        # is reused while it is valid.
-        if not self._is_as_walked():
+        # is reused while every module holds the same children and parameters.
+        if any(self._empty) or not are_same(contents(self._filled), self._walked):
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
         self.frozen: list[nn.Parameter] = []
@@ -119,10 +119,6 @@ class Weights:
         self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self.are_sharded = any(map(is_sharded, self._unique))
         self.fsdp = FullySharded(modules)
-
-    def _is_as_walked(self) -> bool:
-        """Return whether every module still holds the same children and parameters."""
-        return not any(self._empty) and are_same(contents(self._filled), self._walked)
 
     @property
     def synchronises(self) -> bool:
