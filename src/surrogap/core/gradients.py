@@ -45,7 +45,8 @@ def cleared(weights: Weights) -> Iterator[None]:
 def disabled(weights: Weights, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Context in which passes compute no gradient of `parameters`.
 
-    `backward(inputs=...)` would do the same, but fails under reentrant checkpointing.
+    With `backward(inputs=...)` a compiled model would still compute them, and a `backward` of the
+    caller's need not accept it.
     """
     try:
         _require(weights, parameters, False)
