@@ -487,8 +487,22 @@ class Counting(nn.Module):
         return self.linear(x.flatten(1))
 
 
+class Constrained(nn.Module):
+    """A model that bounds the norm of its weights, as many of EEG signals do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.weight.data = torch.renorm(self.linear.weight.data, p=2, dim=0, maxnorm=1.0)
+        return self.linear(x.flatten(1))
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("make", [Counting, partial(toy_models.Followed, assigns=True)])
+@pytest.mark.parametrize(
+    "make", [Counting, Constrained, partial(toy_models.Followed, assigns=True)]
+)
 def test_tensors_that_are_replaced_are_refused(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(RuntimeError, match="model must write to its weights and buffers in place"):
         Run(make(), GSAM).captured()
