@@ -16,7 +16,7 @@ from surrogap.core.fused import choose
 from surrogap.core.fused.arithmetic import Fused
 from surrogap.core.geometry import Kind
 from surrogap.core.shards import WHOLE
-from surrogap.core.vectors import Gradients
+from surrogap.core.vectors import Gradients, apart
 from tests import equality
 
 # Triton 3.6's interpreter, which comes with torch 2.11.
@@ -139,7 +139,7 @@ def test_two_parameters_may_share_a_gradient(objective: str, device: torch.devic
 def test_empty_gradients_are_not_copied(device: torch.device) -> None:
     """As for shards of small tensors in most of many processes."""
     gradients = [torch.randn(3, device=device), *(torch.empty(0, device=device) for _ in range(2))]
-    assert fused._apart(gradients) is gradients
+    assert apart(gradients) is gradients
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter

@@ -64,6 +64,27 @@ def test_the_incoming_gradient_multiplies_the_direction(name: str) -> None:
     assert equality.relative_error(toy_models.flat_grad(model), expected * 2 / 3) < 1e-15
 
 
+class Summed(nn.Module):
+    """A model that adds views of two parameters, so that autograd gives both one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.q = (nn.Parameter(torch.randn(2, 2).double()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.p.view(4) + self.q.view(4)) @ x
+
+
+@every_objective
+def test_gradients_that_share_memory_are_multiplied_once(name: str) -> None:
+    model, x = Summed(), torch.arange(4).double()
+    OBJECTIVES[name].make(model).backward(lambda: model(x))
+    expected = toy_models.flat_grad(model).clone()
+    model.zero_grad()
+    (OBJECTIVES[name].make(model).loss(lambda: model(x)) / 2).backward()
+    assert equality.relative_error(toy_models.flat_grad(model), expected / 2) < 1e-14
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     model, twin = pair("GSAM", "mlp", dtype=dtype)

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from surrogap.core import gradients
 from surrogap.core.report import Report
-from surrogap.core.vectors import Gradients, scale_
+from surrogap.core.vectors import Gradients, apart, scale_
 from surrogap.core.workspace import Workspace
 from surrogap.errors import UnsupportedError
 
@@ -56,6 +56,7 @@ class Direction:
         if not self._replicas.shares_direction:
             # All processes have the same direction, and must multiply it by the same number.
             factor = weights.mean_over_shards(self._replicas.mean_number(factor))
+        self._tensors = apart(self._tensors)
         scale_(self._tensors, factor)
         sync = sync and weights.synchronises
         self.add(sync)

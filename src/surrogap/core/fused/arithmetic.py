@@ -22,7 +22,7 @@ from surrogap.core.fused.kernels import restore_kernel
 from surrogap.core.fused.launching import num_programs, on
 from surrogap.core.geometry import Kind
 from surrogap.core.shards import WHOLE, totals
-from surrogap.core.vectors import Gradients, are_all, groups_of, present_of
+from surrogap.core.vectors import Gradients, apart, are_all, groups_of, present_of
 from surrogap.errors import UnsupportedError
 
 _dtype = attrgetter("dtype")
@@ -177,7 +177,7 @@ class Fused(Arithmetic):
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
         self._find_weights()
-        result = _apart(self._in_order(g_p))
+        result = apart(self._in_order(g_p))
         if not are_all(result):
             result = [
                 torch.zeros_like(parameter) if piece is None and is_reached else piece
@@ -267,21 +267,6 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
         *map(Tensor.stride, parameters),
         *map(_dtype, parameters),
     )
-
-
-def _apart(gradients: Gradients) -> Gradients:
-    """Return `gradients`, or copies if two share memory, since the direction overwrites them.
-
-    Autograd gives `p` and `q` the same memory for a loss that depends on `p.view(-1) + q.view(-1)`.
-    """
-    present = present_of(gradients)
-    if _are_apart(present) or _are_apart([g for g in present if g.numel()]):
-        return gradients
-    return [None if gradient is None else gradient.clone() for gradient in gradients]
-
-
-def _are_apart(tensors: Sequence[Tensor]) -> bool:
-    return len(set(map(Tensor.data_ptr, tensors))) == len(tensors)
 
 
 def _is_ordered_like(gradient: Tensor, parameter: Tensor) -> bool:
