@@ -27,10 +27,8 @@ class Direction:
     def __init__(self, tensors: Gradients, report: Report, workspace: Workspace) -> None:
         self._tensors = tensors
         self.report = report
-        self._weights = workspace.weights
-        self._replicas = workspace.replicas
-        self._states = states = workspace.states
-        self._proposed, states.proposed = states.proposed, []
+        self._workspace = workspace
+        self._proposed, workspace.states.proposed = workspace.states.proposed, []
 
     def add(self, sync: bool) -> None:
         """Add the direction to `.grad`, and update the states.
@@ -38,10 +36,10 @@ class Direction:
         Args:
             sync: Whether the call ends a step. If so, average the sum over processes.
         """
-        replicas = self._replicas
+        weights, replicas = self._workspace.weights, self._workspace.replicas
         mean = replicas.mean if sync and replicas.shares_direction else None
-        gradients.add(self._weights, self._tensors, mean)
-        self._states.commit(self._weights, self._proposed)
+        gradients.add(weights, self._tensors, mean)
+        self._workspace.states.commit(weights, self._proposed)
 
     @torch.no_grad()
     def add_later(self, incoming: Tensor, sync: bool) -> bool:
@@ -50,12 +48,12 @@ class Direction:
         Returns:
             Whether the call ends a step: `sync` is True, and DDP is not inside `no_sync`.
         """
-        weights = self._weights
+        weights, replicas = self._workspace.weights, self._workspace.replicas
         scale = self.report._scale
         factor = incoming if scale is None else incoming / scale.to(incoming)
-        if not self._replicas.shares_direction:
+        if not replicas.shares_direction:
             # All processes have the same direction, and must multiply it by the same number.
-            factor = weights.mean_over_shards(self._replicas.mean_number(factor))
+            factor = weights.mean_over_shards(replicas.mean_number(factor))
         self._tensors = apart(self._tensors)
         scale_(self._tensors, factor)
         sync = sync and weights.synchronises
