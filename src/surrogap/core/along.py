@@ -25,9 +25,10 @@ class Along(ABC):
     Attributes:
         needs_gradient: Whether the vector depends on `g`. If not, there is no first pass.
         has_state: Whether it keeps a tensor `m` for each parameter from step to step, initially
-            zero. `m` belongs to the objective: the `state_dict` contains it, and under scope
-            "replica" each process has its own. Every call updates it, unless the call raises, or
-            the direction in `.grad` is not finite.
+            zero. `m` belongs to the objective: the `state_dict` contains it, a call that raises and
+            a step that overflows do not change it, and under scope "replica" each process has its
+            own. In a step of several calls (`sync=False`) each call updates `m`, until one of them
+            overflows.
         sign: -1 to climb against the vector.
     """
 
