@@ -112,8 +112,8 @@ def scaled_call(
 
 
 @pytest.mark.parametrize("way", ["backward", "loss"])
-def test_a_call_that_overflows_leaves_the_state(way: str) -> None:
-    """In steps of several calls, in either pass, against an explicit loop that skips the step."""
+def test_a_step_of_several_calls_that_overflows_leaves_the_state(way: str) -> None:
+    """In any of its calls and in either pass, against an explicit loop that skips the step."""
     model = toy_models.mlp().double()
     w, m = flat(model), torch.zeros_like(flat(model))
     f_of = partial(reference.loss_of, copy.deepcopy(model))
@@ -122,7 +122,7 @@ def test_a_call_that_overflows_leaves_the_state(way: str) -> None:
     objective = make(model)
     overflows = {2: (0, 0), 3: (1, 1), 5: (2, 0), 7: (2, 1)}  # of a step: the call and the pass
     for step in range(9):
-        direction, has_overflowed = 0.0, False
+        now, direction, saved = m, 0.0, objective.state_dict()
         for call in range(3):
             data = toy_models.batch(seed=3 * step + call)
             closure, passes = toy_models.closure_of(model, data), iter(range(2))
@@ -132,20 +132,35 @@ def test_a_call_that_overflows_leaves_the_state(way: str) -> None:
                 return closure() * (float("inf") if is_poisoned else 1.0) / 3
 
             scaled_call(objective, way, poisoned, scaler, sync=call == 2)
-            has_overflowed |= overflows.get(step, (None, None))[0] == call
+            if call < 2 and step:  # a checkpoint within a step is that of before the step
+                within = objective.state_dict()["along"]
+                assert all(torch.equal(saved["along"][name], within[name]) for name in within)
             f, _ = f_of(lambda net, data=data: toy_models.cross_entropy(net, data) / 3)
-            d, after = friendly(f, w, m)
+            d, now = friendly(f, w, now)
             direction += d
-            m = m if has_overflowed else after
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         if step not in overflows:
-            w = w - 0.1 * direction
+            w, m = w - 0.1 * direction, now
         state = torch.cat([t.reshape(-1) for t in objective.state_dict()["along"].values()])
         assert equality.relative_error(state, m) < 1e-9
         assert equality.relative_error(flat(model), w) < 1e-9
     assert float(scaler.get_scale()) == 2.0**8
+
+
+def test_a_loaded_state_is_not_that_of_an_unfinished_step() -> None:
+    model = toy_models.mlp()
+    objective, closure = make(model), toy_models.closure_of(model, toy_models.batch())
+    objective.backward(closure)
+    saved = objective.state_dict()
+    objective.backward(closure)
+    objective.backward(closure, sync=False)
+    objective.load_state_dict(saved)
+    model.zero_grad()
+    objective.backward(lambda: closure() * float("inf"))
+    after = objective.state_dict()["along"]
+    assert all(torch.equal(m, after[name]) for name, m in saved["along"].items())
 
 
 def test_a_step_that_raises_leaves_the_state() -> None:

@@ -1,6 +1,7 @@
 """Friendly-SAM and MomentumSAM in several processes, against plain loops in one."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -68,23 +69,25 @@ def test_friendly_sam_of_all_processes_has_one_mean(two: Processes) -> None:
 
 
 def skip_a_step(way: str) -> list[dict[str, Tensor]]:
-    """Train for three steps. In the second, one process overflows."""
+    """Train for three steps of two calls. In the second, one process overflows in the first."""
     model = DistributedDataParallel(model_of("mlp"))
     objective = FriendlySAM(model, rho=RHO, sigma=SIGMA)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     states = []
     for step in range(3):
-        closure = toy_models.closure_of(model, data_of(dist.get_rank(), step))
-        factor = float("inf") if (step, dist.get_rank()) == (1, 1) else 1.0
+        for call in range(2):
+            closure = toy_models.closure_of(model, data_of(dist.get_rank(), 2 * step + call))
+            factor = float("inf") if (step, call, dist.get_rank()) == (1, 0, 1) else 1.0
 
-        def scaled(closure=closure, factor=factor) -> Tensor:
-            return closure() * factor
+            def scaled(closure=closure, factor=factor) -> Tensor:
+                return closure() * factor
 
-        if way == "backward":
-            objective.backward(scaled, scaler=scaler)
-        else:
-            scaler.scale(objective.loss(scaled, scaler=scaler)).backward()
+            with model.no_sync() if call == 0 else nullcontext():
+                if way == "backward":
+                    objective.backward(scaled, scaler=scaler)
+                else:
+                    scaler.scale(objective.loss(scaled, scaler=scaler)).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()

@@ -27,8 +27,8 @@ class Along(ABC):
         has_state: Whether it keeps a tensor `m` for each parameter from step to step, initially
             zero. `m` belongs to the objective: the `state_dict` contains it, a call that raises and
             a step that overflows do not change it, and under scope "replica" each process has its
-            own. In a step of several calls (`sync=False`) each call updates `m`, until one of them
-            overflows.
+            own. In a step of several calls (`sync=False`) each call updates `m`; if any of them
+            overflows, the last restores `m` as it was before the step.
         sign: -1 to climb against the vector.
     """
 
@@ -152,6 +152,8 @@ class States:
     def __init__(self) -> None:
         self._tensors: dict[nn.Parameter, Tensor] = {}
         self.proposed: list[tuple[Tensor, Tensor]] = []
+        # The states before the first call of a step of several calls.
+        self._before: dict[Tensor, Tensor] = {}
 
     def of(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Return the states of `parameters`, initially zero."""
@@ -166,19 +168,31 @@ class States:
         """All states."""
         return list(self._tensors.values())
 
-    def commit(self, weights: Weights, proposed: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Replace the states by the proposed ones if the direction in `.grad` is finite."""
+    def commit(
+        self, weights: Weights, proposed: Sequence[tuple[Tensor, Tensor]], *, ends_step: bool
+    ) -> None:
+        """Replace the states by the proposed ones if the direction in `.grad` is finite.
+
+        If it is not, the call that ends a step restores the states from before the step. A value
+        that is not finite stays in `.grad`, so this call sees the overflow of an earlier one.
+        """
         if not proposed:
             return
+        if not (ends_step or self._before):
+            self._before = {m: m.clone() for m, _ in proposed}
+        before = self._before if ends_step else {}
         direction = gradients.shards(weights, gradients.current(weights))
         is_finite = gradients.total_squared_norm(weights, direction).isfinite()
         for m, after in proposed:
-            m.copy_(torch.where(is_finite.to(m.device), after, m))
+            m.copy_(torch.where(is_finite.to(m.device), after, before.get(m, m)))
+        if ends_step:
+            self._before = {}
 
     def state_dict(self, weights: Weights) -> dict[str, Tensor]:
-        """Return the states by the names of their parameters."""
+        """Return the states by the names of their parameters; within a step, those before it."""
         names = dict(zip(weights.parameters, weights.names, strict=True))
-        return {names[p]: m.clone() for p, m in self._tensors.items() if p in names}
+        states = {p: self._before.get(m, m) for p, m in self._tensors.items() if p in names}
+        return {names[p]: m.clone() for p, m in states.items()}
 
     def load_state_dict(self, weights: Weights, state: Mapping[str, Tensor]) -> None:
         """Load what `state_dict` returned. States that it lacks become zero."""
@@ -189,6 +203,7 @@ class States:
                     f"state must belong to this model, got one with a parameter {name!r} of shape "
                     f"{tuple(saved.shape)}. Pass what state_dict() returned."
                 )
+        self._before = {}
         for m in self.tensors:
             m.zero_()
         for name, saved in state.items():

@@ -39,7 +39,7 @@ class Direction:
         weights, replicas = self._workspace.weights, self._workspace.replicas
         mean = replicas.mean if sync and replicas.shares_direction else None
         gradients.add(weights, self._tensors, mean)
-        self._workspace.states.commit(weights, self._proposed)
+        self._workspace.states.commit(weights, self._proposed, ends_step=sync)
 
     @torch.no_grad()
     def add_later(self, incoming: Tensor, sync: bool) -> bool:
