@@ -48,9 +48,7 @@ def momentum_of(w: Tensor) -> Tensor:
 def momentum_sam(model: nn.Module, **settings: object) -> MomentumSAM:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for parameter in model.parameters():
-        if not nn.parameter.is_lazy(parameter):
-            momentum = momentum_of(parameter.detach())
-            optimizer.state[parameter]["momentum_buffer"] = momentum
+        optimizer.state[parameter]["momentum_buffer"] = momentum_of(parameter.detach())
     return MomentumSAM(model, optimizer, **{"rho": RHO, **settings})
 
 

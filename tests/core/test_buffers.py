@@ -87,15 +87,6 @@ def test_statistics_are_restored_when_the_closure_raises(name: str, norm: str, n
     assert not equality.same_bits(before, equality.bits(model))
 
 
-def test_lazy_batch_norm_takes_shape_in_the_first_pass() -> None:
-    model = nn.Sequential(nn.LazyConv2d(4, 2), nn.LazyBatchNorm2d())
-    x = torch.randn(3, 2, 4, 4)
-    objective = SAM(model)
-    for step in (1, 2):
-        objective.backward(lambda: model(x).square().mean())
-        assert int(model[1].num_batches_tracked) == step
-
-
 @pytest.mark.parametrize("change", ["cast", "replaced"])
 def test_buffers_may_change_between_steps(change: str) -> None:
     model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
@@ -294,18 +285,6 @@ def test_statistics_that_others_write_from_some_step_on_move_once() -> None:
     plain(x)
     objective.backward(lambda: model(x).square().mean())
     assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
-
-
-def test_a_norm_added_by_the_first_pass_moves_once() -> None:
-    model, x = nn.Sequential(nn.Linear(3, 3)), torch.randn(4, 3)
-
-    def closure() -> Tensor:
-        if len(model) == 1:
-            model.append(nn.BatchNorm1d(3, affine=False))
-        return model(x).pow(3).mean()
-
-    SAM(model).backward(closure)
-    assert int(model[1].num_batches_tracked) == 1
 
 
 def test_buffers_written_by_a_global_hook_move_once() -> None:

@@ -487,8 +487,22 @@ class Counting(nn.Module):
         return self.linear(x.flatten(1))
 
 
+class Constrained(nn.Module):
+    """A model that bounds the norm of its weights, as many of EEG signals do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.weight.data = torch.renorm(self.linear.weight.data, p=2, dim=0, maxnorm=1.0)
+        return self.linear(x.flatten(1))
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("make", [Counting, partial(toy_models.Followed, assigns=True)])
+@pytest.mark.parametrize(
+    "make", [Counting, Constrained, partial(toy_models.Followed, assigns=True)]
+)
 def test_tensors_that_are_replaced_are_refused(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(RuntimeError, match="model must write to its weights and buffers in place"):
         Run(make(), GSAM).captured()
@@ -612,7 +626,6 @@ def optimizer(**settings: Any) -> SGD:
 WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (TypeError, "objective must be an objective, got int", {"objective": 3}),
     (TypeError, "optimizer must be a torch optimizer, got list", {"optimizer": []}),
-    (TypeError, "loss_fn must be a function of a batch, got int", {"loss_fn": 3}),
     (TypeError, "example_batch must be a tuple of tensors, got int", {"example_batch": 3}),
     (TypeError, "micro_batches must be an integer, got 2.0", {"micro_batches": 2.0}),
     (ValueError, "micro_batches must divide the batch, got 3 for", {"micro_batches": 3}),
@@ -627,11 +640,6 @@ WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
     ),
     (ValueError, "clip_norm must be above 0 and finite, got 0", {"clip_norm": 0}),
     (ValueError, "must be fused, got SGD with fused=None", {"optimizer": optimizer()}),
-    (
-        ValueError,
-        "optimizer must have taken a step if it has dampening, got a new SGD",
-        {"optimizer": optimizer(fused=True, momentum=0.9, dampening=0.1)},
-    ),
     (ValueError, "model must be on one CUDA device, got cpu", {}),
 ]
 

@@ -8,7 +8,7 @@ import torch
 import surrogap
 from surrogap.core.catalog import OBJECTIVES, create_objective
 from surrogap.core.objective import Objective
-from surrogap.core.settings import Shared
+from surrogap.core.objectives import Shared
 from tests import toy_models
 
 NOT_BY_NAME = {"Objective", "Intermittent"}

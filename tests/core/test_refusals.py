@@ -24,26 +24,13 @@ def stepping(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 def test_a_backward_that_steps_the_optimizer(name: str, options: dict, make: type) -> None:
     model = toy_models.mlp()
     optimizer, before = make(model.parameters(), lr=0.1, **options), equality.bits(model)
-    with pytest.raises(RuntimeError, match="backward must not change the weights, got one that"):
+    with pytest.raises(RuntimeError, match="backward must not step the optimizer, got one that"):
         OBJECTIVES[name].make(model).backward(
             toy_models.closure_of(model, toy_models.batch()), backward=partial(stepping, optimizer)
         )
     assert all(parameter.grad is None for parameter in model.parameters())
     assert equality.same_bits(before, equality.bits(model))
     optimizer.step()  # it is allowed again
-
-
-def test_a_backward_that_moves_the_weights_itself() -> None:
-    model = toy_models.mlp()
-
-    def descend(loss: Tensor) -> None:
-        loss.backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(0.1 * parameter.grad)
-
-    with pytest.raises(RuntimeError, match="backward must not change the weights"):
-        SAM(model).backward(toy_models.closure_of(model, toy_models.batch()), backward=descend)
 
 
 def test_a_backward_that_steps_another_optimizer() -> None:
@@ -170,10 +157,13 @@ def engines() -> dict[str, type[nn.Module]]:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("DeepSpeedEngine", "model must not be run by DeepSpeed, got DeepSpeedEngine"),
-        ("PipelineEngine", "model must not be run by DeepSpeed, got PipelineEngine"),
-        ("DistributedDataParallel", "model must not be wrapped by Megatron, got Distributed"),
-        ("FullyShardedDataParallel", r"FullyShardedDataParallel \(FSDP1\).*fully_shard \(FSDP2\)"),
+        ("DeepSpeedEngine", "model must not be trained by DeepSpeed, got DeepSpeedEngine"),
+        ("PipelineEngine", "model must not be trained by DeepSpeed, got PipelineEngine"),
+        ("DistributedDataParallel", "model must not be trained by Megatron, got Distributed"),
+        (
+            "FullyShardedDataParallel",
+            r"by FSDP1, got FullyShardedDataParallel\..*fully_shard \(FSDP2\)",
+        ),
     ],
 )
 def test_engines(name: str, message: str, engines: dict[str, type[nn.Module]]) -> None:
@@ -190,5 +180,5 @@ def test_hooks_of_deepspeed() -> None:
     objective = SAM(model)
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(module.reduce)
-    with pytest.raises(TypeError, match=r"model must not be run by DeepSpeed, got ZeRO\."):
+    with pytest.raises(RuntimeError, match=r"got one of deepspeed\.runtime\.zero\.stage_1_and_2"):
         objective.loss(toy_models.closure_of(model, toy_models.batch()))

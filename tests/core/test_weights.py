@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surrogap import ASAM, GSAM, SAM
+from surrogap import GSAM, SAM
 from surrogap.core.objective import Objective
 from tests import equality, toy_models
 from tests.objective_cases import NUM_PASSES, OBJECTIVES, every_memoryless, every_objective
@@ -388,17 +388,6 @@ def test_a_thousand_steps_in_bfloat16_at_learning_rate_zero_do_not_drift() -> No
     assert equality.same_bits(before, equality.bits(model))
 
 
-def test_lazy_modules_take_shape_in_the_first_pass() -> None:
-    model, x = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(1)), torch.randn(2, 3)
-    objective = ASAM(model, rho=0.5, perturb=lambda name, p: p.ndim >= 2)
-    objective.backward(lambda: model(x).square().sum())
-    plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    plain.load_state_dict(model.state_dict())
-    objective = ASAM(plain, rho=0.5, perturb=lambda name, p: p.ndim >= 2)
-    objective.backward(lambda: plain(x).square().sum())
-    assert torch.equal(toy_models.flat_grad(model), toy_models.flat_grad(plain))
-
-
 @every_memoryless
 @pytest.mark.parametrize("assigns", [False, True])
 def test_a_frozen_parameter_that_a_pass_writes_moves_once(assigns: bool, name: str) -> None:
@@ -434,33 +423,6 @@ def test_frozen_parameters_of_other_classes_are_ignored() -> None:
     SAM(model).backward(lambda: model(torch.ones(2, 3)).square().mean())
     assert model[0].weight.grad is None
     assert model[1].weight.grad is not None
-
-
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "Vanilla"])
-@pytest.mark.parametrize("adds", [False, True])
-def test_parameters_that_a_pass_adds_or_unfreezes_are_refused(adds: bool, name: str) -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-    model[0].requires_grad_(False)
-    parameters, before = list(model.parameters()), equality.bits(model)
-    gradients = [torch.ones_like(p) for p in model[1].parameters()]
-    for parameter, gradient in zip(model[1].parameters(), gradients, strict=True):
-        parameter.grad = gradient.clone()
-
-    def closure() -> Tensor:
-        if adds:
-            model[0].scale = nn.Parameter(torch.ones(3))
-        else:
-            model[0].requires_grad_(True)
-        return (model[1](model[0](torch.ones(2, 3)) * getattr(model[0], "scale", 1.0))).sum()
-
-    objective = OBJECTIVES[name].make(model)
-    message = f"closure must not add or unfreeze parameters, got 0.{'scale' if adds else 'weight'}"
-    with pytest.raises(RuntimeError, match=message):
-        objective.backward(closure)
-    assert all(p.grad is None for p in model[0].parameters())
-    assert equality.same_bits(gradients, [p.grad for p in model[1].parameters()])
-    assert equality.same_bits(before, parameters)
-    objective.backward(lambda: model(torch.ones(2, 3)).sum())  # now that it is there
 
 
 def test_a_teacher_may_be_created_in_the_first_pass() -> None:
@@ -521,7 +483,7 @@ def test_an_optimizer_inside_backward_is_refused_by_name() -> None:
     objective = SAM(model)
     before = equality.bits(model)
     handle = model[3].bias.register_post_accumulate_grad_hook(lambda p: None)
-    message = "3.bias must not have a post-accumulate-grad hook, got one. It would act on"
+    message = "3.bias must not have a post-accumulate-grad hook, got one of tests.core.test_weights"
     with pytest.raises(RuntimeError, match=message):
         objective.backward(toy_models.closure_of(model, toy_models.batch()))
     with pytest.raises(RuntimeError, match=message):

@@ -94,7 +94,9 @@ def first_generation(when: str) -> str:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_fsdp1(when: str, two: Processes) -> None:
     for message in two.run(first_generation, when):
-        assert message.startswith("model must not be wrapped in FullyShardedDataParallel (FSDP1)")
+        assert message.startswith(
+            "model must not be trained by FSDP1, got FullyShardedDataParallel"
+        )
         assert "torch.distributed.fsdp.fully_shard" in message
 
 

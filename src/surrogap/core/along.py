@@ -82,7 +82,7 @@ class Momentum(Along):
 
     Raises:
         TypeError: `optimizer` is not a torch optimizer, or is a `ZeroRedundancyOptimizer`.
-        ValueError: `optimizer` has no momentum, or has `maximize=True`.
+        ValueError: `optimizer` has no momentum.
     """
 
     optimizer: Optimizer = field(repr=False)
@@ -100,10 +100,6 @@ class Momentum(Along):
             raise InvalidTypeError(
                 "optimizer must hold the momentum of all parameters, got ZeroRedundancyOptimizer, "
                 "which shards it over processes. Use fully_shard to save memory instead."
-            )
-        if any(group.get("maximize") for group in groups):
-            raise InvalidValueError(
-                "optimizer must minimize, got maximize=True. Negate the loss instead."
             )
         if not any(group.get("momentum") or "betas" in group for group in groups):
             raise InvalidValueError(
@@ -199,12 +195,7 @@ class States:
         return {names[p]: m.clone() for p, m in states.items()}
 
     def load_state_dict(self, weights: Weights, state: Mapping[str, Tensor]) -> None:
-        """Load what `state_dict` returned. States that it lacks become zero.
-
-        Raises:
-            ValueError: `state` has a parameter that the model does not have, or one of another
-                shape.
-        """
+        """Load what `state_dict` returned. States that it lacks become zero."""
         parameters = dict(zip(weights.names, weights.parameters, strict=True))
         for name, saved in state.items():
             if name not in parameters or saved.shape != self.of([parameters[name]])[0].shape:

@@ -29,9 +29,8 @@ from surrogap.core.vectors import (
     widened,
 )
 
-# The copies that a step holds in addition to weights and gradients. "exact": weights and `g`.
-# "low": weights only. `g` is recomputed from the ascent step, with a relative error of 6e-8 * ||w||
-# / rho, so it does not suit very small radii, nor closures that write to the weights.
+# The copies that a step holds in addition to weights and gradients; `Objective` documents them.
+# "low" suits neither very small radii nor closures that write to the weights.
 Memory: TypeAlias = Literal["exact", "low"]
 
 

@@ -45,29 +45,31 @@ class AscentStep:
         self._coefficients = Coefficients(*numbers[1:])
         # Not from `numbers`: a captured step has them on the device, where 0 cannot be tested.
         self._uses_g = objective.combine.coefficients().use_g
+        self._kinds = kinds_of(objective.perturb, objective.geometry, self._weights)
+        is_g_whole = passes.first is None and Kind.FIXED not in self._kinds
+        self._keeps_g = self._along.needs_gradient and (self._uses_g or is_g_whole)
+        # The parameters that climb, or whose `g` is kept.
+        self._indices = [
+            i for i, kind in enumerate(self._kinds) if self._keeps_g or kind != Kind.FIXED
+        ]
 
     def run(self) -> tuple[Gradients, Report]:
         """Run the passes, with `.grad` empty before and after, and restore the weights."""
         passes, weights = self._passes, self._weights
         random_state = self._workspace.random_state(weights.devices)
         first = self._first_pass() if self._along.needs_gradient else None
-        is_same_batch = passes.first is None
-        kinds = self._kinds()
-        is_g_whole = is_same_batch and Kind.FIXED not in kinds
-        self._keeps_g = first is not None and (self._uses_g or is_g_whole)
-        self._indices = [i for i, kind in enumerate(kinds) if self._keeps_g or kind != Kind.FIXED]
-        arithmetic = self._choose(kinds)
+        task = self._task()
+        arithmetic = choose(task, last=self._workspace.arithmetic)
         self._workspace.arithmetic = None  # frees the copies if the step raises
         with ExitStack() as stack:
             if first is not None:  # repeat its random numbers, and leave the buffers unchanged
                 stack.enter_context(unmoved(weights, self._workspace.buffers_after_first))
                 stack.enter_context(random_state.replayed())
             try:
-                self._climb(arithmetic, None if first is None else passes.scale(first[0].device))
+                scale = None if first is None else passes.scale(first[0].device)
+                self._climb(arithmetic, task.parameters, scale)
                 perturbed_loss, aux = passes.run(weights)
-                if first is None:
-                    weights.check_after_first_pass()
-                direction, products = self._combine(arithmetic, is_first=first is None)
+                direction, products = self._combine(arithmetic)
             finally:
                 # Ctrl-C may interrupt this too. Plain statements, then a second attempt.
                 try:
@@ -77,16 +79,13 @@ class AscentStep:
                     raise
         self._workspace.arithmetic = arithmetic
         scale = passes.scale(perturbed_loss.device)
-        if first is not None and is_same_batch:
+        if first is not None and passes.first is None:
             loss, aux = first
             return direction, Report(loss, perturbed_loss, aux, self._rho, products, scale)
         nan = torch.full_like(perturbed_loss, torch.nan)
         return direction, Report(
             nan, perturbed_loss, aux, self._rho, lambda: _of_g_p(products()[2]), scale, True
         )
-
-    def _kinds(self) -> list[Kind]:
-        return kinds_of(self._objective.perturb, self._objective.geometry, self._weights)
 
     def _first_pass(self) -> tuple[Tensor, Any]:
         """Run the pass at `w`, and return its loss and aux. Its gradients stay in `.grad`."""
@@ -97,37 +96,34 @@ class AscentStep:
         # is one, and in the first call, which looks for one.
         needs_all = self._uses_g or objective.perturb is None or weights.are_sharded
         if not needs_all and weights.is_checked and not weights.are_reentrant:
-            pairs = zip(weights.parameters, self._kinds(), strict=True)
+            pairs = zip(weights.parameters, self._kinds, strict=True)
             idle = [parameter for parameter, kind in pairs if kind == Kind.FIXED]
         with gradients.disabled(weights, idle) if idle else nullcontext():
-            result = (self._passes.first or self._passes).run(weights)
-        weights.check_after_first_pass()
-        objective._check_memory()  # not earlier, since lazy modules had no dtype
-        return result
+            return (self._passes.first or self._passes).run(weights)
 
-    def _choose(self, kinds: Sequence[Kind]) -> Arithmetic:
+    def _task(self) -> Task:
         objective, indices = self._objective, self._indices
         # Without `g` to keep, there is one copy in any case. Any other vector needs a copy of `g`.
         is_low = objective.memory == "low" and isinstance(self._along, Gradient)
         tensors, shardings = self._weights.tensors, self._weights.shardings
-        task = Task(
+        return Task(
             [tensors[index] for index in indices],
-            [kinds[index] for index in indices],
+            [self._kinds[index] for index in indices],
             [shardings[index] for index in indices],
             eta=objective.geometry.eta or 0.0,
             eps=objective.eps,
             memory="low" if is_low or not self._keeps_g else "exact",
         )
-        return choose(task, last=self._workspace.arithmetic)
 
-    def _climb(self, arithmetic: Arithmetic, scale: Tensor | None) -> None:
-        """Move the weights to `w + delta`."""
+    def _climb(
+        self, arithmetic: Arithmetic, tensors: Sequence[Tensor], scale: Tensor | None
+    ) -> None:
+        """Move `tensors`, the weights that climb, to `w + delta`."""
         along, workspace = self._along, self._workspace
         if isinstance(along, Gradient):  # without a name for `g`, so that `climb` can free it
             arithmetic.climb(workspace.take(self._indices), self._rho, scale)
             return
         parameters = [self._weights.parameters[index] for index in self._indices]
-        tensors = [self._weights.tensors[index] for index in self._indices]
         g = workspace.take(self._indices) if along.needs_gradient else []
         plain = [_unscaled(piece, p, scale) for piece, p in zip(g, tensors, strict=bool(g))]
         states = workspace.states
@@ -138,14 +134,12 @@ class AscentStep:
             states.proposed = list(zip(m, along.update(plain, m), strict=True))
         arithmetic.climb(v, along.sign * self._rho, None, g if self._keeps_g else None)
 
-    def _combine(
-        self, arithmetic: Arithmetic, *, is_first: bool
-    ) -> tuple[Gradients, Callable[[], Tensor]]:
+    def _combine(self, arithmetic: Arithmetic) -> tuple[Gradients, Callable[[], Tensor]]:
         """Return the direction and the inner products, from the gradients of the last pass."""
         g_p = self._workspace.take()
         if self._keeps_g:
             return arithmetic.combination(g_p, self._coefficients)
-        if not is_first:
+        if self._along.needs_gradient:
             _pass_on_overflow(arithmetic.squared_norm(), g_p)
         return g_p, partial(_of_g_p, gradients.total_squared_norm(self._weights, g_p))
 

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from surrogap.core.vectors import groups_of
 from surrogap.core.weights import Weights, are_same, contents
@@ -57,8 +56,7 @@ class Buffers:
             restore()
 
     def _allocate(self, dictionaries: Dictionaries, tensors: list[Tensor | None]) -> None:
-        # A lazy buffer gets its shape in the first pass, so it must be found again afterwards.
-        self._tensors = [] if any(t is not None and is_lazy(t) for t in tensors) else tensors
+        self._tensors = tensors
         self._dictionaries = [(d, d.copy()) for d in dictionaries if d]
         self._writable = [t for t in tensors if t is not None and _is_writable(t)]
         self._originals = [t.detach() for t in self._writable]
@@ -98,9 +96,8 @@ def _is_writable(buffer: Tensor) -> bool:
 
     Nested and quantised tensors, and conjugate or negative views, are treated as constants.
     """
-    if is_lazy(buffer) or buffer.layout is not torch.strided or buffer.is_nested:
-        return False
-    if buffer.is_quantized or buffer.is_conj() or buffer.is_neg():
+    if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
         return False
     pairs = zip(buffer.shape, buffer.stride(), strict=True)
-    return all(stride > 0 for size, stride in pairs if size > 1)
+    is_apart = all(stride > 0 for size, stride in pairs if size > 1)
+    return is_apart and not buffer.is_conj() and not buffer.is_neg()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from surrogap.checks import integer, number
 from surrogap.core.captured_step import CapturedStep
@@ -42,7 +42,8 @@ def capture(
 
     Args:
         objective: Any objective of a model on one CUDA device.
-        optimizer: SGD, Adam or AdamW, built with `fused=True`.
+        optimizer: SGD, Adam or AdamW, built with `fused=True`. SGD with dampening must have taken a
+            step, since its first step differs from the others.
         loss_fn: Takes a batch, runs the forward pass, under autocast if you use it, and returns the
             loss or `(loss, aux)`. It is called only during the capture; later steps replay its
             kernels.
@@ -76,11 +77,6 @@ def capture(
         raise InvalidTypeError(
             f"optimizer must be a torch optimizer, got {type(optimizer).__name__}. "
             "Pass the one that will step."
-        )
-    if not callable(loss_fn):
-        raise InvalidTypeError(
-            f"loss_fn must be a function of a batch, got {type(loss_fn).__name__}. "
-            "Pass one such as lambda x, y: criterion(model(x), y)."
         )
     if clip_norm is not None:
         number("clip_norm", clip_norm, above=0, remedy="Leave it out for no clipping.")
@@ -116,18 +112,12 @@ def _device(objective: Objective) -> torch.device:
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:
-    name = type(optimizer).__name__
     for group in optimizer.param_groups:
         if not group.get("fused"):
             raise InvalidValueError(
-                f"optimizer must be fused, got {name} with fused={group.get('fused')}. Build SGD, "
-                "Adam or AdamW with fused=True; train others with objective.backward."
-            )
-        is_new = isinstance(optimizer, SGD) and not optimizer.state
-        if is_new and group["momentum"] and group["dampening"]:
-            raise InvalidValueError(
-                f"optimizer must have taken a step if it has dampening, got a new {name}. Its "
-                "first step differs from the others: take it with objective.backward."
+                f"optimizer must be fused, got {type(optimizer).__name__} with "
+                f"fused={group.get('fused')}. Build SGD, Adam or AdamW with fused=True; train "
+                "others with objective.backward."
             )
 
 

@@ -7,7 +7,6 @@ listed here once; a test checks the list against the classes.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
@@ -47,36 +46,31 @@ class Entry:
         return value
 
 
-OBJECTIVES: Mapping[str, Entry] = MappingProxyType(
-    {
-        "vanilla": Entry("Vanilla", {}, passes=1),
-        "sam": Entry("SAM", {"rho": DEFAULT_RHO, **SHARED}),
-        "gsam": Entry(
-            "GSAM",
-            {"rho": DEFAULT_RHO, "alpha": 0.4, "minimize": "perturbed", **SHARED},
-        ),
-        "asam": Entry("ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **SHARED}),
-        "gap-penalty": Entry("GapPenalty", {"rho": DEFAULT_RHO, "lam": 0.1, **SHARED}),
-        "momentum-sam": Entry(
-            "MomentumSAM",
-            {"rho": 3.0, "perturb": None, "eps": 1e-12},
-            passes=1,
-            takes_optimizer=True,
-        ),
-        "entropy-sgd": Entry(
-            "EntropySGD",
-            {
-                "gamma": 0.03,
-                "inner_steps": 5,
-                "inner_lr": 0.1,
-                "noise": 1e-4,
-                "averaging": 0.75,
-                "scoping": 0.0,
-            },
-            passes="inner_steps",
-        ),
-    }
-)
+OBJECTIVES: Mapping[str, Entry] = {
+    "vanilla": Entry("Vanilla", {}, passes=1),
+    "sam": Entry("SAM", {"rho": DEFAULT_RHO, **SHARED}),
+    "gsam": Entry("GSAM", {"rho": DEFAULT_RHO, "alpha": 0.4, "minimize": "perturbed", **SHARED}),
+    "asam": Entry("ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **SHARED}),
+    "gap-penalty": Entry("GapPenalty", {"rho": DEFAULT_RHO, "lam": 0.1, **SHARED}),
+    "momentum-sam": Entry(
+        "MomentumSAM",
+        {"rho": 3.0, "perturb": None, "eps": 1e-12},
+        passes=1,
+        takes_optimizer=True,
+    ),
+    "entropy-sgd": Entry(
+        "EntropySGD",
+        {
+            "gamma": 0.03,
+            "inner_steps": 5,
+            "inner_lr": 0.1,
+            "noise": 1e-4,
+            "averaging": 0.75,
+            "scoping": 0.0,
+        },
+        passes="inner_steps",
+    ),
+}
 
 
 def create_objective(

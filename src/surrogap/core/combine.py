@@ -73,9 +73,7 @@ class SurrogateGap(Combine):
 
     Args:
         alpha: The weight of the gap.
-        minimize: "perturbed" for min(f_p, h), `d = g_p - alpha * g_perp` with `g_perp` the
-            component of `g` orthogonal to `g_p`; "plain" for min(f, h), `d = g + alpha * g_p_perp`
-            with `g_p_perp` the component of `g_p` orthogonal to `g`.
+        minimize: "perturbed" for min(f_p, h), or "plain" for min(f, h); `GSAM` has the formulas.
     """
 
     alpha: float

@@ -9,8 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from surrogap.core import gradients
 from surrogap.core.report import Report
-from surrogap.core.vectors import Gradients, scale_
-from surrogap.core.weights import are_same
+from surrogap.core.vectors import Gradients, apart, scale_
 from surrogap.core.workspace import Workspace
 from surrogap.errors import UnsupportedError
 
@@ -28,11 +27,8 @@ class Direction:
     def __init__(self, tensors: Gradients, report: Report, workspace: Workspace) -> None:
         self._tensors = tensors
         self.report = report
-        self._weights = workspace.weights
-        self._parameters = workspace.weights.parameters
-        self._replicas = workspace.replicas
-        self._states = states = workspace.states
-        self._proposed, states.proposed = states.proposed, []
+        self._workspace = workspace
+        self._proposed, workspace.states.proposed = workspace.states.proposed, []
 
     def add(self, sync: bool) -> None:
         """Add the direction to `.grad`, and update the states.
@@ -40,10 +36,10 @@ class Direction:
         Args:
             sync: Whether the call ends a step. If so, average the sum over processes.
         """
-        replicas = self._replicas
+        weights, replicas = self._workspace.weights, self._workspace.replicas
         mean = replicas.mean if sync and replicas.shares_direction else None
-        gradients.add(self._weights, self._tensors, mean)
-        self._states.commit(self._weights, self._proposed, ends_step=sync)
+        gradients.add(weights, self._tensors, mean)
+        self._workspace.states.commit(weights, self._proposed, ends_step=sync)
 
     @torch.no_grad()
     def add_later(self, incoming: Tensor, sync: bool) -> bool:
@@ -51,21 +47,14 @@ class Direction:
 
         Returns:
             Whether the call ends a step: `sync` is True, and DDP is not inside `no_sync`.
-
-        Raises:
-            RuntimeError: The trainable parameters of the model have changed.
         """
-        weights = self._weights
-        if not are_same(weights.parameters, self._parameters):
-            raise UnsupportedError(
-                "model must keep its trainable parameters from objective.loss to backward, got "
-                "others. Freeze and unfreeze between steps."
-            )
+        weights, replicas = self._workspace.weights, self._workspace.replicas
         scale = self.report._scale
         factor = incoming if scale is None else incoming / scale.to(incoming)
-        if not self._replicas.shares_direction:
+        if not replicas.shares_direction:
             # All processes have the same direction, and must multiply it by the same number.
-            factor = weights.mean_over_shards(self._replicas.mean_number(factor))
+            factor = weights.mean_over_shards(replicas.mean_number(factor))
+        self._tensors = apart(self._tensors)
         scale_(self._tensors, factor)
         sync = sync and weights.synchronises
         self.add(sync)
@@ -91,11 +80,7 @@ class Deferred(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[None, None, None]:
-        """Queue a call of the function on the incoming gradient for the end of the backward pass.
-
-        Raises:
-            RuntimeError: This is the second backward pass.
-        """
+        """Queue a call of the function on the incoming gradient, for the end of the pass."""
         on_backward, ctx.on_backward = ctx.on_backward, None
         if on_backward is None:
             raise UnsupportedError(

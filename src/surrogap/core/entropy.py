@@ -85,13 +85,7 @@ class EntropySGD(Objective):
     @property
     def gamma_now(self) -> float:
         """`gamma_t` of the current step."""
-        try:
-            return _gamma(self.gamma) * (1.0 + self.scoping) ** self.num_steps
-        except OverflowError:
-            raise InvalidValueError(
-                f"scoping must keep gamma finite, got scoping={self.scoping} after "
-                f"{self.num_steps} steps. Pass a smaller one, such as 1e-4."
-            ) from None
+        return _gamma(self.gamma) * (1.0 + self.scoping) ** self.num_steps
 
     @property
     def num_passes(self) -> int:
@@ -125,7 +119,6 @@ class EntropySGD(Objective):
                 f"{self.noise}. Each would draw different noise: pass noise=0, or use plain FSDP."
             )
         loss, aux = passes.run(weights)
-        weights.check_after_first_pass()
         scale = passes.scale(loss.device)
         tensors = weights.tensors
         layout = Layout(tensors)

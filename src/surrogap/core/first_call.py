@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from surrogap.core.engines import check_engine
 from surrogap.core.shards import is_distributed
-from surrogap.core.weights import Weights
+from surrogap.core.weights import Weights, check_engine
 from surrogap.errors import InvalidValueError, UnsupportedError
 
 
@@ -23,10 +22,6 @@ def outside_wrappers(weights: Weights) -> Iterator[None]:
     """Context in which the model must not run inside a wrapper that the objective does not know.
 
     The wrapper would average the gradients of single passes, and nothing would average directions.
-
-    Raises:
-        TypeError: The model runs inside a wrapper that an objective cannot train.
-        ValueError: The model runs inside DistributedDataParallel.
     """
     is_alone = not is_distributed() or dist.get_world_size() == 1
     if is_alone or weights.wrappers or weights.are_sharded:
@@ -55,11 +50,8 @@ def outside_wrappers(weights: Weights) -> Iterator[None]:
 def check_graph(loss: Tensor, weights: Weights) -> None:
     """Check that all trainable parameters in the graph of a loss belong to the model.
 
-    Inputs that require gradients are not parameters, and are allowed. Also look for reentrant
-    checkpointing in the graph.
-
-    Raises:
-        RuntimeError: One does not. Both passes would add to its gradient.
+    Both passes would add to the gradients of others. Inputs that require gradients are not
+    parameters, and are allowed. Also look for reentrant checkpointing in the graph.
     """
     nodes = list(_nodes(loss))
     weights.are_reentrant |= any(n.name() == "CheckpointFunctionBackward" for n in nodes)

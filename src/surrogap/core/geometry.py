@@ -58,12 +58,7 @@ class Geometry:
 
 
 def check_perturb(perturb: object) -> None:
-    """Check the argument `perturb`.
-
-    Raises:
-        TypeError: `perturb` is not a function, a string or None.
-        ValueError: `perturb` is a string other than "norms".
-    """
+    """Check the argument `perturb`."""
     if perturb is None or callable(perturb) or perturb == "norms":
         return
     error = InvalidValueError if isinstance(perturb, str) else InvalidTypeError
@@ -88,11 +83,7 @@ def norm_parameters(modules: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def kinds_of(perturb: Perturb, geometry: Geometry, weights: "Weights") -> list[Kind]:
-    """Return the kind of each trainable parameter.
-
-    Raises:
-        ValueError: `perturb` does not select any parameter.
-    """
+    """Return the kind of each trainable parameter, and check that `perturb` selects some."""
     if perturb is None and geometry.eta is None:
         return [Kind.PLAIN] * len(weights.parameters)
     names = weights.names

@@ -45,7 +45,8 @@ def cleared(weights: Weights) -> Iterator[None]:
 def disabled(weights: Weights, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Context in which passes compute no gradient of `parameters`.
 
-    `backward(inputs=...)` would do the same, but fails under reentrant checkpointing.
+    With `backward(inputs=...)` a compiled model would still compute them, and a `backward` of the
+    caller's need not accept it.
     """
     try:
         _require(weights, parameters, False)
@@ -67,12 +68,7 @@ def _require(weights: Weights, parameters: Sequence[nn.Parameter], value: bool) 
 
 
 def take(weights: Weights) -> Gradients:
-    """Return the gradients, as this process's shards of them, and clear `.grad`.
-
-    Raises:
-        RuntimeError: There is no gradient at all, or one is sparse or has another dtype than its
-            parameter.
-    """
+    """Check and return the gradients, as this process's shards of them, and clear `.grad`."""
     weights.fsdp.reshard()
     gradients = shards(weights, current(weights))
     if not are_any(gradients):

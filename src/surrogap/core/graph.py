@@ -27,10 +27,6 @@ class Graph:
         lacks_loss: Whether the step does not compute f(w).
     """
 
-    values: Tensor
-    aux: Any
-    lacks_loss: bool
-
     def __init__(self, objective: Objective) -> None:
         self.objective = copy.copy(objective)
         self.objective._workspace = objective._workspace.twin()

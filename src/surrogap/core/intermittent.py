@@ -5,9 +5,8 @@ from typing import Any, final
 
 from surrogap.checks import integer
 from surrogap.core.combine import Number
-from surrogap.core.objective import Objective
+from surrogap.core.objective import Objective, part_setting
 from surrogap.core.rho import num_steps
-from surrogap.core.settings import PartSetting
 from surrogap.errors import InvalidTypeError
 
 
@@ -41,7 +40,7 @@ class Intermittent(Objective):
 
     _fixed = ("objective", "every", "start")
 
-    rho = PartSetting("objective")
+    rho = part_setting("objective", "rho")
 
     def __init__(self, objective: Objective, *, every: int = 1, start: int = 0) -> None:
         if not isinstance(objective, Objective):

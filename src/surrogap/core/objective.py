@@ -15,6 +15,8 @@ climb.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -34,7 +36,6 @@ from surrogap.core.passes import Closure, Passes
 from surrogap.core.replicas import Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
-from surrogap.core.settings import settings_of
 from surrogap.core.vectors import Gradients, wide
 from surrogap.core.weights import Weights
 from surrogap.core.workspace import Workspace
@@ -78,9 +79,9 @@ class Objective:
     Raises:
         TypeError: An argument has the wrong type, or the model holds a TorchScript module, or is
             wrapped in FSDP1 or by DeepSpeed or Megatron.
-        ValueError: A number is negative or not finite, the model has no trainable parameter or a
-            complex one, `perturb` selects nothing, `scope` does not fit the model, or DDP has a
-            static graph.
+        ValueError: A number is negative or not finite; the model has no trainable parameter, a
+            complex one, or under FSDP one that is not sharded; `perturb` selects nothing; `scope`
+            does not fit the model; or DDP has a static graph or several process groups.
         RuntimeError: A parameter has a post-accumulate-grad hook.
     """
 
@@ -125,9 +126,14 @@ class Objective:
         self.report: Report | None = None
         self._workspace = Workspace(model, scope)
         weights = self._workspace.weights
-        if along is not None and not weights.are_lazy:
-            kinds_of(self.perturb, self.geometry, weights)
-        self._check_memory()
+        if along is not None:
+            kinds_of(self.perturb, self.geometry, weights)  # checks that some parameter climbs
+        if memory == "low" and any(p.itemsize < 4 for p in weights.parameters):
+            # Half precision rounds away most of the ascent step, and so of `g`.
+            raise InvalidValueError(
+                'memory must be "exact" for parameters in half precision, got "low". Keep them in '
+                "float32 and use autocast, or leave memory out."
+            )
 
     @property
     def num_passes(self) -> int:
@@ -156,9 +162,10 @@ class Objective:
 
         Args:
             closure: Runs the forward pass and returns the loss, or `(loss, aux)`. It must call
-                neither `backward` nor `zero_grad`. A list of closures is one batch in
-                micro-batches, which share one perturbation. As with `loss.backward()`, their losses
-                add up, so divide each by their number for a mean.
+                neither `backward` nor `zero_grad`, and must not add parameters to the model or
+                unfreeze them. A list of closures is one batch in micro-batches, which share one
+                perturbation. As with `loss.backward()`, their losses add up, so divide each by
+                their number for a mean.
             climb: The closure of the first pass, to run it on fewer samples and save time. If the
                 direction contains `g`, that is then the gradient on these samples.
             scaler: The gradient scaler. Unscale, clip and step afterwards, as always.
@@ -180,18 +187,16 @@ class Objective:
                 the model inside it.
             RuntimeError: The closure returned a loss that has no graph, is not a scalar, does not
                 depend on a trainable parameter of the model, or depends on one outside it. Or it
-                called `backward`, or added or unfroze parameters. Or a gradient is sparse, or
-                `backward` changed the weights.
+                called `backward`, a gradient is sparse, or `backward` steps the optimizer.
         """
         first = None
         if climb is not None:
             self._check_climb("climb")
             first = Passes(climb, scaler, backward, name="climb")
         passes = Passes(closure, scaler, backward, first)
-        with self._workspace.running():
-            objective, numbers = self._current, self._numbers()
-            sync = objective._refresh().synchronises and sync
-            self.report = objective._add_direction(passes, numbers, sync)
+        objective, numbers = self._current, self._numbers()
+        sync = objective._refresh().synchronises and sync
+        self.report = objective._add_direction(passes, numbers, sync)
         if sync:
             self._advance()
         return self.report
@@ -251,11 +256,10 @@ class Objective:
             loss, aux = passes.evaluate()
             self.report = Report._plain(loss.detach().to(wide(loss.dtype)), aux)
             return loss
-        with self._workspace.running():
-            objective, numbers = self._current, self._numbers()
-            is_shared = objective._refresh().synchronises and sync
-            with objective._buffers_kept():
-                direction = objective._find_direction(passes, numbers, is_shared)
+        objective, numbers = self._current, self._numbers()
+        is_shared = objective._refresh().synchronises and sync
+        with objective._buffers_kept():
+            direction = objective._find_direction(passes, numbers, is_shared)
         self.report = report = direction.report
 
         def on_backward(incoming: Tensor) -> None:
@@ -294,7 +298,7 @@ class Objective:
     def __repr__(self) -> str:
         settings: dict[str, object] = {} if self.along is None else {"rho": self.rho}
         for part in (self.along, self.geometry, self.combine):
-            settings |= settings_of(part)
+            settings |= _settings_of(part)
         settings |= {k: getattr(self, k) for k, v in SHARED.items() if getattr(self, k) != v}
         listed = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         return f"{type(self).__name__}({listed})"
@@ -357,15 +361,6 @@ class Objective:
                 "pass that could run on fewer samples."
             )
 
-    def _check_memory(self) -> None:
-        """Refuse "low" for half precision: it rounds away most of the ascent step, and so `g`."""
-        parameters = self._workspace.weights.parameters
-        if self.memory == "low" and any(p.itemsize < 4 for p in parameters):
-            raise InvalidValueError(
-                'memory must be "exact" for parameters in half precision, got "low". Keep them in '
-                "float32 and use autocast, or leave memory out."
-            )
-
     def _forms(self) -> "list[Objective]":
         """Return the objectives that `_current` may return. Each is captured separately."""
         return [self]
@@ -379,3 +374,21 @@ class Objective:
             # It changes when alpha becomes 0, or is 0 no longer.
             ("The objective's need for the gradient of all weights", needs_whole_g),
         ]
+
+
+def part_setting(part: str, name: str) -> Any:
+    """Return a property of an objective: a setting of one of its parts."""
+
+    def change(objective: Objective, value: object) -> None:
+        setattr(getattr(objective, part), name, value)
+
+    return property(attrgetter(f"{part}.{name}"), change)
+
+
+def _settings_of(part: object) -> dict[str, object]:
+    """Return the settings of a part that differ from their defaults, or have none."""
+    if not is_dataclass(part):
+        own = getattr(part, "__dict__", {})
+        return {name: value for name, value in own.items() if not name.startswith("_")}
+    shown = (f for f in fields(part) if f.repr and getattr(part, f.name) != f.default)
+    return {f.name: getattr(part, f.name) for f in shown}

@@ -4,19 +4,29 @@
 and `eps`.
 """
 
-from typing import Literal, Unpack, final
+from typing import Literal, TypedDict, Unpack, final
 
 from torch import nn
 from torch.optim import Optimizer
 
 from surrogap.checks import number
 from surrogap.core.along import Gradient, Momentum
+from surrogap.core.arithmetic import Memory
 from surrogap.core.catalog import DEFAULT_RHO
 from surrogap.core.combine import Penalty, PerturbedGradient, SurrogateGap
 from surrogap.core.geometry import Geometry, Perturb
-from surrogap.core.objective import Objective
+from surrogap.core.objective import Objective, part_setting
+from surrogap.core.replicas import Scope
 from surrogap.core.rho import Schedule
-from surrogap.core.settings import PartSetting, Shared
+
+
+class Shared(TypedDict, total=False):
+    """The keyword arguments that two-pass objectives share; `Objective` documents them."""
+
+    perturb: Perturb
+    scope: Scope
+    memory: Memory
+    eps: float
 
 
 @final
@@ -90,8 +100,8 @@ class GSAM(Objective):
     True
     """
 
-    alpha = PartSetting("combine")
-    minimize = PartSetting("combine")
+    alpha = part_setting("combine", "alpha")
+    minimize = part_setting("combine", "minimize")
 
     def __init__(
         self,
@@ -128,7 +138,7 @@ class ASAM(Objective):
     True
     """
 
-    alpha = PartSetting("combine")
+    alpha = part_setting("combine", "alpha")
 
     def __init__(
         self,
@@ -166,7 +176,7 @@ class GapPenalty(Objective):
     True
     """
 
-    lam = PartSetting("combine")
+    lam = part_setting("combine", "lam")
 
     def __init__(
         self,
@@ -202,8 +212,8 @@ class MomentumSAM(Objective):
     Raises:
         TypeError: `optimizer` is not a torch optimizer, or is a `ZeroRedundancyOptimizer`, which
             shards the momentum over processes.
-        ValueError: `optimizer` has no momentum, or has `maximize=True`. From `backward`: it trains
-            another model. See also `Objective`.
+        ValueError: `optimizer` has no momentum. From `backward`: it trains another model. See also
+            `Objective`.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)

@@ -34,10 +34,6 @@ class Passes:
         backward: Called on the loss in place of `loss.backward()`.
         first: The passes at `w`, if they differ.
         name: The user's name for `closure`, for error messages.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: The list of closures is empty, or all closures read the same variables.
     """
 
     def __init__(
@@ -64,11 +60,6 @@ class Passes:
                 f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}. "
                 "Leave it out to train without loss scaling."
             )
-        if backward is not None and not callable(backward):
-            raise InvalidTypeError(
-                f"backward must be a function of the loss, got {type(backward).__name__}. "
-                "Leave it out to call loss.backward()."
-            )
         self._closures: Sequence[Closure] = closures
         self._scaler = scaler
         self._backward = backward or Tensor.backward
@@ -80,13 +71,6 @@ class Passes:
 
         Returns:
             The unscaled loss, in at least float32, and aux.
-
-        Raises:
-            TypeError: A closure did not return a tensor.
-            RuntimeError: A closure returned a loss that is not a real scalar or has no graph, or
-                called `backward`; or the caller's `backward` changed the weights. In the first
-                call: the loss depends on a trainable parameter outside the model.
-            ValueError: In the first call: the closure runs the model inside another wrapper.
         """
         results = [
             self._run(closure, weights, index) for index, closure in enumerate(self._closures)
@@ -114,7 +98,7 @@ class Passes:
                 )
             if is_first_call:
                 check_graph(loss, weights)
-            guard = nullcontext() if self._backward is Tensor.backward else _unmoved(weights)
+            guard = nullcontext() if self._backward is Tensor.backward else _unstepped(weights)
             with _in_this_thread(weights.devices), guard:
                 self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled with CUDA graphs reuses the memory of its outputs. By a
@@ -127,16 +111,10 @@ class Passes:
         return copy if copy.ndim == 0 else copy.reshape(()), aux
 
     def evaluate(self) -> tuple[Tensor, Any]:
-        """Run the forward pass of a single closure, and return its loss and aux.
-
-        Raises:
-            TypeError: The closure did not return a tensor.
-            RuntimeError: The closure returned a loss that is not a real scalar.
-        """
+        """Run the forward pass of a single closure, and return its loss and aux."""
         return self._checked(self._closures[0]())
 
     def _checked(self, result: Any) -> tuple[Tensor, Any]:
-        """Check the result of a closure, and return its loss and aux."""
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(loss, Tensor):
             raise InvalidTypeError(
@@ -176,27 +154,22 @@ def _in_this_thread(devices: set[torch.device]) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _unmoved(weights: Weights) -> Iterator[None]:
+def _unstepped(weights: Weights) -> Iterator[None]:
     """Context in which the caller's `backward` must not step the optimizer."""
-    refusal = UnsupportedError(
-        "backward must not change the weights, got one that does. If it steps the optimizer, as "
-        "timm's NativeScaler does, pass scaler= instead, and step afterwards."
-    )
     own = set(map(id, weights.parameters))
 
     def refuse(optimizer: Optimizer, *_: Any) -> None:
         if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-            raise refusal
+            raise UnsupportedError(
+                "backward must not step the optimizer, got one that does, as timm's NativeScaler "
+                "does. Pass scaler= instead, and step afterwards."
+            )
 
-    # Fused optimizers do not increment versions; optimizers that are not torch's have no hooks.
     handle = register_optimizer_step_pre_hook(refuse)
-    before = [tensor._version for tensor in weights.tensors]
     try:
         yield
     finally:
         handle.remove()
-    if [tensor._version for tensor in weights.tensors] != before:
-        raise refusal
 
 
 def _versions(weights: Weights) -> list[int | None]:

@@ -34,13 +34,7 @@ class Replicas:
 
     Args:
         weights: The model's tensors, and the modules wrapped in DDP.
-        scope: The gradients that the ascent step uses: "replica" or None, this process's own;
-            "global", the mean over all processes; a process group, the mean over its members.
-
-    Raises:
-        TypeError: `scope` has the wrong type.
-        ValueError: `scope` is unknown, does not fit the model, or is a group without this process;
-            or the wrappers have different process groups or a static graph.
+        scope: The scope of the perturbation; `Objective` documents it, and its errors.
     """
 
     def __init__(self, weights: Weights, scope: Scope) -> None:

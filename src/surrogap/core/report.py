@@ -8,8 +8,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from surrogap.errors import InvalidValueError
-
 # The attributes of a report other than aux.
 MEASURES = ("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm", "cosine", "rho")
 
@@ -71,16 +69,9 @@ class Report:
         micro-batches. `aux` is a list. A single report is returned unchanged.
 
         Args:
-            reports: One for each call of `backward`.
+            reports: One for each call of `backward`, and at least one.
             divisor: The number by which each loss was divided, so that the losses add up to a mean.
-
-        Raises:
-            ValueError: `reports` is empty.
         """
-        if not reports:
-            raise InvalidValueError(
-                "reports must hold the report of each call, got none. Pass at least one."
-            )
         if len(reports) == 1:
             return reports[0]
         rows = torch.stack([report._row() for report in reports]).mean(0)

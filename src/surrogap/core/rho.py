@@ -40,12 +40,7 @@ class Schedule(ABC):
 
 
 def radius(rho: float | Schedule) -> float:
-    """Check and return the radius of the current step.
-
-    Raises:
-        TypeError: The radius is not a number.
-        ValueError: The radius is negative, NaN or infinite.
-    """
+    """Check and return the radius of the current step."""
     return number("rho", rho.value() if isinstance(rho, Schedule) else rho, remedy=_REMEDY)
 
 
@@ -91,11 +86,6 @@ class ProportionalToLR(Schedule):
             raise InvalidTypeError(
                 f"optimizer must be a torch optimizer, got {type(optimizer).__name__}. "
                 "Pass the optimizer whose learning rate rho follows."
-            )
-        if not isinstance(group, int) or not 0 <= group < len(optimizer.param_groups):
-            raise InvalidValueError(
-                f"group must be the index of one of the optimizer's {len(optimizer.param_groups)} "
-                f"parameter groups, got {group!r}. Pass group=0 for the first."
             )
         self.optimizer = optimizer
         self.rho_max = number("rho_max", rho_max, remedy=_REMEDY)
@@ -170,11 +160,7 @@ class InverseSqrt(Schedule):
 
 
 def num_steps(state: Mapping[str, Any]) -> int:
-    """Return the number of steps in a `state_dict`.
-
-    Raises:
-        ValueError: `state` does not hold one.
-    """
+    """Check and return the number of steps in a `state_dict`."""
     count = state.get("num_steps")
     if not isinstance(count, int) or count < 0:
         raise ValueError(

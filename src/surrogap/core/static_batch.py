@@ -49,11 +49,7 @@ class StaticBatch:
         self.calls = [Passes(call, first=first, name="loss_fn") for call in calls]
 
     def check(self, batch: Sequence[Tensor]) -> None:
-        """Check that a batch has the shapes and dtypes of the example.
-
-        Raises:
-            ValueError: The batch differs.
-        """
+        """Check that a batch has the shapes and dtypes of the example."""
         mine, theirs = list(map(_format, self._tensors)), list(map(_format, batch))
         if mine != theirs:
             raise InvalidValueError(

@@ -46,6 +46,21 @@ def present_of(gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
     return [gradient for gradient in gradients if gradient is not None]
 
 
+def apart(gradients: Gradients) -> Gradients:
+    """Return `gradients`, or copies if two share memory, before they are modified in place.
+
+    Autograd gives `p` and `q` the same memory for a loss that depends on `p.view(-1) + q.view(-1)`.
+    """
+    present = present_of(gradients)
+    if _are_apart(present) or _are_apart([g for g in present if g.numel()]):
+        return gradients
+    return [None if gradient is None else gradient.clone() for gradient in gradients]
+
+
+def _are_apart(tensors: Sequence[Tensor]) -> bool:
+    return len(set(map(Tensor.data_ptr, tensors))) == len(tensors)
+
+
 def groups_of(tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> list[list[int]]:
     """Return the indices of the tensors in groups of one device, dtype and label."""
     groups: dict[Hashable, list[int]] = {}

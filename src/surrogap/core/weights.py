@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
-from surrogap.core.engines import check_engine, check_owner
 from surrogap.core.fsdp import FullySharded
 from surrogap.core.geometry import norm_parameters
 from surrogap.core.shards import (
@@ -29,6 +27,13 @@ T = TypeVar("T")
 _device = attrgetter("device")
 _hooks = attrgetter("_post_accumulate_grad_hooks")
 
+# Engines whose models an objective cannot train, by the modules that define their classes.
+_REFUSED = {
+    "torch.distributed.fsdp.fully_sharded_data_parallel": "FSDP1",
+    "deepspeed.runtime.": "DeepSpeed",
+    "megatron.core.distributed.": "Megatron",
+}
+
 
 class Weights:
     """The trainable parameters of `model`, each once, and its other tensors.
@@ -44,21 +49,8 @@ class Weights:
         is_checked: Whether a call with these modules has succeeded.
         are_reentrant: Whether modules run inside reentrant checkpointing, as that call has found.
 
-    Raises:
-        TypeError: A module is a TorchScript module, or belongs to a refused engine.
-        ValueError: There is no trainable parameter, one is complex, or FSDP shards only some.
-        RuntimeError: A parameter has a hook that would act on the gradient of a single pass.
+    `Objective` documents the errors.
     """
-
-    modules: list[nn.Module]
-    parameters: list[nn.Parameter]
-    frozen: list[nn.Parameter]
-    buffers: list[dict[str, Tensor | None]]
-    wrappers: list[DistributedDataParallel]
-    fsdp: FullySharded
-    are_sharded: bool
-    is_checked: bool
-    are_reentrant: bool
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -68,16 +60,15 @@ class Weights:
     def refresh(self) -> None:
         """Find the parameters and buffers as they are now.
 
-        So parameters may be frozen, unfrozen, added and removed between steps. Raises as the class
-        does.
+        So parameters may be frozen, unfrozen, added and removed between steps.
         """
         self.fsdp.reshard()
         # Walking through the modules takes several percent of a small model's step, so the result
-        # is reused while it is valid.
-        if not self._is_as_walked():
+        # is reused while every module holds the same children and parameters.
+        if any(self._empty) or not are_same(contents(self._filled), self._walked):
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
-        self.frozen = []
+        self.frozen: list[nn.Parameter] = []
         if len(self.parameters) < len(self._unique):
             others = [p for p in self._unique if not p.requires_grad]
             self.frozen = [p for p in others if type(p) is nn.Parameter and not p.is_inference()]
@@ -93,30 +84,6 @@ class Weights:
             or (self.fsdp.modules and not all(map(is_sharded, self.parameters)))
         ):
             self._refuse()
-
-    def check_after_first_pass(self) -> None:
-        """Find the modules that the first pass of a step has added.
-
-        Raises:
-            RuntimeError: It has added or unfrozen trainable parameters. They have a gradient
-                already, to which the second pass would add its own.
-        """
-        self.fsdp.reshard()
-        if not self._is_as_walked():
-            self._walk()
-        now = [p for p in self._unique if p.requires_grad]
-        if are_same(now, self.parameters):
-            return
-        known = set(map(id, self.parameters))
-        reached = [p for p in now if id(p) not in known and p.grad is not None]
-        if reached:
-            names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-            for parameter in reached:
-                parameter.grad = None
-            raise UnsupportedError(
-                f"closure must not add or unfreeze parameters, got {names[id(reached[0])]}. Run "
-                "the model once before the first step, and unfreeze between steps."
-            )
 
     def identities(self) -> set[int]:
         """Return the `id` of all current parameters, and of those that FSDP has gathered."""
@@ -145,17 +112,13 @@ class Weights:
         self._filled = [dictionary for dictionary in dictionaries if dictionary]
         self._empty = [dictionary for dictionary in dictionaries if not dictionary]
         self._walked = contents(self._filled)
-        self._names: dict[int, str] | None = None
-        self._norms: set[int] | None = None
+        self._names = self._find_names()
+        self._norms = set(map(id, norm_parameters(modules)))
         self.buffers = [module._buffers for module in modules]
         self._unique = list({id(p): p for p in contents(own) if p is not None}.values())
         self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self.are_sharded = any(map(is_sharded, self._unique))
         self.fsdp = FullySharded(modules)
-
-    def _is_as_walked(self) -> bool:
-        """Return whether every module still holds the same children and parameters."""
-        return not any(self._empty) and are_same(contents(self._filled), self._walked)
 
     @property
     def synchronises(self) -> bool:
@@ -176,8 +139,6 @@ class Weights:
     @property
     def names(self) -> list[str]:
         """The names of the parameters, without the prefixes of DDP and torch.compile."""
-        if self._names is None:
-            self._names = self._find_names()
         return [self._names[id(parameter)] for parameter in self.parameters]
 
     def _find_names(self) -> dict[int, str]:
@@ -193,8 +154,6 @@ class Weights:
     @property
     def are_norms(self) -> list[bool]:
         """A flag for each parameter: whether it belongs to a normalisation layer."""
-        if self._norms is None:
-            self._norms = set(map(id, norm_parameters(self.modules)))
         return [id(parameter) in self._norms for parameter in self.parameters]
 
     @property
@@ -212,11 +171,6 @@ class Weights:
         return [sharding_of(parameter) for parameter in self.parameters]
 
     @property
-    def are_lazy(self) -> bool:
-        """True if any parameter is uninitialised, as in lazy modules."""
-        return any(map(is_lazy, self.parameters))
-
-    @property
     def devices(self) -> set[torch.device]:
         """The devices on which passes compute."""
         return set(map(compute_device if self.are_sharded else _device, self.parameters))
@@ -229,16 +183,28 @@ class Weights:
                     "call torch.view_as_complex in the forward pass."
                 )
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-                check_owner(str(getattr(hook, "func", hook).__module__), "ZeRO")
                 raise UnsupportedError(
-                    f"{name} must not have a post-accumulate-grad hook, got one. It would act on "
-                    "the gradient of each pass: remove it, and step the optimizer after backward."
+                    f"{name} must not have a post-accumulate-grad hook, got one of "
+                    f"{hook.__module__}. It would act on the gradient of each pass: remove it, "
+                    "and step the optimizer after backward."
                 )
             if self.fsdp.modules and not is_sharded(parameter):
                 raise InvalidValueError(
                     f"{name} must be sharded like the others, got a plain parameter. FSDP does not "
                     "average its gradient, so processes would diverge: call fully_shard on the "
                     "whole model too."
+                )
+
+
+def check_engine(module_class: type[nn.Module]) -> None:
+    """Refuse the modules of engines whose models an objective cannot train."""
+    for each in module_class.__mro__:
+        for prefix, engine in _REFUSED.items():
+            if each.__module__.startswith(prefix):
+                raise InvalidTypeError(
+                    f"model must not be trained by {engine}, got {each.__name__}. It moves weights "
+                    "or gradients to memory of its own during a pass. Use DistributedDataParallel "
+                    "of torch.nn.parallel, or torch.distributed.fsdp.fully_shard (FSDP2)."
                 )
 
 

@@ -16,7 +16,6 @@ from surrogap.core.random_state import RandomState, Replayable
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.vectors import Gradients
 from surrogap.core.weights import Weights
-from surrogap.errors import UnsupportedError
 
 
 class Workspace:
@@ -30,26 +29,19 @@ class Workspace:
         buffers_after_first: A copy of the buffers after its first pass.
         arithmetic: The arithmetic of the last step; None if it failed, or before the first.
         random_state: The constructor of a step's random state, from the devices.
-
-    Raises as `Weights` and `Replicas` do.
     """
-
-    replicas: Replicas
-    arithmetic: Arithmetic | None
-    random_state: Callable[[Iterable[torch.device]], Replayable]
 
     def __init__(self, model: nn.Module, scope: Scope) -> None:
         self.weights = Weights(model)
         self.states = States()
-        self.random_state = RandomState
+        self.random_state: Callable[[Iterable[torch.device]], Replayable] = RandomState
         self._replicas_of: tuple[object, object] = (None, None)
-        self._is_running = False
         self._allocate()
         self.refresh(scope)
 
     def _allocate(self) -> None:
         self.buffers_before, self.buffers_after_first = Buffers(), Buffers()
-        self.arithmetic = None
+        self.arithmetic: Arithmetic | None = None
 
     def twin(self) -> "Workspace":
         """Return a workspace with the same tensors and states, but its own memory."""
@@ -69,24 +61,6 @@ class Workspace:
             self.replicas = Replicas(weights, scope)
             self._replicas_of = weights.wrappers, scope
         return weights
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Context of a call, in which the closure must not call the objective again.
-
-        Raises:
-            RuntimeError: It does.
-        """
-        if self._is_running:
-            raise UnsupportedError(
-                "closure must not call backward, got one that called this objective's. "
-                "Return the loss; the objective calls backward itself, once per pass."
-            )
-        self._is_running = True
-        try:
-            yield
-        finally:
-            self._is_running = False
 
     @contextmanager
     def passing(self, sync: bool) -> Iterator[None]:

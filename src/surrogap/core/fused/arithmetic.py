@@ -4,21 +4,25 @@ Launching one torch operator takes a few microseconds, or tens of them with cold
 of `Flat` needs about a hundred operators, views included: several percent of a small model's step.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from operator import attrgetter
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from surrogap.core.arithmetic import Arithmetic, Task
 from surrogap.core.combine import Coefficients, Number
-from surrogap.core.fused.group import TRITON_DTYPES, TensorGroup
-from surrogap.core.fused.launching import can_launch, num_programs, on
-from surrogap.core.fused.tables import BLOCK, Tables
+from surrogap.core.fused.group import BLOCK, TRITON_DTYPES, Tables, TensorGroup, address_table, plan
+from surrogap.core.fused.kernels import restore_kernel
+from surrogap.core.fused.launching import num_programs, on
+from surrogap.core.geometry import Kind
 from surrogap.core.shards import WHOLE, totals
-from surrogap.core.vectors import Gradients, are_all, groups_of, present_of
+from surrogap.core.vectors import Gradients, apart, are_all, groups_of, present_of
 from surrogap.errors import UnsupportedError
 
 _dtype = attrgetter("dtype")
@@ -47,18 +51,13 @@ class Fused(Arithmetic):
 
     @staticmethod
     def takes(parameters: Sequence[Tensor]) -> bool:
-        """Return whether the kernels can work on these tensors."""
+        """Return whether the kernels can work on these tensors, the first of which is on CUDA."""
         device = parameters[0].device
-        return (
-            device.type == "cuda"
-            and all(
-                p.device == device
-                and p.dtype in TRITON_DTYPES
-                and (p.is_contiguous() or _is_dense(p))
-                for p in parameters
-            )
-            and can_launch(device)
+        are_known = all(
+            p.device == device and p.dtype in TRITON_DTYPES and (p.is_contiguous() or _is_dense(p))
+            for p in parameters
         )
+        return are_known and can_launch(device)
 
     def adopts(self, task: Task) -> bool:
         """See `Arithmetic`."""
@@ -145,18 +144,15 @@ class Fused(Arithmetic):
     def _find_weights(self) -> None:
         """Update the addresses of the weights if a forward pass has assigned to `p.data`.
 
+        Not in a graph: `capture` refuses such models when it warms up.
+
         Raises:
-            RuntimeError: The new data has another layout, or a graph is being captured.
+            RuntimeError: The new data has another layout.
         """
         parameters = self._task.parameters
         num = len(parameters)
         if tuple(map(Tensor.data_ptr, parameters)) == self._signature[:num]:
             return
-        if self._tables is not None:
-            raise UnsupportedError(
-                "A captured step does not support a forward pass that assigns to p.data. Write in "
-                "place, with p.data.copy_(...), or train with objective.backward."
-            )
         now, before = _signature(parameters), self._signature
         found: Gradients = [
             p if p.device == self._device and now[i::num] == (now[i], *before[i::num][1:]) else None
@@ -181,7 +177,7 @@ class Fused(Arithmetic):
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
         self._find_weights()
-        result = _apart(self._in_order(g_p))
+        result = apart(self._in_order(g_p))
         if not are_all(result):
             result = [
                 torch.zeros_like(parameter) if piece is None and is_reached else piece
@@ -236,6 +232,28 @@ class Fused(Arithmetic):
         ]
 
 
+@lru_cache
+def can_launch(device: torch.device) -> bool:
+    """Return whether Triton can compile kernels: it needs a C compiler and a supported GPU."""
+    try:
+        one = torch.ones(1, device=device)
+        with on(device):
+            restore_kernel[(1,)](
+                address_table((one.data_ptr(),), device),
+                plan((1,), (Kind.PLAIN,), device)[0], 1,
+                one.clone(), tl.float32, BLOCK, False, enable_fp_fusion=True,
+            )  # fmt: skip
+    except Exception as error:
+        warnings.warn(
+            f"Triton must be able to compile kernels for {device}, got {type(error).__name__}: "
+            f"{error}. Training continues without them, and small models train slower. Install a "
+            "C compiler such as gcc if it is missing.",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
 def _scalar(number: Number) -> Number:
     """Return a number as an argument of kernels: Triton specialises kernels on integers."""
     return number if isinstance(number, Tensor) else float(number)
@@ -249,21 +267,6 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
         *map(Tensor.stride, parameters),
         *map(_dtype, parameters),
     )
-
-
-def _apart(gradients: Gradients) -> Gradients:
-    """Return `gradients`, or copies if two share memory, since the direction overwrites them.
-
-    `torch.autograd.grad` returns the same tensor for both terms of a sum.
-    """
-    present = present_of(gradients)
-    if _are_apart(present) or _are_apart([g for g in present if g.numel()]):
-        return gradients
-    return [None if gradient is None else gradient.clone() for gradient in gradients]
-
-
-def _are_apart(tensors: Sequence[Tensor]) -> bool:
-    return len(set(map(Tensor.data_ptr, tensors))) == len(tensors)
 
 
 def _is_ordered_like(gradient: Tensor, parameter: Tensor) -> bool:

@@ -1,18 +1,12 @@
 """Kernel launches: compile once, and launch on the model's device."""
 
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 import torch
-import triton.language as tl
 from torch import Tensor
-
-from surrogap.core.fused.kernels import restore_kernel
-from surrogap.core.fused.tables import BLOCK, address_table, plan
-from surrogap.core.geometry import Kind
 
 _WARPS = 8
 _PROGRAMS_PER_PROCESSOR = 4
@@ -56,25 +50,3 @@ def on(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
-
-
-@lru_cache
-def can_launch(device: torch.device) -> bool:
-    """Return whether Triton can compile kernels: it needs a C compiler and a supported GPU."""
-    try:
-        one = torch.ones(1, device=device)
-        with on(device):
-            restore_kernel[(1,)](
-                address_table((one.data_ptr(),), device),
-                plan((1,), (Kind.PLAIN,), device)[0], 1,
-                one.clone(), tl.float32, BLOCK, False, enable_fp_fusion=True,
-            )  # fmt: skip
-    except Exception as error:
-        warnings.warn(
-            f"Triton must be able to compile kernels for {device}, got {type(error).__name__}: "
-            f"{error}. Training continues without them, and small models train slower. Install a "
-            "C compiler such as gcc if it is missing.",
-            stacklevel=2,
-        )
-        return False
-    return True
