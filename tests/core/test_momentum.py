@@ -206,6 +206,11 @@ class Heavy(optim.Optimizer):
         ),
         (lambda p: optim.RMSprop(p), ValueError, "must have momentum, got RMSprop without"),
         (
+            lambda p: optim.SGD(p, lr=0.1, momentum=0.9, maximize=True),
+            ValueError,
+            "optimizer must minimize, got maximize=True. Negate the loss",
+        ),
+        (
             lambda p: ZeroRedundancyOptimizer(p, lr=0.1, momentum=0.9),
             TypeError,
             "got ZeroRedundancyOptimizer, which shards it over processes",

@@ -82,7 +82,7 @@ class Momentum(Along):
 
     Raises:
         TypeError: `optimizer` is not a torch optimizer, or is a `ZeroRedundancyOptimizer`.
-        ValueError: `optimizer` has no momentum.
+        ValueError: `optimizer` has no momentum, or has `maximize=True`.
     """
 
     optimizer: Optimizer = field(repr=False)
@@ -100,6 +100,10 @@ class Momentum(Along):
             raise InvalidTypeError(
                 "optimizer must hold the momentum of all parameters, got ZeroRedundancyOptimizer, "
                 "which shards it over processes. Use fully_shard to save memory instead."
+            )
+        if any(group.get("maximize") for group in groups):
+            raise InvalidValueError(
+                "optimizer must minimize, got maximize=True. Negate the loss instead."
             )
         if not any(group.get("momentum") or "betas" in group for group in groups):
             raise InvalidValueError(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from surrogap.checks import integer, number
 from surrogap.core.captured_step import CapturedStep
@@ -42,8 +42,7 @@ def capture(
 
     Args:
         objective: Any objective of a model on one CUDA device.
-        optimizer: SGD, Adam or AdamW, built with `fused=True`. SGD with dampening must have taken a
-            step, since its first step differs from the others.
+        optimizer: SGD, Adam or AdamW, built with `fused=True`.
         loss_fn: Takes a batch, runs the forward pass, under autocast if you use it, and returns the
             loss or `(loss, aux)`. It is called only during the capture; later steps replay its
             kernels.
@@ -112,12 +111,18 @@ def _device(objective: Objective) -> torch.device:
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:
+    name = type(optimizer).__name__
     for group in optimizer.param_groups:
         if not group.get("fused"):
             raise InvalidValueError(
-                f"optimizer must be fused, got {type(optimizer).__name__} with "
-                f"fused={group.get('fused')}. Build SGD, Adam or AdamW with fused=True; train "
-                "others with objective.backward."
+                f"optimizer must be fused, got {name} with fused={group.get('fused')}. Build SGD, "
+                "Adam or AdamW with fused=True; train others with objective.backward."
+            )
+        is_new = isinstance(optimizer, SGD) and not optimizer.state
+        if is_new and group["momentum"] and group["dampening"]:
+            raise InvalidValueError(
+                f"optimizer must have taken a step if it has dampening, got a new {name}. Its "
+                "first step differs from the others: take it with objective.backward."
             )
 
 
