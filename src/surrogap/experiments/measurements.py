@@ -18,7 +18,6 @@ from surrogap.experiments.surfaces import (
     loss_fn_of,
     random_subset,
     unaugmented_loader,
-    unaugmented_surface,
 )
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.failure import RunFailedError
@@ -68,9 +67,10 @@ def measure_sharpness(run: TrainedRun, rho: float, device: torch.device) -> dict
     """
     splits = run.splits()
     images = random_subset(splits, NUM_IMAGES)
-    model, batch_size = run.model(splits, device), eval_batch_size(run.config)
-    surface = unaugmented_surface(run.config, model, images, World(device), batch_size)
-    return {"num_images": len(images.train), **_finite(sharpness_at(surface, rho), run)}
+    batch_size, loss_fn = eval_batch_size(run.config), loss_fn_of(run.config.objective)
+    batches = list(unaugmented_loader(run.config, images, World(device), batch_size))
+    values = sharpness_at(run.model(splits, device), batches, loss_fn, rho)
+    return {"num_images": len(images.train), **_finite(values, run)}
 
 
 def _finite(values: dict[str, float], run: TrainedRun) -> dict[str, float]:

@@ -91,20 +91,6 @@ def loss_fn_of(config: ObjectiveConfig) -> LossFn:
     return loss_fn
 
 
-def unaugmented_surface(
-    config: Config, model: nn.Module, splits: Splits, world: World, batch_size: int
-) -> Surface:
-    """Return the loss of a model in evaluation mode over all training images of a data set.
-
-    The images are read once and kept on the device.
-
-    Raises:
-        RuntimeError: The model does not return the same loss twice.
-    """
-    batches = list(unaugmented_loader(config, splits, world, batch_size))
-    return Surface(model.eval(), batches, loss_fn_of(config.objective))
-
-
 def model_with_weights(config: ModelConfig, splits: Splits, weights: Path | None) -> nn.Module:
     """Build a model for a data set, and load all of its weights, including the head.
 
@@ -177,7 +163,7 @@ def load_model(
     seed: int,
     device: torch.device,
 ) -> LoadedModel:
-    """Load a model and a random subset of its training images.
+    """Load a model and a random subset of its training images, which stay on the device.
 
     Args:
         config: The configuration of the model, the data set and the loss.
@@ -196,5 +182,6 @@ def load_model(
     torch.manual_seed(seed)
     model = model_with_weights(config.model, splits, weights).to(device)
     images = random_subset(splits, num_images, seed)
-    surface = unaugmented_surface(config, model, images, world, batch_size)
+    batches = list(unaugmented_loader(config, images, world, batch_size))
+    surface = Surface(model.eval(), batches, loss_fn_of(config.objective))
     return LoadedModel(config, splits, world, surface, len(images.train))
