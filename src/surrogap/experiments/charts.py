@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 # The bit of each dot in a Braille character, by row and column.
 _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -62,14 +62,15 @@ def _dots(
 ) -> set[tuple[int, int]]:
     """Return the dots, by row and column, of the lines between neighbouring points."""
     left, right = points[0][0], points[-1][0]
+    scaled = [
+        (
+            (high - y) / (high - low or 1.0) * (rows - 1),
+            (x - left) / (right - left or 1.0) * (columns - 1),
+        )
+        for x, y in points
+    ]
     dots = set()
-    for (x0, y0), (x1, y1) in zip(points, [*points[1:], points[-1]], strict=True):
-        ends = [
-            ((high - y) / (high - low or 1.0) * (rows - 1), (x - left) / (right - left or 1.0))
-            for x, y in ((x0, y0), (x1, y1))
-        ]
-        (row0, fraction0), (row1, fraction1) = ends
-        column0, column1 = fraction0 * (columns - 1), fraction1 * (columns - 1)
+    for (row0, column0), (row1, column1) in pairwise([scaled[0], *scaled]):  # of one point, a dot
         num = 1 + math.ceil(max(abs(row1 - row0), abs(column1 - column0)))
         for i in range(num + 1):
             t = i / num

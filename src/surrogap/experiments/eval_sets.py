@@ -25,7 +25,6 @@ from surrogap.evaluation import (
     corrupted,
     imagenet_c,
     imagenet_r,
-    imagenet_r_synsets,
     imagenet_real,
     imagenet_v2,
     label_sets,
@@ -233,8 +232,7 @@ def _imagenet(splits: Splits, paths: EvalSetPaths) -> Iterator[EvalSet]:
         samples = imagenet_v2(paths.v2, num_classes=len(splits.classes), **settings)
         yield EvalSet("ImageNet-V2", partial(_files, splits, samples))
     if paths.r is not None:
-        subset = None if synsets is None else [s for s in imagenet_r_synsets() if s in synsets]
-        samples, classes = imagenet_r(paths.r, synsets, subset, **settings)
+        samples, classes = imagenet_r(paths.r, synsets, **settings)
         yield EvalSet("ImageNet-R", partial(_files, splits, samples), classes=classes)
     if paths.c is not None:
         for name, severity in product(IMAGENET_C, SEVERITIES):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from surrogap.core.catalog import DEFAULT_RHO
 from surrogap.data import Splits, TensorSet
 from surrogap.evaluation import corrupted, evaluate
+from surrogap.experiments.eval_scores import mean_scores
 from surrogap.experiments.eval_sets import EvalSetPaths, archived_votes, batch_maker, eval_sets
 from surrogap.experiments.probes import sharpness_at
 from surrogap.experiments.surfaces import (
@@ -298,11 +299,7 @@ def _scores(
     for images in _corrupted(data.name, data.data_root, str(device), kinds):
         test = TensorSet(images, splits.test.labels)
         each.append(_scored(model, make_batches(replace(splits, test=test)), config))
-    found["corrupted"] = {
-        name: statistics.fmean(scores[name] for scores in each)
-        for name in ("accuracy", "top5", "loss", "calibration_error")
-    }
-    found["corrupted"]["num_sets"] = len(each)
+    found["corrupted"] = mean_scores(each) | {"num_sets": len(each)}
     return found
 
 
