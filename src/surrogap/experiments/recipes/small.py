@@ -8,19 +8,16 @@ trains these by default.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from surrogap.experiments.recipes.imagenet import RECIPE_OBJECTIVES
-from surrogap.experiments.recipes.recipe import Recipe
+from surrogap.experiments.recipes.recipe import RECIPE_OBJECTIVES, Recipe, recipe_objective
 from surrogap.training.config import (
     Config,
     DataConfig,
     ExecutionConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     OutputConfig,
     ScheduleConfig,
 )
-from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaConfig
 
 
 class ModelSettings(NamedTuple):
@@ -117,7 +114,9 @@ def _laptop(objective: str) -> Recipe:
         config=Config(
             model=ModelConfig(name="small_mlp"),
             data=DataConfig(name="embedded", augmentation="none", batch_size=128),
-            objective=_objective(objective, rho=0.2 if objective == "sam" else 0.3, alpha=0.1),
+            objective=recipe_objective(
+                objective, 0.2 if objective == "sam" else 0.3, 0.06, alpha=0.1
+            ),
             optimizer=OptimizerConfig(name="sgd", lr=0.1),
             schedule=ScheduleConfig(epochs=25, decay="cosine"),
             execution=ExecutionConfig(device="cpu"),
@@ -137,7 +136,9 @@ def _gpu(data: str, model: str, objective: str) -> Recipe:
         config=Config(
             model=ModelConfig(name=settings.model),
             data=DataConfig(name=DATA_SETS[data], augmentation="light", batch_size=128),
-            objective=_objective(objective, settings.rho, settings.alpha),
+            objective=recipe_objective(
+                objective, settings.rho, round(settings.rho / 5, 4), settings.alpha
+            ),
             optimizer=settings.optimizer,
             schedule=ScheduleConfig(
                 epochs=settings.num_epochs[data],
@@ -152,11 +153,3 @@ def _gpu(data: str, model: str, objective: str) -> Recipe:
         expected=EXPECTED_ON_GPU.get(name, "Not run here."),
         notes=_NOT_TUNED,
     )
-
-
-def _objective(name: str, rho: float, alpha: float) -> ObjectiveConfig:
-    if name == "vanilla":
-        return VanillaConfig()
-    if name == "sam":
-        return SAMConfig(rho=rho)
-    return GSAMConfig(rho=rho, rho_min=round(rho / 5, 4), alpha=alpha)
