@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.json_values import json_value
+from surrogap.experiments.result_files import json_value
 
 LedgerLine = dict[str, Any]
 
