@@ -6,12 +6,19 @@ from pathlib import Path
 
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.text_table import Table
-from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
+from surrogap.paper.artifacts import ARTIFACTS, Artifact
 from surrogap.paper.intervals import paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import MAIN
 from surrogap.paper.study import Cell, Scale
-from surrogap.paper.summaries import Comparison, comparisons, summaries, tally
+from surrogap.paper.summaries import (
+    Comparison,
+    comparisons,
+    missing,
+    summaries,
+    table,
+    tally,
+)
 from surrogap.paper.tuning import chosen, trials, val_accuracy
 from surrogap.paper.tuning_sections import radii_section, trials_section
 
@@ -242,20 +249,22 @@ def _section(
     artifact = ARTIFACTS[name]
     yield f"## {artifact.title.removesuffix('.')}\n"
     yield f"`surrogap reproduce {name} --scale {scale.name}`\n"
-    found = drawn(name, scale, ledger)
-    for file, write in found.writers.items():
-        write(folder / file)
-        yield f"![{artifact.title}]({folder.name}/{file})\n"
-    made = comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
-    tables = [_compared(made)] if artifact.max_seeds == 0 else [found.table, _compared(made)]
-    new = [_without(table, shown) for table in tables]
-    yield from (table.markdown() + "\n" for table in new if table.rows)
+    found = summaries(scale, artifact.cells, ledger)
+    if artifact.draw is not None:
+        file = f"{folder.name}/{name}.png"
+        artifact.draw(scale, found, ledger).savefig(folder.parent / file)
+        yield f"![{artifact.title}]({file})\n"
+    tables = [_compared(comparisons(found, artifact.pairs))]
+    if artifact.max_seeds != 0:
+        tables.insert(0, table(scale, found, artifact.scores))
+    new = [_without(one, shown) for one in tables]
+    yield from (one.markdown() + "\n" for one in new if one.rows)
     is_repeated = any(
-        old.rows and old.markdown() != table.markdown()
-        for old, table in zip(tables, new, strict=True)
+        old.rows and old.markdown() != one.markdown() for old, one in zip(tables, new, strict=True)
     )
-    notes = found.words[len(made) + bool(made) :]
-    yield " ".join(["Numbers in tables above are not repeated."] * is_repeated + [*notes]) + "\n"
+    notes = ["Numbers in tables above are not repeated."] * is_repeated
+    notes += filter(None, [artifact.notes, missing(found)])
+    yield " ".join(notes) + "\n"
 
 
 def _without(table: Table, shown: set[tuple[str, ...]]) -> Table:

@@ -26,12 +26,8 @@ each, the radii beside the best one may be as good.
 
 def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """All trials, those at the edge of their grid, and those that are not used any more."""
-    rows = []
-    for letter, setup in scale.setups.items():
-        for method in setup.methods if setup.source is None else ():
-            cells = _tried(scale, letter, method, ledger)
-            if cells:
-                rows.append((letter, METHODS[method].title, cells))
+    tried = [(*tuned, _tried(scale, *tuned, ledger)) for tuned in _tuned(scale)]
+    rows = [(setup, METHODS[method].title, cells) for setup, method, cells in tried if cells]
     yield "## Trials\n"
     yield "Validation accuracy in percent after the last epoch; the chosen setting is bold.\n"
     yield Table(("set-up", "method", "trials"), rows).markdown() + "\n"
@@ -45,6 +41,16 @@ def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
             "Superseded trials, with a learning rate or radius that the study no longer uses: "
             f"{'; '.join(superseded)}.\n"
         )
+
+
+def _tuned(scale: Scale) -> list[tuple[str, str]]:
+    """Return the set-ups with their methods; fine-tuning is not tuned."""
+    return [
+        (letter, method)
+        for letter, setup in scale.setups.items()
+        if setup.source is None
+        for method in setup.methods
+    ]
 
 
 def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
@@ -66,29 +72,23 @@ def _shown(settings: Changes) -> str:
 def _edges(scale: Scale, ledger: Ledger) -> list[str]:
     """The methods whose chosen settings are the largest or smallest that were tried."""
     found = []
-    for letter, setup in scale.setups.items():
-        for method in setup.methods if setup.source is None else ():
-            best = chosen(scale, letter, method, ledger) or {}
-            runs = trials(scale, letter, method, ledger)
-            tried = [run.settings for run in runs if run.key in ledger]
-            edge = {
-                name: value
-                for name, value in best.items()
-                if value in (min(one[name] for one in tried), max(one[name] for one in tried))
-            }
-            if edge:
-                found.append(f"{letter} {METHODS[method].title} ({_shown(edge)})")
+    for setup, method in _tuned(scale):
+        best = chosen(scale, setup, method, ledger) or {}
+        runs = trials(scale, setup, method, ledger)
+        tried = [run.settings for run in runs if run.key in ledger]
+        edge = {
+            name: value
+            for name, value in best.items()
+            if value in (min(one[name] for one in tried), max(one[name] for one in tried))
+        }
+        if edge:
+            found.append(f"{setup} {METHODS[method].title} ({_shown(edge)})")
     return found
 
 
 def _superseded(scale: Scale, ledger: Ledger) -> list[str]:
     """The tuning runs that are not a trial of the study any more."""
-    keys = {
-        run.key
-        for letter, setup in scale.setups.items()
-        for method in setup.methods
-        for run in trials(scale, letter, method, ledger)
-    }
+    keys = {run.key for tuned in _tuned(scale) for run in trials(scale, *tuned, ledger)}
     return [
         f"{line['setup']} {METHODS[line['method']].title} ({_shown(line['settings'])}): "
         f"{100 * line['val']['accuracy']:.2f}"
