@@ -132,7 +132,7 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
         ledger: The finished runs.
         jobs: The number of runs at once.
     """
-    lines = [line for line in ledger.of_kind("run") if line["setup"] == run.setup]
+    lines = ledger.of_kind("run", setup=run.setup)
     same = [
         float(line["seconds"])
         for line in lines
@@ -211,7 +211,7 @@ def radius_suggestions(scale: Scale, ledger: Ledger) -> list[Measurement]:
 
 def _longest(kind: str, scale: Scale, ledger: Ledger) -> float:
     """The longest time of a kind of measurement in the ledger, or else a guess."""
-    lines = [line for line in ledger.of_kind(kind) if line["scale"] == scale.name]
+    lines = ledger.of_kind(kind, scale=scale.name)
     return max((line["seconds"] for line in lines if "seconds" in line), default=MEASUREMENT)
 
 

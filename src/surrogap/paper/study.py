@@ -313,8 +313,7 @@ class StudyRun:
     @property
     def title(self) -> str:
         """Set-up, method, settings and seed, in a line."""
-        settings = ", ".join(f"{name} {_shown(value)}" for name, value in self.settings.items())
-        return f"{self.cell}, {settings}, seed {self.seed}"
+        return f"{self.cell}, {shown(self.settings)}, seed {self.seed}"
 
     def config(self, **more: Any) -> Config:
         """The configuration to train. The study's learning rates are meant for a gradient.
@@ -325,8 +324,10 @@ class StudyRun:
         return with_lr_of_gradient(Config().override(**{**self.changes, **more}))
 
 
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def shown(settings: Changes) -> str:
+    """Settings in a line."""
+    values = {k: f"{v:g}" if isinstance(v, float) else v for k, v in settings.items()}
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def study_run(

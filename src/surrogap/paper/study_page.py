@@ -8,7 +8,7 @@ from surrogap.errors import InvalidValueError
 from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, Artifact
 from surrogap.paper.intervals import paired_difference
-from surrogap.paper.ledger import Ledger, LedgerLine
+from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import MAIN
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import (
@@ -165,22 +165,17 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             "intervals:\n"
         )
         yield Table(columns, rows).markdown() + "\n"
-    final = {line["setup"] for line in ledger.of_kind("run") if line["purpose"] == "final"}
+    final = {line["setup"] for line in ledger.of_kind("run", purpose="final")}
     waiting = [letter for letter in scale.setups if letter not in final]
     if waiting:
         yield f"Set-ups without final runs yet: {', '.join(waiting)}.\n"
     yield "A method's results are interim until it has five seeds.\n"
 
 
-def _runs(scale: Scale, setup: str, ledger: Ledger) -> list[LedgerLine]:
-    lines = ledger.of_kind("run")
-    return [line for line in lines if (line["scale"], line["setup"]) == (scale.name, setup)]
-
-
 def _setups(scale: Scale, ledger: Ledger) -> Table:
     rows = []
     for letter, setup in scale.setups.items():
-        lines = _runs(scale, letter, ledger)
+        lines = ledger.of_kind("run", scale=scale.name, setup=letter)
         hardware = ", ".join(sorted({line["hardware"] for line in lines if "hardware" in line}))
         minutes = sum(line["seconds"] / line["jobs"] for line in lines) / 60
         words = (letter, setup.title, str(len(lines)), f"{minutes:.0f}", hardware or "-")
@@ -192,7 +187,7 @@ def _setups(scale: Scale, ledger: Ledger) -> Table:
 def _num_images(scale: Scale, setup: str, ledger: Ledger) -> dict[str, int]:
     """The number of images of each split, from the ledger."""
     found, changes = dict[str, int](), scale.setups[setup].changes
-    for line in _runs(scale, setup, ledger):
+    for line in ledger.of_kind("run", scale=scale.name, setup=setup):
         found["training"] = num = line["train"]["num_samples"]
         ratio = changes.get("val_per_class", 0) / changes.get("train_per_class", 1)
         found["validation"] = round(num * ratio)
