@@ -201,7 +201,7 @@ def read_comparison(path: Path) -> tuple[list[ComparedRun], float]:
     try:
         found = json.loads(path.read_text())
         return [ComparedRun(**run) for run in found["runs"]], float(found["rho"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidValueError(
             f"comparison must be a file that surrogap compare wrote, got {path}, which is damaged "
             f"({error}). Run the same surrogap compare again to write it."
