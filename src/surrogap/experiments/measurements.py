@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -94,7 +93,4 @@ def write_measurements(folder: Path, rho: float, device: torch.device, measure: 
 def has_measurements(folder: Path, rho: float) -> bool:
     """Return whether a run is finished and was measured at this radius."""
     path = folder / MEASUREMENTS
-    if not path.is_file():
-        return False
-    values: dict[str, Any] = json.loads(path.read_text())
-    return bool(values["rho"] == rho)
+    return path.is_file() and bool(json.loads(path.read_text())["rho"] == rho)

@@ -282,7 +282,7 @@ def numbers(
                 "settings": one.settings,
                 "cost": one.cost,
                 "seeds": sorted(one.lines),
-                "scores": {name: _numbers(one.interval(name)) for name in scores},
+                "scores": {name: (i := one.interval(name)) and asdict(i) for name in scores},
             }
             for one in found
         ],
@@ -299,7 +299,3 @@ def numbers(
             for one in made
         ],
     }
-
-
-def _numbers(value: Interval | None) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
