@@ -14,13 +14,9 @@ Point = tuple[float, float]
 
 
 def chart(title: str, points: Sequence[Point], *, width: int = 60, height: int = 8) -> str:
-    """Return a curve with the ends of both axes labelled. Points that are not finite are left out.
+    """Return a curve of `width` characters and `height` lines, with both axes labelled.
 
-    Args:
-        title: The title, above the curve.
-        points: The points, ordered by x.
-        width: The width of the curve in characters.
-        height: The height of the curve in lines.
+    The points are ordered by x. Those that are not finite are left out.
 
     >>> print(chart("a line", [(0, 0.0), (1, 1.0)], width=6, height=3))
     a line

@@ -105,10 +105,7 @@ def by_method(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
 def print_comparison(runs: Sequence[ComparedRun], rho: float, *, title: str) -> None:
     """Print the table, its legend, and the differences from the first method.
 
-    Args:
-        runs: All runs.
-        rho: The radius at which the gap was measured.
-        title: The title of the table.
+    The gaps were measured at the radius `rho`.
     """
     table(runs, title).print()
     print(textwrap.fill(legend(runs, rho), width=100))

@@ -107,11 +107,7 @@ class EvalSet:
     corruption: tuple[str, int] | None = None
 
     def batches(self, make_batches: MakeBatches) -> Batches:
-        """Return the batches of images and labels.
-
-        Args:
-            make_batches: Returns the batches of a test split, in order.
-        """
+        """Return the batches of images and labels, in order."""
         batches = make_batches(self.splits())
         return batches if self.labels is None else _with_labels(batches, self.labels)
 
@@ -127,11 +123,6 @@ def eval_sets(
     splits: Splits, paths: EvalSetPaths, *, with_corruptions: bool = True
 ) -> Iterator[EvalSet]:
     """Yield the test sets of a model, its own test split first.
-
-    Args:
-        splits: The data set that the model was trained on.
-        paths: The paths of additional test sets.
-        with_corruptions: Whether to corrupt images that are in memory.
 
     Raises:
         ValueError: A test set does not fit the model, or is incomplete.

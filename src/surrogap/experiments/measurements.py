@@ -38,11 +38,6 @@ def measure_gap(run: TrainedRun, rho: float, device: torch.device) -> dict[str, 
 
     The images are not augmented, and the model is in evaluation mode.
 
-    Args:
-        run: A run with a checkpoint.
-        rho: The radius.
-        device: The device to compute on.
-
     Raises:
         RunFailedError: A measured value is not finite.
         ValueError: The run has no checkpoint, or its images are missing.
@@ -61,8 +56,8 @@ def measure_sharpness(run: TrainedRun, rho: float, device: torch.device) -> dict
 
     The subset is `NUM_IMAGES` random images, the same for all runs on a data set. They are not
     augmented, and the model is in evaluation mode. The search for the largest gap in the ball also
-    tries the dominant eigenvector, which is the right direction at a minimum. Arguments and errors
-    are those of `measure_gap`.
+    tries the dominant eigenvector, which is the right direction at a minimum. Errors are those of
+    `measure_gap`.
     """
     splits = run.splits()
     images = random_subset(splits, NUM_IMAGES)

@@ -51,13 +51,9 @@ def measured(measurement: Measurement, environment: Environment) -> LedgerLine:
 
 
 def timing(setup: str, methods: Sequence[str], environment: Environment) -> dict[str, Any]:
-    """Measure the seconds of a step of some methods.
+    """Measure the seconds of a step of some methods, and of plain training.
 
-    Args:
-        setup: The set-up's letter.
-        methods: The methods; plain training is always among them. Methods with the same step are
-            timed once.
-        environment: The study and its images.
+    Methods with the same step are timed once.
     """
     scale = environment.scale
     num_rounds, num_steps = scale.timing  # a multiple of five, for "every 5th step"
@@ -110,13 +106,7 @@ def _wait(device: torch.device) -> None:
 
 
 def suggestions(setup: str, methods: Sequence[str], environment: Environment) -> dict[str, Any]:
-    """The results of `surrogap find-rho` for some methods, with a new model for each.
-
-    Args:
-        setup: The set-up's letter.
-        methods: The methods.
-        environment: The study and its images.
-    """
+    """The results of `surrogap find-rho` for some methods, with a new model for each."""
     num_steps, num_batches = environment.scale.find_rho
     found = {}
     for method in methods:

@@ -85,11 +85,8 @@ class Todo:
 def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1) -> list[Todo]:
     """The runs that some stages need and the ledger lacks, in the order of work.
 
-    Args:
-        scale: The study.
-        stages: The runs that are wanted; set-ups that the scale does not have are left out.
-        ledger: The finished runs.
-        jobs: The number of runs at once, on which the time of each depends.
+    Set-ups that the scale does not have are left out. The time of a run depends on the number of
+    `jobs`, the runs at once.
     """
     found: dict[str, Todo] = {}
     for stage in stages:
@@ -125,12 +122,6 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
 
     The median of the same method's runs in the same set-up with as many jobs, if the ledger has
     some; else the time of other methods for a pass over the images; else the set-up's guess.
-
-    Args:
-        scale: The study.
-        run: The run.
-        ledger: The finished runs.
-        jobs: The number of runs at once.
     """
     lines = ledger.of_kind("run", setup=run.setup)
     same = [
@@ -216,13 +207,7 @@ def _longest(kind: str, scale: Scale, ledger: Ledger) -> float:
 
 
 def missing_measurements(scale: Scale, kinds: Sequence[str], ledger: Ledger) -> list[Measurement]:
-    """The measurements of some kinds that the ledger lacks.
-
-    Args:
-        scale: The study.
-        kinds: Kinds of `Measurement`.
-        ledger: The finished runs and measurements.
-    """
+    """The measurements of some kinds that the ledger lacks."""
     found = []
     timing = ledger.newest_timing(scale.name, TIMED_SETUP) or {}
     steps = {method.step for method in METHODS.values()}

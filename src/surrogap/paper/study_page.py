@@ -81,12 +81,7 @@ _TERMS = {
 
 
 def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
-    """Write the page, and its figures to a folder beside it.
-
-    Args:
-        path: The page; the folder of its figures has its name without the suffix.
-        scale: The study.
-        ledger: The finished runs.
+    """Write the page, and its figures to a folder beside it that has its name without the suffix.
 
     Raises:
         ValueError: The page or its folder cannot be written.

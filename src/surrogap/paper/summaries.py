@@ -177,12 +177,7 @@ class Comparison:
 
 
 def comparisons(found: Sequence[Summary], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
-    """Compare the test accuracy of pairs of cells in every set-up.
-
-    Args:
-        found: The cells.
-        pairs: Titles of cells: the first is compared with the second.
-    """
+    """Compare the test accuracy of pairs of cells, given by their titles, in every set-up."""
     by_title = {(one.cell.setup, one.cell.title): one for one in found}
     made = []
     for setup in dict.fromkeys(one.cell.setup for one in found):

@@ -81,12 +81,7 @@ def is_tuned(
 ) -> bool:
     """True once all trials of a method, and of those that come before it, are finished.
 
-    Args:
-        scale: The study.
-        setup: The set-up's letter.
-        method: The method's name.
-        ledger: The finished runs.
-        beyond_edge: Whether the trials beyond the edge must be finished, too.
+    Without `beyond_edge`, the trials beyond the edge need not be finished.
     """
     num_runs = None if beyond_edge else scale.num_trials
     return all(
