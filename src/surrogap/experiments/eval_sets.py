@@ -258,11 +258,10 @@ def _synsets(splits: Splits) -> list[str] | None:
     Raises:
         ValueError: The classes are not synsets.
     """
-    if len(splits.classes) == 1000 and (
-        splits.name == "imagenet" or all(map(_SYNSET.fullmatch, splits.classes))
-    ):
+    are_synsets = all(map(_SYNSET.fullmatch, splits.classes))
+    if len(splits.classes) == 1000 and (are_synsets or splits.name == "imagenet"):
         return None
-    if all(map(_SYNSET.fullmatch, splits.classes)):
+    if are_synsets:
         return list(splits.classes)
     raise InvalidValueError(
         "ImageNet's test sets must be for a run on ImageNet, or on some of its synsets, got "
