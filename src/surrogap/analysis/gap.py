@@ -18,6 +18,8 @@ from surrogap.errors import InvalidValueError
 
 # The cost of a forward pass, in gradients: a backward pass has twice the multiplications.
 FORWARD = 1 / 3
+# The properties of a `Gap` that follow from its losses.
+DERIVED = ("gap", "sharpness", "worst_gap", "worst_sharpness")
 
 
 @dataclass(frozen=True)

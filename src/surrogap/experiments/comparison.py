@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from surrogap.analysis.gap import DERIVED
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.plotting import curves_with_bands, new_figure
@@ -28,8 +29,6 @@ _ROWS = {
     "worst_gap": ("worst h", 1.0, 4),
     "worst_sharpness": ("worst 2h/rho^2", 1.0, 2),
 }
-_MEASURED_NAMES = ("gap", "sharpness", "worst_gap", "worst_sharpness")
-_SUMMARISED = (*_ROWS, "seconds")
 
 # Values of epoch records that are drawn.
 _PANELS = {
@@ -88,7 +87,7 @@ def read_compared_run(planned: PlannedRun) -> ComparedRun:
         test_accuracy=last["test_accuracy"],
         test_loss=last["test_loss"],
         test_calibration_error=last["test_calibration_error"],
-        **{name: measured[name] for name in _MEASURED_NAMES},
+        **{name: measured[name] for name in DERIVED},
         seconds=last["seconds"],
         epochs=epochs,
     )
@@ -183,7 +182,7 @@ def differences(runs: Sequence[ComparedRun]) -> list[str]:
 def numbers(runs: Sequence[ComparedRun], rho: float) -> dict[str, Any]:
     """Return all results, for JSON."""
     summary = {
-        method: {name: moments([getattr(run, name) for run in own]) for name in _SUMMARISED}
+        method: {name: moments([getattr(run, name) for run in own]) for name in (*_ROWS, "seconds")}
         for method, own in by_method(runs).items()
     }
     return {"rho": rho, "summary": summary, "runs": [asdict(run) for run in runs]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from surrogap.analysis.gap import surrogate_gaps
+from surrogap.analysis.gap import DERIVED, surrogate_gaps
 from surrogap.analysis.surface import Surface
 from surrogap.atomic import atomic_write
 from surrogap.experiments.comparison import MEASUREMENTS, NUM_ASCENT_STEPS
@@ -47,8 +47,8 @@ def measure_gap(run: TrainedRun, rho: float, device: torch.device) -> dict[str, 
     loss_fn = loss_fn_of(run.config.objective)
     surface = Surface(run.model(splits, device), images, loss_fn, is_checked=False)
     (gap,) = surrogate_gaps(surface, [rho], num_ascent_steps=NUM_ASCENT_STEPS).gaps
-    names = ("loss", "gap", "sharpness", "worst_gap", "worst_sharpness")
-    return {"rho": rho, **_finite({name: getattr(gap, name) for name in names}, run)}
+    values = {name: getattr(gap, name) for name in ("loss", *DERIVED)}
+    return {"rho": rho, **_finite(values, run)}
 
 
 def measure_sharpness(run: TrainedRun, rho: float, device: torch.device) -> dict[str, float]:

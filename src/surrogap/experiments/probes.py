@@ -9,7 +9,7 @@ from torch import nn
 
 from surrogap.analysis.batches import LossFn
 from surrogap.analysis.eigen import eigenvalues
-from surrogap.analysis.gap import surrogate_gaps
+from surrogap.analysis.gap import DERIVED, surrogate_gaps
 from surrogap.analysis.hessian import PRODUCT_METHODS, Hessian
 from surrogap.analysis.surface import Surface
 from surrogap.data import Batch
@@ -67,10 +67,7 @@ def sharpness_at(
         "loss": gap.loss,
         "grad_norm": found.grad_norm,
         "rho": rho,
-        "gap": gap.gap,
-        "sharpness": gap.sharpness,
-        "worst_gap": gap.worst_gap,
-        "worst_sharpness": gap.worst_sharpness,
+        **{name: getattr(gap, name) for name in DERIVED},
     }
 
 

@@ -131,14 +131,14 @@ class LoadedModel:
     Attributes:
         config: The configuration of the model, the data set and the loss.
         splits: The whole data set.
-        world: The process and its device.
+        device: The device of the model and the images.
         surface: The loss over the subset, without augmentation, in evaluation mode.
         num_images: The size of the subset.
     """
 
     config: Config
     splits: Splits
-    world: World
+    device: torch.device
     surface: Surface
     num_images: int
 
@@ -150,7 +150,7 @@ class LoadedModel:
             "loss_function": self.config.objective.loss,
             "num_images": self.num_images,
             "num_weights": self.surface.space.size,
-            "device": str(self.world.device),
+            "device": str(self.device),
         }
 
 
@@ -177,11 +177,10 @@ def load_model(
         ValueError: Weights or images are missing, or they do not fit together.
         RuntimeError: The model does not return the same loss twice.
     """
-    world = World(device)
     splits = images_of(config.data)
     torch.manual_seed(seed)
     model = model_with_weights(config.model, splits, weights).to(device)
     images = random_subset(splits, num_images, seed)
-    batches = list(unaugmented_loader(config, images, world, batch_size))
+    batches = list(unaugmented_loader(config, images, World(device), batch_size))
     surface = Surface(model.eval(), batches, loss_fn_of(config.objective))
-    return LoadedModel(config, splits, world, surface, len(images.train))
+    return LoadedModel(config, splits, device, surface, len(images.train))
