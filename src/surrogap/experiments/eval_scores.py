@@ -31,14 +31,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluate a run on test sets.
 
-    Args:
-        run: A run with a checkpoint.
-        splits: Its data set.
-        sets: The test sets.
-        make_batches: Returns the batches of a test split, in order.
-        device: The device to compute on.
-        dtype: The dtype of the forward pass.
-        progress: Called with the number of finished test sets, all of them, and the current name.
+    `progress` is called with the number of finished test sets, all of them, and the current name.
 
     Returns:
         The scores for JSON: `sets` by name, and `corruptions` by corruption and severity, with

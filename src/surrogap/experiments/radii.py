@@ -131,12 +131,8 @@ def sweep_radii(
 ) -> Sweep:
     """Sweep radii for a configuration.
 
-    Args:
-        config: The configuration to find a radius for.
-        components: The model and the batches from `components_for_sweep`, after training.
-        rhos: The radii; empty for the default ones.
-        num_batches: The number of training batches to measure on.
-        progress: Called with the number of computed gradients, and all of them.
+    `components` are those of `components_for_sweep`, after training. Without `rhos`, the default
+    radii are swept. `progress` is called with the number of computed gradients, and all of them.
 
     Raises:
         RuntimeError: A gradient or the ascent step is zero.

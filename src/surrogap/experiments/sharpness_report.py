@@ -87,12 +87,9 @@ def report_sharpness(
 ) -> SharpnessReport:
     """Measure the sharpness of a model.
 
-    Args:
-        surface: The loss.
-        plan: The measurements of eigenvalues, trace and gaps.
-        num_density_vectors: The number of random vectors for the density of the eigenvalues.
-        num_density_steps: The number of Hessian-vector products per vector; 0 for no density.
-        progress: Called with the cost so far and the whole cost, in gradients.
+    The density of the eigenvalues takes `num_density_steps` Hessian-vector products for each of
+    `num_density_vectors` random vectors; 0 steps for no density. `progress` is called with the cost
+    so far and the whole cost, in gradients.
     """
     start = time.perf_counter()
     last_cost = density_cost(num_density_vectors, num_density_steps)

@@ -45,11 +45,7 @@ def random_subset(splits: Splits, num_images: int, seed: int = 0) -> Splits:
 def unaugmented_loader(config: Config, splits: Splits, world: World, batch_size: int) -> Loader:
     """Return a loader of all training images, in order and without augmentation.
 
-    Args:
-        config: Gives the image size and the number of workers.
-        splits: The data set.
-        world: The processes, which share the images and have the same number of batches.
-        batch_size: The number of images per batch and process.
+    The processes share the images and have the same number of batches.
     """
     return loader(
         splits,
@@ -165,13 +161,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model and a random subset of its training images, which stay on the device.
 
-    Args:
-        config: The configuration of the model, the data set and the loss.
-        weights: The folder of a run or a file; None for random weights.
-        num_images: The size of the subset.
-        batch_size: The number of images per batch.
-        seed: The seed of the subset and of random weights.
-        device: The device to compute on.
+    The weights are those of a run's folder or of a file; None for random ones. The seed is for the
+    subset and for random weights.
 
     Raises:
         ValueError: Weights or images are missing, or they do not fit together.

@@ -223,12 +223,7 @@ def missing_measurements(scale: Scale, kinds: Sequence[str], ledger: Ledger) -> 
 def relative_cost(timing: LedgerLine, method: str) -> float | None:
     """The cost of training with a method relative to plain training for the set-up's epochs.
 
-    Args:
-        timing: A line of kind "timing".
-        method: The method's name.
-
-    Returns:
-        None if the method was not timed.
+    It is None if the method is not in `timing`, a line of the ledger.
 
     >>> timing = {"seconds_per_step": {"vanilla": 2.0, "sam": 4.0}}
     >>> relative_cost(timing, "sam"), relative_cost(timing, "vanilla-2x")

@@ -16,11 +16,7 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
     setting tries it at the radii that are best for the simpler method so far, which are final once
     that method is tuned.
 
-    Args:
-        scale: The study.
-        setup: The set-up's letter.
-        method: The method's name.
-        ledger: The finished runs; None for no finished run.
+    Without a ledger, no run is finished.
 
     >>> from surrogap.paper.study import (GPU)
     >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]

@@ -7,7 +7,7 @@ from surrogap.experiments.text_table import Table
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import radius_suggestions
-from surrogap.paper.study import Scale, shown
+from surrogap.paper.study import Scale, settings_text
 from surrogap.paper.tuning import chosen, trials, val_accuracy
 
 _RADII = """## Radii: find-rho against the study
@@ -60,7 +60,7 @@ def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
         if run.key in ledger:
             accuracy = val_accuracy(ledger[run.key])
             text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
-            text = f"{shown(run.settings)}: {text}"
+            text = f"{settings_text(run.settings)}: {text}"
             cells.append(f"**{text}**" if run.settings == best else text)
     return "; ".join(cells + ["unfinished"] * (best is None and bool(cells)))
 
@@ -78,7 +78,7 @@ def _edges(scale: Scale, ledger: Ledger) -> list[str]:
             if value in (min(one[name] for one in tried), max(one[name] for one in tried))
         }
         if edge:
-            found.append(f"{setup} {METHODS[method].title} ({shown(edge)})")
+            found.append(f"{setup} {METHODS[method].title} ({settings_text(edge)})")
     return found
 
 
@@ -86,7 +86,7 @@ def _superseded(scale: Scale, ledger: Ledger) -> list[str]:
     """The tuning runs that are not a trial of the study any more."""
     keys = {run.key for tuned in _tuned(scale) for run in trials(scale, *tuned, ledger)}
     return [
-        f"{line['setup']} {METHODS[line['method']].title} ({shown(line['settings'])}): "
+        f"{line['setup']} {METHODS[line['method']].title} ({settings_text(line['settings'])}): "
         f"{100 * line['val']['accuracy']:.2f}"
         for line in ledger.of_kind("run", scale=scale.name, purpose="tuning")
         if line["key"] not in keys
