@@ -35,6 +35,13 @@ _SGD = OptimizerConfig(name="sgd", lr=0.1, weight_decay=5e-4, nesterov=True)
 _ADAMW = OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.1, clip_norm=1.0)
 
 # Fashion-MNIST in the package has 5,000 images. ViTs and Mixers need many epochs on so few.
+_VIT = ModelSettings(
+    *("small_vit", _ADAMW),
+    warmup_epochs=5.0,
+    rho=0.05,
+    alpha=0.2,
+    num_epochs={"fashion-mnist": 200, "cifar10": 100, "cifar100": 100},
+)
 MODELS = {
     "resnet18": ModelSettings(
         *("small_resnet18", _SGD),
@@ -43,20 +50,8 @@ MODELS = {
         alpha=0.1,
         num_epochs={"fashion-mnist": 40, "cifar10": 100, "cifar100": 100},
     ),
-    "vit": ModelSettings(
-        *("small_vit", _ADAMW),
-        warmup_epochs=5.0,
-        rho=0.05,
-        alpha=0.2,
-        num_epochs={"fashion-mnist": 200, "cifar10": 100, "cifar100": 100},
-    ),
-    "mixer": ModelSettings(
-        *("small_mixer", _ADAMW),
-        warmup_epochs=5.0,
-        rho=0.05,
-        alpha=0.2,
-        num_epochs={"fashion-mnist": 200, "cifar10": 100, "cifar100": 100},
-    ),
+    "vit": _VIT,
+    "mixer": _VIT._replace(model="small_mixer"),
 }
 DATA_SETS = {"fashion-mnist": "embedded", "cifar10": "cifar10", "cifar100": "cifar100"}
 
