@@ -1,7 +1,6 @@
 """A comparison of finished runs: the table, the figure and the numbers."""
 
 import json
-import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,9 +11,10 @@ from typing import Any, final
 from surrogap.analysis.gap import DERIVED
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.planned import PlannedRun
-from surrogap.experiments.plotting import curves_with_bands, new_figure
+from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
+from surrogap.experiments.run_summary import curve
 from surrogap.experiments.text_table import Table
-from surrogap.training.records import read_records, training_loss
+from surrogap.training.records import read_records
 
 MEASUREMENTS = "measurements.json"
 NUM_ASCENT_STEPS = 5
@@ -237,10 +237,5 @@ def draw(runs: Sequence[ComparedRun], path: Path, title: str) -> None:
     figure.savefig(path)
 
 
-def _curve(run: ComparedRun, name: str) -> list[tuple[float, float]]:
-    values = [training_loss(r) if name == "loss" else r.get(name) for r in run.epochs]
-    return [
-        (record["epoch"] * run.num_passes, value)
-        for record, value in zip(run.epochs, values, strict=True)
-        if value is not None and math.isfinite(value)
-    ]
+def _curve(run: ComparedRun, name: str) -> Points:
+    return curve(run.epochs, name, lambda record: record["epoch"] * run.num_passes)
