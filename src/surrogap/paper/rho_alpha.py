@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from surrogap.analysis.surface import Progress
 from surrogap.checks import number, one_of
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.comparison import MEASUREMENTS, NUM_ASCENT_STEPS, moments, spread
@@ -102,7 +103,7 @@ def _check(settings: ReproductionSettings) -> None:
             )
 
 
-def reproduce(settings: ReproductionSettings) -> Reproduced:
+def reproduce(settings: ReproductionSettings, progress: Progress) -> Reproduced:
     """Return the table, the figure and the trends of the finished runs."""
     runs, config = list(map(read_run, grid(settings))), shared_config(settings)
     data = "Fashion-MNIST" if config.data.name == "embedded" else Path(config.data.name).stem

@@ -94,7 +94,7 @@ class GapToy:
         return ridges
 
 
-def reproduce_gap() -> Reproduced:
+def reproduce_gap(settings: ReproductionSettings, progress: Progress) -> Reproduced:
     """Return the table and the figure of the three minima."""
     toy = GapToy()
     names = ("loss", "perturbed_loss", "gap")
