@@ -226,10 +226,6 @@ class Trend:
 def trends(runs: Sequence[GridRun], along: str) -> dict[float, dict[str, Trend]]:
     """The trends along rho for each alpha, or along alpha for each rho.
 
-    Args:
-        runs: The whole grid.
-        along: "rho" or "alpha".
-
     Returns:
         By the value of the other, and by quantity; empty if `along` has a single value.
     """
