@@ -23,7 +23,6 @@ from surrogap.evaluation import (
     imagenet_v2,
     imagenet_val,
     label_sets,
-    mean_over_corruptions,
 )
 
 SYNSETS = ["n01440764", "n01443537", "n01484850", "n01491361"]
@@ -214,14 +213,6 @@ def test_a_class_without_images(tmp_path: Path) -> None:
         imagenet_v2(tmp_path, num_classes=2, num_images=None)
 
 
-def test_wrong_synsets(tmp_path: Path) -> None:
-    message = "synsets must be distinct and at least one, got 2 with 1 distinct ones. Pass None"
-    with pytest.raises(ValueError, match=message):
-        imagenet_val(tmp_path, ["n1", "n1"])
-    with pytest.raises(ValueError, match=r"subset must be among the synsets, got also n9\. Pass"):
-        imagenet_r(tmp_path, ["n1"], ["n9"])
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -247,20 +238,6 @@ def test_real_needs_names_that_differ(tmp_path: Path) -> None:
     (tmp_path / "real.json").write_text("[[0], [1]]")
     with pytest.raises(ValueError, match=r"root must hold images of different names, got 1\.JPEG "):
         imagenet_real(tmp_path, tmp_path / "real.json", ["n1", "n2"], num_images=2)
-
-
-def test_the_mean_over_corruptions_and_severities() -> None:
-    accuracies = {(n, s): 0.1 * s + 0.05 * k for k, n in enumerate("abc") for s in range(1, 6)}
-    assert mean_over_corruptions(accuracies) == pytest.approx(0.1 * 3 + 0.05)
-    del accuracies["b", 4]
-    message = (
-        r"values must hold the same severities for each corruption, got none for \('b', 4\)\. "
-        "Evaluate these too"
-    )
-    with pytest.raises(ValueError, match=message):
-        mean_over_corruptions(accuracies)
-    with pytest.raises(ValueError, match=r"values must hold at least one score, got none\."):
-        mean_over_corruptions({})
 
 
 def test_import_is_light() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from surrogap.paper import timing as timings
+from surrogap.paper import measuring
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.measuring import measured
 from surrogap.paper.plan import Measurement, missing_measurements, relative_cost
@@ -60,7 +60,7 @@ def test_no_model_is_left_uncompiled(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: events.append("compile"))
     monkeypatch.setattr(torch.compiler, "reset", lambda: events.append("reset"))
     environment = Environment(synthetic_study.tiny(tmp_path), compile=True)
-    found = timings.timing("A", ("sam", "gsam"), environment)
+    found = measuring.timing("A", ("sam", "gsam"), environment)
     assert events == 3 * ["reset", "compile"]
     assert found["compile"] is True
 
@@ -88,4 +88,4 @@ def test_the_best_of_several_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     device = torch.device("cpu")
-    assert timings._best_times({"a": step, "b": step}, device, 2, 1) == {"a": 1.0, "b": 2.0}
+    assert measuring._best_times({"a": step, "b": step}, device, 2, 1) == {"a": 1.0, "b": 2.0}

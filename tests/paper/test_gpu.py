@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.measuring import suggestions
+from surrogap.paper.measuring import suggestions, timing
 from surrogap.paper.methods import METHODS, ONLY_RADIUS
 from surrogap.paper.running import Environment, finished
 from surrogap.paper.study import Scale
-from surrogap.paper.timing import timing
 from surrogap.paper.tuning import trials
 from tests.paper import synthetic_study
 

@@ -7,11 +7,12 @@ or the perturbed loss is that of an untrained model.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 
 from torch import Tensor
 
+from surrogap.analysis.gap import sorted_radii
 from surrogap.analysis.surface import Progress, Surface
 from surrogap.checks import number
 from surrogap.errors import InvalidValueError, UnsupportedError
@@ -173,14 +174,7 @@ def find_rho(
     >>> sweep.contains(0.001)
     False
     """
-    radii = sorted(
-        number("rhos", rho, above=0.0, remedy="Pass positive radii, such as [0.05, 0.1].")
-        for rho in rhos
-    )
-    if not radii:
-        raise InvalidValueError(
-            "rhos must hold at least one radius, got none. Leave it out for the defaults."
-        )
+    radii = sorted_radii(rhos)
     number("num_batches", num_batches, at_least=1, remedy="Pass a count, such as 4.")
     surfaces = surface.batch_surfaces(num_batches)
     if not surfaces:
@@ -216,15 +210,8 @@ def _of_batch(surface: Surface, rhos: Sequence[float], climb: Climb | None) -> I
 
 
 def _mean(radii: Sequence[Radius]) -> Radius:
-    def mean(values: Iterable[float]) -> float:
-        return sum(values) / len(radii)
-
-    return Radius(
-        radii[0].rho,
-        mean(radius.loss for radius in radii),
-        mean(radius.perturbed_loss for radius in radii),
-        mean(radius.cosine for radius in radii),
-    )
+    _, *measured = zip(*map(astuple, radii), strict=True)
+    return Radius(radii[0].rho, *(sum(values) / len(radii) for values in measured))
 
 
 def _interval(radii: Sequence[Radius], ceiling: float) -> tuple[float | None, float]:

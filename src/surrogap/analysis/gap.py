@@ -18,6 +18,8 @@ from surrogap.errors import InvalidValueError
 
 # The cost of a forward pass, in gradients: a backward pass has twice the multiplications.
 FORWARD = 1 / 3
+# The properties of a `Gap` that follow from its losses.
+DERIVED = ("gap", "sharpness", "worst_gap", "worst_sharpness")
 
 
 @dataclass(frozen=True)
@@ -124,14 +126,7 @@ def surrogate_gaps(
     >>> round(gap.worst_sharpness, 4)
     10.0
     """
-    radii = sorted(
-        number("rhos", rho, above=0.0, remedy="Pass positive radii, such as [0.05, 0.1].")
-        for rho in rhos
-    )
-    if not radii:
-        raise InvalidValueError(
-            "rhos must hold at least one radius, got none. Pass some, such as [0.05]."
-        )
+    radii = sorted_radii(rhos)
     number("num_ascent_steps", num_ascent_steps, remedy="Pass a count, such as 20, or 0 for none.")
     loss, gradient = surface.gradient()
     grad_norm = float(surface.space.norm(gradient))
@@ -151,6 +146,22 @@ def surrogate_gaps(
         if progress is not None:
             progress(index + 1, len(radii))
     return Gaps(tuple(gaps), grad_norm)
+
+
+def sorted_radii(rhos: Sequence[float]) -> list[float]:
+    """Return radii in increasing order.
+
+    Raises:
+        TypeError: One is not a number.
+        ValueError: There is no radius, or one is not positive.
+    """
+    remedy = "Pass positive radii, such as [0.05, 0.1]."
+    radii = sorted(number("rhos", rho, above=0.0, remedy=remedy) for rho in rhos)
+    if not radii:
+        raise InvalidValueError(
+            "rhos must hold at least one radius, got none. Pass some, such as [0.05]."
+        )
+    return radii
 
 
 def _ascended(surface: Surface, rho: float, u: Tensor, num_steps: int) -> tuple[float, Tensor]:

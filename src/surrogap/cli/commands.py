@@ -39,11 +39,7 @@ _PATH_ERRORS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirec
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command, print its error if it has one, and return the exit status.
-
-    Args:
-        arguments: The name of the command, and its arguments.
-    """
+    """Run a command, print its error if it has one, and return the exit status."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return 0 if arguments else 2

@@ -43,11 +43,7 @@ def base_config(arguments: Sequence[str], run: Path | None = None) -> Config:
 
 
 def recipe_config(arguments: Sequence[str], default: str = "") -> Config:
-    """Return the configuration of `--recipe`.
-
-    Args:
-        arguments: The arguments of the command.
-        default: The recipe without `--recipe`.
+    """Return the configuration of `--recipe`, or of a default recipe without that flag.
 
     Raises:
         ValueError: The recipe does not exist.

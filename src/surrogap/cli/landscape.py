@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
     other = None
     if chosen.other is not None:
-        other = TrainedRun.read(chosen.other).model(loaded.splits, loaded.world.device)
+        other = TrainedRun.read(chosen.other).model(loaded.splits, loaded.device)
     to_other = [] if chosen.other is None else ["to", chosen.other.resolve().name]
     stem = "-".join(["landscape", *directions, *to_other])
     ends = ("-contour", "-surface") if len(directions) == 2 else ("",)

@@ -9,10 +9,10 @@ surrogap reproduce theory
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -23,11 +23,11 @@ from surrogap.cli.terminal import print_stopped, progress_bar
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
 from surrogap.paper.reproductions import REPRODUCTIONS, ReproductionSettings
-from surrogap.training.flags import OptionalFloat, OptionalInt, OptionalPath, OptionalStr, optional
+from surrogap.training.flags import OptionalInt, optional
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class Reproduce(StudyOptions):
     """Reproduce the paper's tables and figures, and check its theory in numbers.
 
     Tables, and figures about training, are drawn from the ledger of a study, which trains each run
@@ -38,49 +38,6 @@ class Reproduce:
 
     name: Annotated[Positional[str | None], optional("[NAME]")] = None
     """The table or figure to reproduce, or all for the whole study. By default, list the names."""
-
-    scale: Literal["laptop", "gpu", "paper"] = "laptop"
-    """The size of the study. laptop: the embedded data set, on a CPU. gpu: CIFAR, on one GPU.
-    paper: ImageNet; prints the commands, and trains under torchrun."""
-
-    data_root: str = "data"
-    """The folder of named data sets, such as cifar10.npz."""
-
-    ledger: OptionalPath = None
-    """The file with the finished runs of the study. By default results/study.jsonl, or
-    runs/study-laptop/study.jsonl for --scale laptop."""
-
-    jobs: int = 1
-    """The number of runs to train at once, each in its own process."""
-
-    time_limit: OptionalFloat = None
-    """Start only runs that are expected to end within this time, in seconds. By default there is no
-    limit."""
-
-    dry_run: bool = False
-    """List the missing runs and their expected time, and train nothing."""
-
-    train: bool = True
-    """Train the runs that are missing from the ledger."""
-
-    draw: bool = True
-    """Draw the table or figure after training."""
-
-    page: OptionalPath = None
-    """The Markdown file for a page with all tables and figures of the study. By default none is
-    written."""
-
-    compile: Annotated[bool | None, optional("{True,False}")] = None
-    """Compile the models with torch.compile. By default as each experiment does."""
-
-    weights: Path = Path("runs") / "study-weights"
-    """The folder for the weights that table-transfer fine-tunes."""
-
-    commit: OptionalStr = None
-    """The commit of this code, for the ledger. By default git's."""
-
-    out: OptionalPath = None
-    """The folder for the results. By default runs/reproduce-NAME."""
 
     steps: OptionalInt = None
     """The number of steps per run. By default 2000 for theory, 600 for fig-trajectory, and that of
@@ -116,8 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     name = one_of("name", chosen.name, titles, remedy="surrogap reproduce lists them.")
     if name not in REPRODUCTIONS:
-        settings = {f.name: getattr(chosen, f.name) for f in fields(StudyOptions)}
-        return reproduce_study(name, StudyOptions(**settings))
+        return reproduce_study(name, chosen)
     if chosen.steps is not None:
         integer("steps", chosen.steps, at_least=16, remedy="Pass a number such as 600.")
     integer("seeds", chosen.seeds, at_least=1, remedy="Pass a number of runs, such as 3.")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import Annotated, Literal
 
 from surrogap.checks import integer
 from surrogap.experiments.result_files import ResultFiles
@@ -27,6 +27,7 @@ from surrogap.paper.plan import (
 from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import SCALES, Scale
 from surrogap.paper.study_page import write_page
+from surrogap.training.flags import OptionalFloat, OptionalPath, OptionalStr, optional
 
 ALL, TIMING, FIND_RHO = "all", "timing", "find-rho"
 TITLES = {
@@ -39,24 +40,52 @@ TITLES = {
 _MEASURED = {FIND_RHO: (FIND_RHO,), "fig-cost": (TIMING,), ALL: (TIMING, FIND_RHO)}
 
 
-@final
 @dataclass(frozen=True)
 class StudyOptions:
-    """The options of `surrogap reproduce` for the study. See `Reproduce`."""
+    """The options of `surrogap reproduce` for the study."""
 
-    scale: Literal["laptop", "gpu", "paper"]
-    data_root: str
-    ledger: Path | None
-    jobs: int
-    time_limit: float | None
-    compile: bool | None
-    weights: Path
-    commit: str | None
-    dry_run: bool
-    train: bool
-    draw: bool
-    out: Path | None
-    page: Path | None
+    scale: Literal["laptop", "gpu", "paper"] = "laptop"
+    """The size of the study. laptop: the embedded data set, on a CPU. gpu: CIFAR, on one GPU.
+    paper: ImageNet; prints the commands, and trains under torchrun."""
+
+    data_root: str = "data"
+    """The folder of named data sets, such as cifar10.npz."""
+
+    ledger: OptionalPath = None
+    """The file with the finished runs of the study. By default results/study.jsonl, or
+    runs/study-laptop/study.jsonl for --scale laptop."""
+
+    jobs: int = 1
+    """The number of runs to train at once, each in its own process."""
+
+    time_limit: OptionalFloat = None
+    """Start only runs that are expected to end within this time, in seconds. By default there is no
+    limit."""
+
+    dry_run: bool = False
+    """List the missing runs and their expected time, and train nothing."""
+
+    train: bool = True
+    """Train the runs that are missing from the ledger."""
+
+    draw: bool = True
+    """Draw the table or figure after training."""
+
+    page: OptionalPath = None
+    """The Markdown file for a page with all tables and figures of the study. By default none is
+    written."""
+
+    compile: Annotated[bool | None, optional("{True,False}")] = None
+    """Compile the models with torch.compile. By default as each experiment does."""
+
+    weights: Path = Path("runs") / "study-weights"
+    """The folder for the weights that table-transfer fine-tunes."""
+
+    commit: OptionalStr = None
+    """The commit of this code, for the ledger. By default git's."""
+
+    out: OptionalPath = None
+    """The folder for the results. By default runs/reproduce-NAME."""
 
 
 def reproduce_study(name: str, options: StudyOptions) -> int:

@@ -11,7 +11,6 @@ from surrogap.evaluation.shifted import (
     imagenet_synsets,
     imagenet_v2,
     imagenet_val,
-    mean_over_corruptions,
 )
 
 __all__ = [
@@ -29,5 +28,4 @@ __all__ = [
     "imagenet_v2",
     "imagenet_val",
     "label_sets",
-    "mean_over_corruptions",
 ]

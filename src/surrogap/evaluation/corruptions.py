@@ -302,7 +302,9 @@ def corrupted(
     >>> corrupted(grey, "brightness", severity=2)[0, :, 0, 0]  # 100 + 0.1 * 255
     tensor([125, 125, 125], dtype=torch.uint8)
     """
-    _check_choice(name, severity, seed)
+    one_of("name", name, CORRUPTIONS)
+    integer("severity", severity, at_least=1, at_most=5, remedy="Pass 1 for the weakest.")
+    check_seed(seed)
     _check_images(images)
     corruption = CORRUPTIONS[name]
     strength = corruption.strengths[severity - 1]
@@ -312,12 +314,6 @@ def corrupted(
         noise = Noise(seed, range(start, start + len(chunk)))
         result[start : start + _CHUNK] = corruption.function(chunk, strength, noise)
     return result
-
-
-def _check_choice(name: str, severity: int, seed: int) -> None:
-    one_of("name", name, CORRUPTIONS)
-    integer("severity", severity, at_least=1, at_most=5, remedy="Pass 1 for the weakest.")
-    check_seed(seed)
 
 
 def _check_images(images: Tensor) -> None:

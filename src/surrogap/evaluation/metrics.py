@@ -114,7 +114,7 @@ def evaluate(
     cast: AbstractContextManager[object] = (
         nullcontext() if autocast is None else torch.autocast(where.type, autocast)
     )
-    with torch.no_grad(), _in_evaluation_mode(model):
+    with torch.no_grad(), in_evaluation_mode(model):
         forward = _unwrapped(model, group_sums)
         for images, labels in batches:
             images = images.to(where, non_blocking=True)
@@ -231,7 +231,8 @@ def _scores(sums: list[float], truth: Truth) -> Scores:
 
 
 @contextmanager
-def _in_evaluation_mode(model: nn.Module) -> Iterator[None]:
+def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Context manager that puts a model in evaluation mode, and restores every module's mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

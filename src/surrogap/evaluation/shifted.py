@@ -72,7 +72,7 @@ def imagenet_val(
     >>> [(path.parent.name, label) for path, label in samples]
     [('n01440764', 0), ('n01443537', 1)]
     """
-    return _samples(Path(root), _numbered(_given(synsets)), num_images)
+    return _samples(Path(root), _labels(synsets), num_images)
 
 
 def imagenet_real(
@@ -100,7 +100,7 @@ def imagenet_real(
     """
     samples = imagenet_val(root, synsets, num_images=num_images)
     paths = sorted((path for path, _ in samples), key=lambda path: path.name)
-    lists = _label_lists(Path(labels), len(_given(synsets)))
+    lists = _label_lists(Path(labels), len(_labels(synsets)))
     repeated = [name for name, n in Counter(path.name for path in paths).items() if n > 1]
     if repeated:
         raise InvalidValueError(
@@ -148,7 +148,8 @@ def imagenet_r(
     Args:
         root: The folder `imagenet-r`.
         synsets: As for `imagenet_val`.
-        subset: The synsets that the test set has; None for ImageNet-R's.
+        subset: The synsets that the test set has; None for ImageNet-R's. Those that are not among
+            the model's are left out.
         num_images: As for `imagenet_val`.
 
     Returns:
@@ -156,17 +157,10 @@ def imagenet_r(
         `evaluate(classes=...)`.
 
     Raises:
-        ValueError: As for `imagenet_val`, or the subset is not a subset of the synsets.
+        ValueError: As for `imagenet_val`.
     """
-    labels = _numbered(_given(synsets))
     subset = imagenet_r_synsets() if subset is None else subset
-    unknown = [synset for synset in subset if synset not in labels]
-    if unknown:
-        raise InvalidValueError(
-            f"subset must be among the synsets, got also {_few(unknown)}. "
-            "Pass all of the model's classes as synsets."
-        )
-    own = {synset: label for synset, label in labels.items() if synset in set(subset)}
+    own = {synset: label for synset, label in _labels(synsets).items() if synset in subset}
     return _samples(Path(root), own, num_images), list(own.values())
 
 
@@ -196,33 +190,7 @@ def imagenet_c(
     one_of("corruption", corruption, IMAGENET_C)
     integer("severity", severity, at_least=1, at_most=5, remedy="Pass 1 for the weakest.")
     folder = Path(root) / corruption / str(severity)
-    return _samples(folder, _numbered(_given(synsets)), num_images)
-
-
-def mean_over_corruptions(values: Mapping[tuple[str, int], float]) -> float:
-    """The mean over corruptions and severities of a score, such as accuracy.
-
-    Args:
-        values: By corruption and severity; each corruption has the same severities.
-
-    Raises:
-        ValueError: There are no values, or some severities are missing.
-
-    >>> mean_over_corruptions({("fog", 1): 0.75, ("fog", 2): 0.25, ("snow", 1): 1, ("snow", 2): 0})
-    0.5
-    """
-    if not values:
-        raise InvalidValueError(
-            "values must hold at least one score, got none. Evaluate a test set first."
-        )
-    names, severities = ({key[i] for key in values} for i in (0, 1))
-    missing = [(a, b) for a in names for b in severities if (a, b) not in values]
-    if missing:
-        raise InvalidValueError(
-            f"values must hold the same severities for each corruption, got none for "
-            f"{_few(sorted(map(str, missing)))}. Evaluate these too, or leave the corruption out."
-        )
-    return sum(values.values()) / len(values)
+    return _samples(folder, _labels(synsets), num_images)
 
 
 def _resource(name: str) -> tuple[str, ...]:
@@ -230,18 +198,9 @@ def _resource(name: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def _given(synsets: Sequence[str] | None) -> Sequence[str]:
-    return imagenet_synsets() if synsets is None else synsets
-
-
-def _numbered(synsets: Sequence[str]) -> dict[str, int]:
-    labels = {synset: label for label, synset in enumerate(synsets)}
-    if len(labels) < len(synsets) or not labels:
-        raise InvalidValueError(
-            f"synsets must be distinct and at least one, got {len(synsets)} with {len(labels)} "
-            "distinct ones. Pass None for ImageNet's."
-        )
-    return labels
+def _labels(synsets: Sequence[str] | None) -> dict[str, int]:
+    given = imagenet_synsets() if synsets is None else synsets
+    return {synset: label for label, synset in enumerate(given)}
 
 
 def _samples(root: Path, labels: Mapping[str, int], num_images: int | None) -> list[Sample]:

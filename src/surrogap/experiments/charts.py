@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 # The bit of each dot in a Braille character, by row and column.
 _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -14,13 +14,9 @@ Point = tuple[float, float]
 
 
 def chart(title: str, points: Sequence[Point], *, width: int = 60, height: int = 8) -> str:
-    """Return a curve with the ends of both axes labelled. Points that are not finite are left out.
+    """Return a curve of `width` characters and `height` lines, with both axes labelled.
 
-    Args:
-        title: The title, above the curve.
-        points: The points, ordered by x.
-        width: The width of the curve in characters.
-        height: The height of the curve in lines.
+    The points are ordered by x. Those that are not finite are left out.
 
     >>> print(chart("a line", [(0, 0.0), (1, 1.0)], width=6, height=3))
     a line
@@ -62,14 +58,15 @@ def _dots(
 ) -> set[tuple[int, int]]:
     """Return the dots, by row and column, of the lines between neighbouring points."""
     left, right = points[0][0], points[-1][0]
+    scaled = [
+        (
+            (high - y) / (high - low or 1.0) * (rows - 1),
+            (x - left) / (right - left or 1.0) * (columns - 1),
+        )
+        for x, y in points
+    ]
     dots = set()
-    for (x0, y0), (x1, y1) in zip(points, [*points[1:], points[-1]], strict=True):
-        ends = [
-            ((high - y) / (high - low or 1.0) * (rows - 1), (x - left) / (right - left or 1.0))
-            for x, y in ((x0, y0), (x1, y1))
-        ]
-        (row0, fraction0), (row1, fraction1) = ends
-        column0, column1 = fraction0 * (columns - 1), fraction1 * (columns - 1)
+    for (row0, column0), (row1, column1) in pairwise([scaled[0], *scaled]):  # of one point, a dot
         num = 1 + math.ceil(max(abs(row1 - row0), abs(column1 - column0)))
         for i in range(num + 1):
             t = i / num

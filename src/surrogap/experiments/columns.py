@@ -74,12 +74,7 @@ class Column:
         return FIELDS[field][0] != "objective" or field in vars(config_class(self.objective)())
 
     def config(self, recipe: str, changes: Mapping[str, Any]) -> Config:
-        """Return the configuration of a run in this column.
-
-        Args:
-            recipe: The name of the recipe that all columns start from.
-            changes: New values for fields, in all columns that use them.
-        """
+        """Return the configuration of a run in this column."""
         changes = {name: value for name, value in changes.items() if self.uses(name)}
         config = _recipe_for(recipe, self.objective).override(**{**changes, **self.settings})
         if "lr" not in self.settings:

@@ -1,7 +1,6 @@
 """A comparison of finished runs: the table, the figure and the numbers."""
 
 import json
-import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -9,11 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from surrogap.analysis.gap import DERIVED
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.planned import PlannedRun
-from surrogap.experiments.plotting import curves_with_bands, new_figure
+from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
+from surrogap.experiments.run_summary import curve
 from surrogap.experiments.text_table import Table
-from surrogap.training.records import read_records, training_loss
+from surrogap.training.records import read_records
 
 MEASUREMENTS = "measurements.json"
 NUM_ASCENT_STEPS = 5
@@ -28,8 +29,6 @@ _ROWS = {
     "worst_gap": ("worst h", 1.0, 4),
     "worst_sharpness": ("worst 2h/rho^2", 1.0, 2),
 }
-_MEASURED_NAMES = ("gap", "sharpness", "worst_gap", "worst_sharpness")
-_SUMMARISED = (*_ROWS, "seconds")
 
 # Values of epoch records that are drawn.
 _PANELS = {
@@ -88,7 +87,7 @@ def read_compared_run(planned: PlannedRun) -> ComparedRun:
         test_accuracy=last["test_accuracy"],
         test_loss=last["test_loss"],
         test_calibration_error=last["test_calibration_error"],
-        **{name: measured[name] for name in _MEASURED_NAMES},
+        **{name: measured[name] for name in DERIVED},
         seconds=last["seconds"],
         epochs=epochs,
     )
@@ -105,10 +104,7 @@ def by_method(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
 def print_comparison(runs: Sequence[ComparedRun], rho: float, *, title: str) -> None:
     """Print the table, its legend, and the differences from the first method.
 
-    Args:
-        runs: All runs.
-        rho: The radius at which the gap was measured.
-        title: The title of the table.
+    The gaps were measured at the radius `rho`.
     """
     table(runs, title).print()
     print(textwrap.fill(legend(runs, rho), width=100))
@@ -186,7 +182,7 @@ def differences(runs: Sequence[ComparedRun]) -> list[str]:
 def numbers(runs: Sequence[ComparedRun], rho: float) -> dict[str, Any]:
     """Return all results, for JSON."""
     summary = {
-        method: {name: moments([getattr(run, name) for run in own]) for name in _SUMMARISED}
+        method: {name: moments([getattr(run, name) for run in own]) for name in (*_ROWS, "seconds")}
         for method, own in by_method(runs).items()
     }
     return {"rho": rho, "summary": summary, "runs": [asdict(run) for run in runs]}
@@ -201,7 +197,7 @@ def read_comparison(path: Path) -> tuple[list[ComparedRun], float]:
     try:
         found = json.loads(path.read_text())
         return [ComparedRun(**run) for run in found["runs"]], float(found["rho"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidValueError(
             f"comparison must be a file that surrogap compare wrote, got {path}, which is damaged "
             f"({error}). Run the same surrogap compare again to write it."
@@ -241,10 +237,5 @@ def draw(runs: Sequence[ComparedRun], path: Path, title: str) -> None:
     figure.savefig(path)
 
 
-def _curve(run: ComparedRun, name: str) -> list[tuple[float, float]]:
-    values = [training_loss(r) if name == "loss" else r.get(name) for r in run.epochs]
-    return [
-        (record["epoch"] * run.num_passes, value)
-        for record, value in zip(run.epochs, values, strict=True)
-        if value is not None and math.isfinite(value)
-    ]
+def _curve(run: ComparedRun, name: str) -> Points:
+    return curve(run.epochs, name, lambda record: record["epoch"] * run.num_passes)

@@ -1,5 +1,6 @@
 """The scores of a run on its test sets: computed, averaged over corruptions, as a table."""
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 
 from surrogap.data import Splits
-from surrogap.evaluation import evaluate, mean_over_corruptions
+from surrogap.evaluation import evaluate
 from surrogap.experiments.eval_sets import EvalSet, MakeBatches
 from surrogap.experiments.text_table import Table
 from surrogap.experiments.trained import TrainedRun
@@ -30,14 +31,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluate a run on test sets.
 
-    Args:
-        run: A run with a checkpoint.
-        splits: Its data set.
-        sets: The test sets.
-        make_batches: Returns the batches of a test split, in order.
-        device: The device to compute on.
-        dtype: The dtype of the forward pass.
-        progress: Called with the number of finished test sets, all of them, and the current name.
+    `progress` is called with the number of finished test sets, all of them, and the current name.
 
     Returns:
         The scores for JSON: `sets` by name, and `corruptions` by corruption and severity, with
@@ -48,7 +42,7 @@ def evaluate_run(
     """
     model = run.model(splits, device)
     scores: dict[str, Values] = {}
-    corrupted: dict[tuple[str, int], Values] = {}
+    corrupted: dict[str, dict[int, Values]] = {}
     for index, one in enumerate(sets):
         progress(index, len(sets), one.name)
         found = asdict(
@@ -65,35 +59,25 @@ def evaluate_run(
         if one.corruption is None:
             scores[one.name] = found
         else:
-            corrupted[one.corruption] = found
+            name, severity = one.corruption
+            corrupted.setdefault(name, {})[severity] = found
     if not corrupted:
         return {"sets": scores}
-    by_name: dict[str, dict[tuple[str, int], Values]] = {}
-    for key, values in corrupted.items():
-        by_name.setdefault(key[0], {})[key] = values
     return {
         "sets": scores,
         "corruptions": {
-            "mean": mean_scores(corrupted),
-            "by_corruption": {name: mean_scores(values) for name, values in by_name.items()},
-            "by_severity": {
-                name: {str(severity): values[name, severity] for _, severity in values}
-                for name, values in by_name.items()
+            "mean": mean_scores([s for values in corrupted.values() for s in values.values()]),
+            "by_corruption": {
+                name: mean_scores(list(values.values())) for name, values in corrupted.items()
             },
+            "by_severity": corrupted,
         },
     }
 
 
-def mean_scores(scores: Mapping[tuple[str, int], Values]) -> dict[str, float]:
-    """Return the mean of each score over corruptions and severities.
-
-    Raises:
-        ValueError: There are no scores, or some severities are missing.
-    """
-    return {
-        name: mean_over_corruptions({key: values[name] for key, values in scores.items()})
-        for name in _NAMES
-    }
+def mean_scores(scores: Sequence[Values]) -> dict[str, float]:
+    """Return the mean of each score over corrupted test sets."""
+    return {name: statistics.fmean(values[name] for values in scores) for name in _NAMES}
 
 
 def score_table(scores: Mapping[str, Any], title: str) -> Table:

@@ -89,12 +89,7 @@ class Architecture:
     code: str = ""
 
     def config(self, splits: Splits, sides: tuple[int, int]) -> dict[str, Any]:
-        """Return the content of `config.json`, which timm reads beside the weights.
-
-        Args:
-            splits: The data set that the model was trained on.
-            sides: The height and width of the images.
-        """
+        """Return the content of `config.json`, which timm reads beside the weights."""
         # Images in memory are used whole; image files are center-cropped.
         is_whole = isinstance(splits.train, TensorSet)
         return {
@@ -153,14 +148,7 @@ def _write(folder: Path, weights: dict[str, Tensor], config: dict[str, Any]) -> 
 
 
 def architecture_of(name: str, model: nn.Module, splits: Splits, image_size: int) -> Architecture:
-    """Return the architecture of a model.
-
-    Args:
-        name: The name of the model, ours or timm's.
-        model: The model.
-        splits: The data set that it was trained on.
-        image_size: The height and width of the images.
-    """
+    """Return the architecture of a model, by our name or timm's, that was trained on a data set."""
     basics = {"num_classes": len(splits.classes), "in_chans": splits.channels}
     if name in _ARCHITECTURES or not (name.startswith("small_") or name == "mixer_s8"):
         return Architecture(*_named(name, model, image_size, basics))

@@ -28,9 +28,7 @@ _MAX_PRODUCTS = 50
 def landscape_cost(directions: Sequence[str], num_points: int) -> float:
     """Return the cost of losses along directions, in gradients.
 
-    Args:
-        directions: The names of the directions.
-        num_points: The number of points on the whole grid.
+    `num_points` is the number of points on the whole grid.
     """
     cost = FORWARD * num_points + directions.count("gradient")
     return cost + GRADIENTS_PER_PRODUCT * _MAX_PRODUCTS * ("eigenvector" in directions)

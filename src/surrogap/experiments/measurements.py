@@ -4,11 +4,10 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from surrogap.analysis.gap import surrogate_gaps
+from surrogap.analysis.gap import DERIVED, surrogate_gaps
 from surrogap.analysis.surface import Surface
 from surrogap.atomic import atomic_write
 from surrogap.experiments.comparison import MEASUREMENTS, NUM_ASCENT_STEPS
@@ -18,7 +17,6 @@ from surrogap.experiments.surfaces import (
     loss_fn_of,
     random_subset,
     unaugmented_loader,
-    unaugmented_surface,
 )
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.failure import RunFailedError
@@ -40,11 +38,6 @@ def measure_gap(run: TrainedRun, rho: float, device: torch.device) -> dict[str, 
 
     The images are not augmented, and the model is in evaluation mode.
 
-    Args:
-        run: A run with a checkpoint.
-        rho: The radius.
-        device: The device to compute on.
-
     Raises:
         RunFailedError: A measured value is not finite.
         ValueError: The run has no checkpoint, or its images are missing.
@@ -54,8 +47,8 @@ def measure_gap(run: TrainedRun, rho: float, device: torch.device) -> dict[str, 
     loss_fn = loss_fn_of(run.config.objective)
     surface = Surface(run.model(splits, device), images, loss_fn, is_checked=False)
     (gap,) = surrogate_gaps(surface, [rho], num_ascent_steps=NUM_ASCENT_STEPS).gaps
-    names = ("loss", "gap", "sharpness", "worst_gap", "worst_sharpness")
-    return {"rho": rho, **_finite({name: getattr(gap, name) for name in names}, run)}
+    values = {name: getattr(gap, name) for name in ("loss", *DERIVED)}
+    return {"rho": rho, **_finite(values, run)}
 
 
 def measure_sharpness(run: TrainedRun, rho: float, device: torch.device) -> dict[str, float]:
@@ -63,14 +56,15 @@ def measure_sharpness(run: TrainedRun, rho: float, device: torch.device) -> dict
 
     The subset is `NUM_IMAGES` random images, the same for all runs on a data set. They are not
     augmented, and the model is in evaluation mode. The search for the largest gap in the ball also
-    tries the dominant eigenvector, which is the right direction at a minimum. Arguments and errors
-    are those of `measure_gap`.
+    tries the dominant eigenvector, which is the right direction at a minimum. Errors are those of
+    `measure_gap`.
     """
     splits = run.splits()
     images = random_subset(splits, NUM_IMAGES)
-    model, batch_size = run.model(splits, device), eval_batch_size(run.config)
-    surface = unaugmented_surface(run.config, model, images, World(device), batch_size)
-    return {"num_images": len(images.train), **_finite(sharpness_at(surface, rho), run)}
+    batch_size, loss_fn = eval_batch_size(run.config), loss_fn_of(run.config.objective)
+    batches = list(unaugmented_loader(run.config, images, World(device), batch_size))
+    values = sharpness_at(run.model(splits, device), batches, loss_fn, rho)
+    return {"num_images": len(images.train), **_finite(values, run)}
 
 
 def _finite(values: dict[str, float], run: TrainedRun) -> dict[str, float]:
@@ -94,7 +88,4 @@ def write_measurements(folder: Path, rho: float, device: torch.device, measure: 
 def has_measurements(folder: Path, rho: float) -> bool:
     """Return whether a run is finished and was measured at this radius."""
     path = folder / MEASUREMENTS
-    if not path.is_file():
-        return False
-    values: dict[str, Any] = json.loads(path.read_text())
-    return bool(values["rho"] == rho)
+    return path.is_file() and bool(json.loads(path.read_text())["rho"] == rho)

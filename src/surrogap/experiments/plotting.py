@@ -16,19 +16,13 @@ def new_figure(
 ) -> "tuple[Figure, list[Axes]]":
     """Return a figure and its panels, row by row.
 
-    Args:
-        num_rows: The number of rows.
-        num_columns: The number of panels per row.
-        title: The title of the figure.
-        size: Width and height in inches; None for 5 x 3.5 per panel.
+    The size is in inches, by default 5 x 3.5 per panel.
     """
     # Not pyplot, which needs a display and keeps all figures in memory.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     size = size or (5.0 * num_columns, 3.5 * num_rows)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title)
     axes = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
     for axis in axes:

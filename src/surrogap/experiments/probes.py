@@ -1,15 +1,19 @@
 """The sharpness of a run during training: the dominant eigenvalue and the surrogate gap."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from torch import nn
 
+from surrogap.analysis.batches import LossFn
 from surrogap.analysis.eigen import eigenvalues
-from surrogap.analysis.gap import surrogate_gaps
+from surrogap.analysis.gap import DERIVED, surrogate_gaps
 from surrogap.analysis.hessian import PRODUCT_METHODS, Hessian
 from surrogap.analysis.surface import Surface
+from surrogap.data import Batch
+from surrogap.evaluation.metrics import in_evaluation_mode
 from surrogap.experiments.comparison import NUM_ASCENT_STEPS
 from surrogap.experiments.surfaces import loss_fn_of, random_subset, unaugmented_loader
 from surrogap.training.components import Components
@@ -32,37 +36,30 @@ def sharpness_probe(config: Config, components: Components, world: World) -> Pro
     Every measurement starts from random vectors. Starting from the last eigenvector would save
     little (on a small MLP and a ResNet, Lanczos took 8 to 10 products, and power iteration from
     that vector 2 to 19), and checkpoints would have to store it.
-
-    Args:
-        config: The configuration of the run.
-        components: The model of the run.
-        world: The processes, which share the images.
     """
     num_images = max(config.output.sharpness_images // world.size, 1) * world.size
     splits = random_subset(images_of(config.data), num_images)
     batch_size = config.data.eval_batch_size or 4 * config.data.batch_size // world.size
     batches = list(unaugmented_loader(config, splits, world, max(batch_size, 2)))
     loss_fn, rho = loss_fn_of(config.objective), config.objective.gap_rho
-
-    def probe() -> dict[str, float]:
-        with evaluating(components.model):
-            surface = Surface(components.model, batches, loss_fn, is_checked=False)
-            return sharpness_at(surface, rho)
-
-    return probe
+    return partial(sharpness_at, components.model, batches, loss_fn, rho)
 
 
-def sharpness_at(surface: Surface, rho: float) -> dict[str, float]:
+def sharpness_at(
+    model: nn.Module, batches: Sequence[Batch], loss_fn: LossFn, rho: float
+) -> dict[str, float]:
     """Return the values of the probe; only `loss` and `rho` if the loss is not finite."""
-    loss = float(surface.loss())
-    if not math.isfinite(loss):
-        return {"loss": loss, "rho": rho}
-    # The other methods do not support sharded weights, and would warn at each call.
-    method = PRODUCT_METHODS[-1] if surface.weights.are_sharded else PRODUCT_METHODS[0]
-    hessian = Hessian(surface, method)
-    top = eigenvalues(hessian, 1, "dominant", max_products=MAX_PRODUCTS)
-    start = top.vectors[0]
-    found = surrogate_gaps(surface, [rho], num_ascent_steps=NUM_ASCENT_STEPS, start=start)
+    with evaluating(model):
+        surface = Surface(model, batches, loss_fn, is_checked=False)
+        loss = float(surface.loss())
+        if not math.isfinite(loss):
+            return {"loss": loss, "rho": rho}
+        # The other methods do not support sharded weights, and would warn at each call.
+        method = PRODUCT_METHODS[-1] if surface.weights.are_sharded else PRODUCT_METHODS[0]
+        hessian = Hessian(surface, method)
+        top = eigenvalues(hessian, 1, "dominant", max_products=MAX_PRODUCTS)
+        start = top.vectors[0]
+        found = surrogate_gaps(surface, [rho], num_ascent_steps=NUM_ASCENT_STEPS, start=start)
     (gap,) = found.gaps
     return {
         "eigenvalue": float(top.values[0]),
@@ -70,10 +67,7 @@ def sharpness_at(surface: Surface, rho: float) -> dict[str, float]:
         "loss": gap.loss,
         "grad_norm": found.grad_norm,
         "rho": rho,
-        "gap": gap.gap,
-        "sharpness": gap.sharpness,
-        "worst_gap": gap.worst_gap,
-        "worst_sharpness": gap.worst_sharpness,
+        **{name: getattr(gap, name) for name in DERIVED},
     }
 
 
@@ -84,15 +78,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     At exit, every module returns to its mode. Compiled forward passes do not support forward-mode
     derivatives, and evaluation mode would be compiled only for the probe.
     """
-    modes = [(module, module.training) for module in model.modules()]
     compiled = [(module, module._compiled_call_impl) for module in model.modules()]
     try:
         for module in model.modules():
             module._compiled_call_impl = None
-        model.eval()
-        yield
+        with in_evaluation_mode(model):
+            yield
     finally:
-        for module, mode in modes:
-            module.training = mode
         for module, call in compiled:
             module._compiled_call_impl = call

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -101,21 +101,17 @@ def train_with_plain_gradient(components: Components, progress: Progress) -> Non
         RunFailedError: A loss is not finite.
     """
     components.model.train()
-    step = 0
-    while step < components.num_steps:
-        for images, targets in components.images:
-            components.rate.set_(components.optimizer, step)
-            step += 1
-            try:
-                components.step(images, targets)
-            except NonFiniteLossError:
-                raise RunFailedError(
-                    f"The loss is not finite in step {step} of training without perturbation. "
-                    "Pass a smaller --lr."
-                ) from None
-            progress(step, components.num_steps)
-            if step == components.num_steps:
-                break
+    batches = chain.from_iterable(repeat(components.images))
+    for step, (images, targets) in enumerate(islice(batches, components.num_steps), start=1):
+        components.rate.set_(components.optimizer, step - 1)
+        try:
+            components.step(images, targets)
+        except NonFiniteLossError:
+            raise RunFailedError(
+                f"The loss is not finite in step {step} of training without perturbation. "
+                "Pass a smaller --lr."
+            ) from None
+        progress(step, components.num_steps)
 
 
 def sweep_cost(config: Config, rhos: Sequence[float], num_batches: int) -> int:
@@ -135,12 +131,8 @@ def sweep_radii(
 ) -> Sweep:
     """Sweep radii for a configuration.
 
-    Args:
-        config: The configuration to find a radius for.
-        components: The model and the batches from `components_for_sweep`, after training.
-        rhos: The radii; empty for the default ones.
-        num_batches: The number of training batches to measure on.
-        progress: Called with the number of computed gradients, and all of them.
+    `components` are those of `components_for_sweep`, after training. Without `rhos`, the default
+    radii are swept. `progress` is called with the number of computed gradients, and all of them.
 
     Raises:
         RuntimeError: A gradient or the ascent step is zero.

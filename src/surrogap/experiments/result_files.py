@@ -1,6 +1,7 @@
-"""The files of a measurement: a JSON file, and figures."""
+"""The files of a measurement: a JSON file, and figures. This module does not import torch."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -8,7 +9,6 @@ from typing import Any, final
 
 from surrogap.atomic import atomic_write
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.json_values import json_value
 
 Writer = Callable[[Path], object]
 
@@ -104,3 +104,18 @@ def _not_writable(folder: Path, error: OSError) -> InvalidValueError:
     return InvalidValueError(
         f"out must be a writable folder, got {folder} ({error.strerror}). Pass another --out."
     )
+
+
+def json_value(value: Any) -> Any:
+    """Return a value for JSON: paths become strings, and numbers that are not finite become None.
+
+    >>> json_value({"gap": math.nan, "rhos": (0.1, 0.2)})
+    {'gap': None, 'rhos': [0.1, 0.2]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value

@@ -30,11 +30,8 @@ def train_missing(
 ) -> signal.Signals | None:
     """Train and measure all runs that are not finished yet.
 
-    Args:
-        runs: The runs, each with its own folder.
-        folder: The parent of the runs' folders.
-        radius: Returns the radius at which a finished run is measured.
-        measure: Measures a finished run.
+    `folder` is the parent of the runs' folders. A finished run is measured by `measure`, at the
+    radius that `radius` returns for its configuration.
 
     Returns:
         The signal that stopped a run, or None if all runs are finished.

@@ -1,6 +1,6 @@
 """The summary of a run, and its curves, from its records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from surrogap.atomic import atomic_write
@@ -101,22 +101,24 @@ def curves_of(records: Sequence[Record]) -> tuple[dict[str, Points], str]:
     points = epochs or [record for record in records if record["kind"] == "step"]
     measured = [record for record in records if record["kind"] == "sharpness"]
     steps_per_unit = epochs[0]["step"] / epochs[0]["epoch"] if epochs else 1.0
+
+    def position(record: Record) -> float:
+        return float(record.get("epoch", record["step"] / steps_per_unit))
+
     curves = {
-        label: curve
+        label: found
         for kind, labels in ((points, _CURVES), (measured, _SHARPNESS))
         for name, label in labels.items()
-        if (curve := _curve(kind, name, steps_per_unit))
+        if (found := curve(kind, name, position))
     }
     return curves if points else {}, "epoch" if epochs else "step"
 
 
-def _curve(records: Sequence[Record], name: str, steps_per_unit: float) -> Points:
+def curve(records: Sequence[Record], name: str, position: Callable[[Record], float]) -> Points:
+    """Return the points of a value of records. Records without a finite value are left out."""
     values = [training_loss(r) if name == "loss" else r.get(name) for r in records]
-    return [
-        (float(record.get("epoch", record["step"] / steps_per_unit)), float(value))
-        for record, value in zip(records, values, strict=True)
-        if value is not None
-    ]
+    pairs = zip(records, values, strict=True)
+    return [(position(record), float(value)) for record, value in pairs if value is not None]
 
 
 def draw_curves(path: Path, curves: Mapping[str, Points], title: str, unit: str) -> None:

@@ -9,6 +9,7 @@ from surrogap.analysis import Density, Eigenpairs, Hessian, Plan, Sharpness, Sur
 from surrogap.analysis import density as density_of
 from surrogap.analysis import sharpness as sharpness_of
 from surrogap.analysis.figures import gap_curves, spectrum
+from surrogap.analysis.gap import DERIVED
 from surrogap.analysis.hessian import GRADIENTS_PER_PRODUCT
 from surrogap.analysis.sharpness import GAP_COLUMNS
 from surrogap.experiments.result_files import Writer
@@ -35,7 +36,6 @@ class SharpnessReport:
     def values(self) -> dict[str, Any]:
         """Return all values, for JSON."""
         gaps, density = self.sharpness.gaps, self.density
-        derived = ("gap", "sharpness", "worst_gap", "worst_sharpness")
         return {
             "seconds": self.seconds,
             "loss": gaps.gaps[0].loss,
@@ -44,7 +44,7 @@ class SharpnessReport:
             "largest": _pairs(self.sharpness.largest),
             "smallest": _pairs(self.sharpness.smallest),
             "trace": asdict(self.sharpness.trace),
-            "gaps": [asdict(g) | {name: getattr(g, name) for name in derived} for g in gaps.gaps],
+            "gaps": [asdict(g) | {name: getattr(g, name) for name in DERIVED} for g in gaps.gaps],
             "density": density
             and {
                 "nodes": density.nodes.tolist(),
@@ -87,12 +87,9 @@ def report_sharpness(
 ) -> SharpnessReport:
     """Measure the sharpness of a model.
 
-    Args:
-        surface: The loss.
-        plan: The measurements of eigenvalues, trace and gaps.
-        num_density_vectors: The number of random vectors for the density of the eigenvalues.
-        num_density_steps: The number of Hessian-vector products per vector; 0 for no density.
-        progress: Called with the cost so far and the whole cost, in gradients.
+    The density of the eigenvalues takes `num_density_steps` Hessian-vector products for each of
+    `num_density_vectors` random vectors; 0 steps for no density. `progress` is called with the cost
+    so far and the whole cost, in gradients.
     """
     start = time.perf_counter()
     last_cost = density_cost(num_density_vectors, num_density_steps)

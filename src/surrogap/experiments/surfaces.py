@@ -45,11 +45,7 @@ def random_subset(splits: Splits, num_images: int, seed: int = 0) -> Splits:
 def unaugmented_loader(config: Config, splits: Splits, world: World, batch_size: int) -> Loader:
     """Return a loader of all training images, in order and without augmentation.
 
-    Args:
-        config: Gives the image size and the number of workers.
-        splits: The data set.
-        world: The processes, which share the images and have the same number of batches.
-        batch_size: The number of images per batch and process.
+    The processes share the images and have the same number of batches.
     """
     return loader(
         splits,
@@ -89,20 +85,6 @@ def loss_fn_of(config: ObjectiveConfig) -> LossFn:
         return loss(model(images), targets)
 
     return loss_fn
-
-
-def unaugmented_surface(
-    config: Config, model: nn.Module, splits: Splits, world: World, batch_size: int
-) -> Surface:
-    """Return the loss of a model in evaluation mode over all training images of a data set.
-
-    The images are read once and kept on the device.
-
-    Raises:
-        RuntimeError: The model does not return the same loss twice.
-    """
-    batches = list(unaugmented_loader(config, splits, world, batch_size))
-    return Surface(model.eval(), batches, loss_fn_of(config.objective))
 
 
 def model_with_weights(config: ModelConfig, splits: Splits, weights: Path | None) -> nn.Module:
@@ -145,14 +127,14 @@ class LoadedModel:
     Attributes:
         config: The configuration of the model, the data set and the loss.
         splits: The whole data set.
-        world: The process and its device.
+        device: The device of the model and the images.
         surface: The loss over the subset, without augmentation, in evaluation mode.
         num_images: The size of the subset.
     """
 
     config: Config
     splits: Splits
-    world: World
+    device: torch.device
     surface: Surface
     num_images: int
 
@@ -164,7 +146,7 @@ class LoadedModel:
             "loss_function": self.config.objective.loss,
             "num_images": self.num_images,
             "num_weights": self.surface.space.size,
-            "device": str(self.world.device),
+            "device": str(self.device),
         }
 
 
@@ -177,24 +159,19 @@ def load_model(
     seed: int,
     device: torch.device,
 ) -> LoadedModel:
-    """Load a model and a random subset of its training images.
+    """Load a model and a random subset of its training images, which stay on the device.
 
-    Args:
-        config: The configuration of the model, the data set and the loss.
-        weights: The folder of a run or a file; None for random weights.
-        num_images: The size of the subset.
-        batch_size: The number of images per batch.
-        seed: The seed of the subset and of random weights.
-        device: The device to compute on.
+    The weights are those of a run's folder or of a file; None for random ones. The seed is for the
+    subset and for random weights.
 
     Raises:
         ValueError: Weights or images are missing, or they do not fit together.
         RuntimeError: The model does not return the same loss twice.
     """
-    world = World(device)
     splits = images_of(config.data)
     torch.manual_seed(seed)
     model = model_with_weights(config.model, splits, weights).to(device)
     images = random_subset(splits, num_images, seed)
-    surface = unaugmented_surface(config, model, images, world, batch_size)
-    return LoadedModel(config, splits, world, surface, len(images.train))
+    batches = list(unaugmented_loader(config, images, World(device), batch_size))
+    surface = Surface(model.eval(), batches, loss_fn_of(config.objective))
+    return LoadedModel(config, splits, device, surface, len(images.train))

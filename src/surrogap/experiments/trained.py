@@ -36,18 +36,13 @@ class TrainedRun:
         """
         return cls(folder, read_config(folder))
 
-    def splits(self, data_root: str | None = None, *, download: bool = False) -> Splits:
+    def splits(self) -> Splits:
         """Return the data set of the run.
-
-        Args:
-            data_root: The folder of named data sets, if it has changed since the training.
-            download: Whether to download a named data set that is missing.
 
         Raises:
             ValueError: The images are missing.
-            RuntimeError: The download failed.
         """
-        return images_of(self.config.data, data_root, download=download)
+        return images_of(self.config.data)
 
     def model(self, splits: Splits, device: torch.device | str = "cpu") -> nn.Module:
         """Return the model with the weights of the newest checkpoint, in evaluation mode.

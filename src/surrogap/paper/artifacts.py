@@ -229,11 +229,7 @@ _STRONG = [
 
 
 def stages(name: str) -> list[Stage]:
-    """The runs of an artifact, set-up by set-up; or of all artifacts, the most important first.
-
-    Args:
-        name: One of `ARTIFACTS`, or "all".
-    """
+    """The runs of an artifact, set-up by set-up; for "all" of all artifacts, by importance."""
     if name == "all":
         return [
             Stage(_cells("E", NOISY)),
@@ -253,13 +249,7 @@ def stages(name: str) -> list[Stage]:
 
 
 def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
-    """Draw a table or figure from the runs that the ledger has.
-
-    Args:
-        name: One of `ARTIFACTS`.
-        scale: The study.
-        ledger: The finished runs.
-    """
+    """Draw a table or figure from the runs that the ledger has."""
     artifact = ARTIFACTS[name]
     found = summaries(scale, artifact.cells, ledger)
     made = comparisons(found, artifact.pairs)

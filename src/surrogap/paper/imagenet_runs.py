@@ -100,10 +100,7 @@ PAPER_RUNS: dict[str, Sequence[PaperRun]] = {
 
 
 def paper_runs(name: str) -> list[PaperRun]:
-    """The runs of a table or figure, or of all; each once.
-
-    Args:
-        name: One of `PAPER_RUNS`, or "all".
+    """The runs of a table or figure, or of "all"; each once.
 
     Raises:
         ValueError: The table or figure is not in the paper.

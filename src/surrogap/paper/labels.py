@@ -28,12 +28,8 @@ def place_labels(
     Each name takes the nearest position where it covers no other name, point or error bar, is
     nearest to its own point, and stays within the axes; or else the one with the fewest faults.
 
-    Args:
-        figure: The figure.
-        axis: Its panel, whose limits and error bars are final.
-        points: In data coordinates.
-        errors: Half the length of the vertical bar of each point.
-        names: One for each point.
+    The points are in data coordinates, and the errors are half the lengths of their vertical bars.
+    The limits and error bars of the axes must be final.
     """
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox

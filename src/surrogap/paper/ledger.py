@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.json_values import json_value
+from surrogap.experiments.result_files import json_value
 
 LedgerLine = dict[str, Any]
 
@@ -84,14 +84,13 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def of_kind(self, kind: str) -> list[LedgerLine]:
-        """The lines of one kind: "run", "failure", "timing" or "find-rho"."""
-        return [line for line in self if line["kind"] == kind]
+    def of_kind(self, kind: str, **values: str) -> list[LedgerLine]:
+        """The lines of one kind ("run", "failure", "timing" or "find-rho") with these values."""
+        return [line for line in self if {"kind": kind, **values}.items() <= line.items()]
 
     def newest_timing(self, scale: str, setup: str) -> LedgerLine | None:
         """The last line that measured the steps of a set-up; None without one."""
-        lines = self.of_kind("timing")
-        found = [line for line in lines if (line["scale"], line["setup"]) == (scale, setup)]
+        found = self.of_kind("timing", scale=scale, setup=setup)
         return max(found, key=lambda line: str(line["date"]), default=None)
 
     @property

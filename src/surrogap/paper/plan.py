@@ -85,11 +85,8 @@ class Todo:
 def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1) -> list[Todo]:
     """The runs that some stages need and the ledger lacks, in the order of work.
 
-    Args:
-        scale: The study.
-        stages: The runs that are wanted; set-ups that the scale does not have are left out.
-        ledger: The finished runs.
-        jobs: The number of runs at once, on which the time of each depends.
+    Set-ups that the scale does not have are left out. The time of a run depends on the number of
+    `jobs`, the runs at once.
     """
     found: dict[str, Todo] = {}
     for stage in stages:
@@ -125,14 +122,8 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
 
     The median of the same method's runs in the same set-up with as many jobs, if the ledger has
     some; else the time of other methods for a pass over the images; else the set-up's guess.
-
-    Args:
-        scale: The study.
-        run: The run.
-        ledger: The finished runs.
-        jobs: The number of runs at once.
     """
-    lines = [line for line in ledger.of_kind("run") if line["setup"] == run.setup]
+    lines = ledger.of_kind("run", setup=run.setup)
     same = [
         float(line["seconds"])
         for line in lines
@@ -218,18 +209,12 @@ def radius_suggestions(scale: Scale, ledger: Ledger) -> list[Measurement]:
 
 def _longest(kind: str, scale: Scale, ledger: Ledger) -> float:
     """The longest time of a kind of measurement in the ledger, or else a guess."""
-    lines = [line for line in ledger.of_kind(kind) if line["scale"] == scale.name]
+    lines = ledger.of_kind(kind, scale=scale.name)
     return max((line["seconds"] for line in lines if "seconds" in line), default=MEASUREMENT)
 
 
 def missing_measurements(scale: Scale, kinds: Sequence[str], ledger: Ledger) -> list[Measurement]:
-    """The measurements of some kinds that the ledger lacks.
-
-    Args:
-        scale: The study.
-        kinds: Kinds of `Measurement`.
-        ledger: The finished runs and measurements.
-    """
+    """The measurements of some kinds that the ledger lacks."""
     found = []
     timing = ledger.newest_timing(scale.name, TIMED_SETUP) or {}
     steps = {method.step for method in METHODS.values()}
@@ -246,12 +231,7 @@ def missing_measurements(scale: Scale, kinds: Sequence[str], ledger: Ledger) -> 
 def relative_cost(timing: LedgerLine, method: str) -> float | None:
     """The cost of training with a method relative to plain training for the set-up's epochs.
 
-    Args:
-        timing: A line of kind "timing".
-        method: The method's name.
-
-    Returns:
-        None if the method was not timed.
+    It is None if the method is not in `timing`, a line of the ledger.
 
     >>> timing = {"seconds_per_step": {"vanilla": 2.0, "sam": 4.0}}
     >>> relative_cost(timing, "sam"), relative_cost(timing, "vanilla-2x")

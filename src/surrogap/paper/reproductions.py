@@ -6,6 +6,7 @@ This module does not import torch; the modules that it names do, when they are c
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, final
 
 from surrogap.experiments.planned import PlannedRun
@@ -75,54 +76,31 @@ class Reproduction:
     runs: Callable[[ReproductionSettings], Sequence[PlannedRun]] | None = None
 
 
-def _gap(settings: ReproductionSettings, progress: "Progress") -> Reproduced:
-    from surrogap.paper.toys import reproduce_gap
-
-    return reproduce_gap()
-
-
-def _trajectory(settings: ReproductionSettings, progress: "Progress") -> Reproduced:
-    from surrogap.paper.toys import reproduce_trajectory
-
-    return reproduce_trajectory(settings, progress)
-
-
-def _rho_alpha(settings: ReproductionSettings, progress: "Progress") -> Reproduced:
-    from surrogap.paper.rho_alpha import reproduce
-
-    return reproduce(settings)
-
-
-def _rho_alpha_runs(settings: ReproductionSettings) -> Sequence[PlannedRun]:
-    from surrogap.paper.rho_alpha import grid
-
-    return grid(settings)
-
-
-def _theory(settings: ReproductionSettings, progress: "Progress") -> Reproduced:
-    from surrogap.paper.theory import reproduce
-
-    return reproduce(settings, progress)
+def _lazily(name: str) -> Callable[..., Any]:
+    """Return a function of a module of this package, which is imported when it is called."""
+    return lambda *arguments: resolve_name(f"surrogap.paper.{name}")(*arguments)
 
 
 REPRODUCTIONS = {
     "fig-gap": Reproduction(
-        "The first figure: three minima, f, f_p and h.", ("fig-gap.png",), _gap
+        "The first figure: three minima, f, f_p and h.",
+        ("fig-gap.png",),
+        _lazily("toys:reproduce_gap"),
     ),
     "fig-trajectory": Reproduction(
         "SGD, SAM and GSAM on a surface with sharp minima and a flat region.",
         ("fig-trajectory.png", "fig-trajectory.gif"),
-        _trajectory,
+        _lazily("toys:reproduce_trajectory"),
     ),
     "fig-rho-alpha": Reproduction(
         "Influence of rho and alpha: test accuracy, 2h/rho^2 and eigenvalue. Trains models.",
         ("fig-rho-alpha.png",),
-        _rho_alpha,
-        _rho_alpha_runs,
+        _lazily("rho_alpha:reproduce"),
+        _lazily("rho_alpha:grid"),
     ),
     "theory": Reproduction(
         "Lemmas 3.1 to 3.3, theorems 5.1 and 5.3, and corollary 5.2.1, in numbers.",
         ("theory.png",),
-        _theory,
+        _lazily("theory:reproduce"),
     ),
 }

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, final
 
-from surrogap.checks import integer, number, one_of
+from surrogap.analysis.surface import Progress
+from surrogap.checks import number, one_of
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.comparison import MEASUREMENTS, NUM_ASCENT_STEPS, moments, spread
 from surrogap.experiments.planned import PlannedRun
@@ -26,6 +27,9 @@ from surrogap.training.records import read_records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# A finished run: rho, alpha and seed, the last test scores, and the measurements, by name.
+GridRun = dict[str, Any]
 
 # The columns of the table: a quantity's title and its factor.
 QUANTITIES = {
@@ -43,32 +47,18 @@ PAPER = {
 }
 
 
-@final
-@dataclass(frozen=True)
-class GridRun:
-    """A finished run of the grid.
-
-    Attributes:
-        rho: The radius that it was trained with, and at which its gap is measured.
-        alpha: The weight of the gap.
-        seed: The seed.
-        values: Test accuracy and loss after the last step, and the measurements at the last
-            weights, as `surrogap.experiments.measurements.measure_sharpness` returns them.
-    """
-
-    rho: float
-    alpha: float
-    seed: int
-    values: Mapping[str, float]
-
-    @classmethod
-    def read(cls, planned: PlannedRun) -> Self:
-        """Read a finished run from its folder."""
-        config = planned.config
-        last = [record for record in read_records(config.folder) if record["kind"] == "epoch"][-1]
-        values = json.loads((config.folder / MEASUREMENTS).read_text())
-        values |= {name: last[name] for name in ("test_accuracy", "test_loss")}
-        return cls(values.pop("rho"), config.flat()["alpha"], config.execution.seed, values)
+def read_run(planned: PlannedRun) -> GridRun:
+    """Read a finished run, after `surrogap.experiments.measurements.measure_sharpness`."""
+    config = planned.config
+    last = [record for record in read_records(config.folder) if record["kind"] == "epoch"][-1]
+    measured = json.loads((config.folder / MEASUREMENTS).read_text())
+    return {
+        "rho": measured["rho"],
+        "alpha": config.flat()["alpha"],
+        "seed": config.execution.seed,
+        **measured,
+        **{name: last[name] for name in ("test_accuracy", "test_loss")},
+    }
 
 
 def shared_config(settings: ReproductionSettings) -> Config:
@@ -101,7 +91,6 @@ def grid(settings: ReproductionSettings) -> list[PlannedRun]:
 
 def _check(settings: ReproductionSettings) -> None:
     one_of("recipe", settings.recipe, RECIPES, remedy="surrogap recipes lists them.")
-    integer("seeds", settings.num_seeds, at_least=1, remedy="Pass a number of runs, as 3.")
     for rho in settings.rhos:
         number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
     for alpha in settings.alphas:
@@ -114,14 +103,14 @@ def _check(settings: ReproductionSettings) -> None:
             )
 
 
-def reproduce(settings: ReproductionSettings) -> Reproduced:
+def reproduce(settings: ReproductionSettings, progress: Progress) -> Reproduced:
     """Return the table, the figure and the trends of the finished runs."""
-    runs, config = list(map(GridRun.read, grid(settings))), shared_config(settings)
+    runs, config = list(map(read_run, grid(settings))), shared_config(settings)
     data = "Fashion-MNIST" if config.data.name == "embedded" else Path(config.data.name).stem
     title = f"{config.model.name} on {data}, constant rho"
     summary = [
         {"rho": rho, "alpha": alpha}
-        | {name: moments([run.values[name] for run in cell]) for name in QUANTITIES}
+        | {name: moments([run[name] for run in cell]) for name in QUANTITIES}
         for (rho, alpha), cell in _cells(runs).items()
     ]
     words = trends_in_words(runs)
@@ -132,9 +121,7 @@ def reproduce(settings: ReproductionSettings) -> Reproduced:
         "num_seeds": settings.num_seeds,
         "configuration": config.to_dict(),
         "summary": summary,
-        "runs": [
-            {"rho": run.rho, "alpha": run.alpha, "seed": run.seed, **run.values} for run in runs
-        ],
+        "runs": runs,
         "trends": trends_as_numbers(runs),
         "words": words,
     }
@@ -146,7 +133,7 @@ def _cells(runs: Sequence[GridRun]) -> dict[tuple[float, float], list[GridRun]]:
     """The runs of each rho and alpha."""
     cells: dict[tuple[float, float], list[GridRun]] = {}
     for run in runs:
-        cells.setdefault((run.rho, run.alpha), []).append(run)
+        cells.setdefault((run["rho"], run["alpha"]), []).append(run)
     return cells
 
 
@@ -155,7 +142,7 @@ def table(runs: Sequence[GridRun], title: str) -> Table:
     rows = []
     for (rho, alpha), cell in _cells(runs).items():
         values = (
-            spread([factor * run.values[name] for run in cell], decimals=2)
+            spread([factor * run[name] for run in cell], decimals=2)
             for name, (_, factor) in QUANTITIES.items()
         )
         rows.append((f"{rho:g}", f"{alpha:g}", *values))
@@ -166,20 +153,18 @@ def figure(runs: Sequence[GridRun], title: str) -> "Figure":
     """The paper's three panels: a curve for each alpha against rho, with a band over its seeds."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    rhos, alphas, seeds = (
-        sorted({getattr(run, name) for run in runs}) for name in ("rho", "alpha", "seed")
-    )
+    rhos, alphas, seeds = (sorted({run[name] for run in runs}) for name in ("rho", "alpha", "seed"))
     band = f"{len(seeds)} seeds: mean, and band from lowest to highest" * (len(seeds) > 1)
     drawn, axes = new_figure(1, len(_PANELS), f"{title} ({band or '1 seed'})")
-    are_positive = all(min(run.values[name] for name in _PANELS[1:]) > 0 for run in runs)
+    are_positive = all(min(run[name] for name in _PANELS[1:]) > 0 for run in runs)
     for axis, name in zip(axes, _PANELS, strict=True):
         label, factor = QUANTITIES[name]
         for alpha in alphas:
             curves = [
                 [
-                    (run.rho, factor * run.values[name])
+                    (run["rho"], factor * run[name])
                     for run in runs
-                    if (run.alpha, run.seed) == (alpha, seed)
+                    if (run["alpha"], run["seed"]) == (alpha, seed)
                 ]
                 for seed in seeds
             ]
@@ -241,32 +226,27 @@ class Trend:
 def trends(runs: Sequence[GridRun], along: str) -> dict[float, dict[str, Trend]]:
     """The trends along rho for each alpha, or along alpha for each rho.
 
-    Args:
-        runs: The whole grid.
-        along: "rho" or "alpha".
-
     Returns:
         By the value of the other, and by quantity; empty if `along` has a single value.
     """
     fixed = {"rho": "alpha", "alpha": "rho"}[along]
-    ends = [end(getattr(run, along) for run in runs) for end in (min, max)]
+    ends = [end(run[along] for run in runs) for end in (min, max)]
     if ends[0] == ends[1]:
         return {}
     found: dict[float, dict[str, Trend]] = {}
-    for value in sorted({getattr(run, fixed) for run in runs}):
+    for value in sorted({run[fixed] for run in runs}):
         # Runs at both ends have the same seeds in the same order.
         first, last = (
-            [run for run in runs if (getattr(run, fixed), getattr(run, along)) == (value, end)]
-            for end in ends
+            [run for run in runs if (run[fixed], run[along]) == (value, end)] for end in ends
         )
         pairs = list(zip(first, last, strict=True))
         found[value] = {
             name: Trend(
                 name,
-                first=statistics.fmean(run.values[name] for run in first),
-                last=statistics.fmean(run.values[name] for run in last),
-                num_falling=sum(b.values[name] < a.values[name] for a, b in pairs),
-                num_rising=sum(b.values[name] > a.values[name] for a, b in pairs),
+                first=statistics.fmean(run[name] for run in first),
+                last=statistics.fmean(run[name] for run in last),
+                num_falling=sum(b[name] < a[name] for a, b in pairs),
+                num_rising=sum(b[name] > a[name] for a, b in pairs),
                 num_seeds=len(pairs),
             )
             for name in PAPER[along]
@@ -288,11 +268,11 @@ def trends_as_numbers(runs: Sequence[GridRun]) -> dict[str, list[dict[str, Any]]
 
 def trends_in_words(runs: Sequence[GridRun]) -> list[str]:
     """A legend of the table, and which of the paper's trends it shows."""
-    num_seeds = len({run.seed for run in runs})
+    num_seeds = len({run["seed"] for run in runs})
     averaged = f"Mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
     legend = (
         f"{averaged}, after the last step; rho is constant, and alpha 0 is SAM. h and the "
-        f"eigenvalue are measured on {runs[0].values['num_images']:,} training images at the last "
+        f"eigenvalue are measured on {runs[0]['num_images']:,} training images at the last "
         "weights; h at the run's own rho, after one step of ascent; worst: the largest h that "
         f"{NUM_ASCENT_STEPS} more steps find in the ball, from there or from the eigenvector. "
         "Below, a quantity falls or rises if it does so in every seed, from the smallest value to "
@@ -309,7 +289,7 @@ def _in_words(runs: Sequence[GridRun], along: str) -> Iterator[str]:
     if not found:
         yield f"With one {along}, there is no trend along {along}."
         return
-    low, high = (end(getattr(run, along) for run in runs) for end in (min, max))
+    low, high = (end(run[along] for run in runs) for end in (min, max))
     for value, row in found.items():
         changes = "; ".join(map(str, row.values()))
         yield f"From {along} {low:g} to {high:g}, at {fixed} {value:g}: {changes}."

@@ -19,13 +19,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from surrogap.analysis.surface import Surface
 from surrogap.core.catalog import DEFAULT_RHO
 from surrogap.data import Splits, TensorSet
 from surrogap.errors import InvalidValueError
 from surrogap.evaluation import corrupted, evaluate
+from surrogap.experiments.eval_scores import mean_scores
 from surrogap.experiments.eval_sets import EvalSetPaths, archived_votes, batch_maker, eval_sets
-from surrogap.experiments.probes import evaluating, sharpness_at
+from surrogap.experiments.probes import sharpness_at
 from surrogap.experiments.surfaces import (
     eval_batch_size,
     loss_fn_of,
@@ -282,9 +282,8 @@ def _measurements(run: StudyRun, model: nn.Module, config: Config, scale: Scale)
     if run.purpose == "final" and run.source is None:
         few = random_subset(splits, scale.sharpness_images)
         batches = list(unaugmented_loader(config, few, world, batch_size))
-        with evaluating(model):
-            surface = Surface(model, batches, loss_fn_of(config.objective), is_checked=False)
-            found["sharpness"] = sharpness_at(surface, DEFAULT_RHO)
+        loss_fn = loss_fn_of(config.objective)
+        found["sharpness"] = sharpness_at(model, batches, loss_fn, DEFAULT_RHO)
     return found
 
 
@@ -311,11 +310,7 @@ def _scores(
     for images in _corrupted(data.name, data.data_root, str(device), kinds):
         test = TensorSet(images, splits.test.labels)
         each.append(_scored(model, make_batches(replace(splits, test=test)), config))
-    found["corrupted"] = {
-        name: statistics.fmean(scores[name] for scores in each)
-        for name in ("accuracy", "top5", "loss", "calibration_error")
-    }
-    found["corrupted"]["num_sets"] = len(each)
+    found["corrupted"] = mean_scores(each) | {"num_sets": len(each)}
     return found
 
 

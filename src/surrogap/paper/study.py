@@ -322,8 +322,7 @@ class StudyRun:
     @property
     def title(self) -> str:
         """Set-up, method, settings and seed, in a line."""
-        settings = ", ".join(f"{name} {_shown(value)}" for name, value in self.settings.items())
-        return f"{self.cell}, {settings}, seed {self.seed}"
+        return f"{self.cell}, {settings_text(self.settings)}, seed {self.seed}"
 
     def config(self, **more: Any) -> Config:
         """The configuration to train. The study's learning rates are meant for a gradient.
@@ -334,8 +333,10 @@ class StudyRun:
         return with_lr_of_gradient(Config().override(**{**self.changes, **more}))
 
 
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def settings_text(settings: Changes) -> str:
+    """Settings in a line."""
+    values = {k: f"{v:g}" if isinstance(v, float) else v for k, v in settings.items()}
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def study_run(
@@ -347,15 +348,9 @@ def study_run(
     seed: int,
     purpose: Purpose,
 ) -> StudyRun:
-    """Return the run of a cell.
+    """Return the run of a cell with some settings of its method.
 
-    Args:
-        scale: The study.
-        cell: The method and its set-up.
-        settings: The settings of the method.
-        shared: The settings of the set-up that plain training was tuned to.
-        seed: The seed.
-        purpose: What the run is for.
+    `shared` are the settings of the set-up that plain training was tuned to.
     """
     setup, method = scale.setups[cell.setup], METHODS[cell.method]
     shown, source = {**settings, **cell.changes}, None

@@ -6,12 +6,20 @@ from pathlib import Path
 
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.text_table import Table
-from surrogap.paper.artifacts import ARTIFACTS, Artifact, drawn
+from surrogap.paper.artifacts import ARTIFACTS, Artifact
 from surrogap.paper.intervals import paired_difference
-from surrogap.paper.ledger import Ledger, LedgerLine
+from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import MAIN, METHODS
 from surrogap.paper.study import Cell, Scale
-from surrogap.paper.summaries import Comparison, Summary, comparisons, summaries, tally
+from surrogap.paper.summaries import (
+    Comparison,
+    Summary,
+    comparisons,
+    missing,
+    summaries,
+    table,
+    tally,
+)
 from surrogap.paper.tuning import chosen, trials, val_accuracy
 from surrogap.paper.tuning_sections import radii_section, trials_section
 
@@ -74,12 +82,7 @@ _TERMS = {
 
 
 def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
-    """Write the page, and its figures to a folder beside it.
-
-    Args:
-        path: The page; the folder of its figures has its name without the suffix.
-        scale: The study.
-        ledger: The finished runs.
+    """Write the page, and its figures to a folder beside it that has its name without the suffix.
 
     Raises:
         ValueError: The page or its folder cannot be written.
@@ -167,7 +170,7 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             '"At the best epoch" is over vanilla, both after the epoch with the best validation '
             "accuracy. Results with three seeds are preliminary: more seeds may change them.\n"
         )
-    final = {line["setup"] for line in ledger.of_kind("run") if line["purpose"] == "final"}
+    final = {line["setup"] for line in ledger.of_kind("run", purpose="final")}
     if waiting := [letter for letter in scale.setups if letter not in final]:
         yield f"Set-ups without final runs yet: {', '.join(waiting)}.\n"
 
@@ -184,15 +187,10 @@ def _gains(one: Summary, plain: Sequence[Summary | None]) -> tuple[str, ...] | N
     return one.cell.setup, one.cell.title, *texts, str(len(one.lines))
 
 
-def _runs(scale: Scale, setup: str, ledger: Ledger) -> list[LedgerLine]:
-    lines = ledger.of_kind("run")
-    return [line for line in lines if (line["scale"], line["setup"]) == (scale.name, setup)]
-
-
 def _setups(scale: Scale, ledger: Ledger) -> Table:
     rows = []
     for letter, setup in scale.setups.items():
-        lines = _runs(scale, letter, ledger)
+        lines = ledger.of_kind("run", scale=scale.name, setup=letter)
         hardware = ", ".join(sorted({line["hardware"] for line in lines if "hardware" in line}))
         minutes = sum(line["seconds"] / line["jobs"] for line in lines) / 60
         words = (letter, setup.title, str(len(lines)), f"{minutes:.0f}", hardware or "-")
@@ -204,7 +202,7 @@ def _setups(scale: Scale, ledger: Ledger) -> Table:
 def _num_images(scale: Scale, setup: str, ledger: Ledger) -> dict[str, int]:
     """The number of images of each split, from the ledger."""
     found, changes = dict[str, int](), scale.setups[setup].changes
-    for line in _runs(scale, setup, ledger):
+    for line in ledger.of_kind("run", scale=scale.name, setup=setup):
         found["training"] = num = line["train"]["num_samples"]
         ratio = changes.get("val_per_class", 0) / changes.get("train_per_class", 1)
         found["validation"] = round(num * ratio)
@@ -261,20 +259,22 @@ def _section(
     artifact = ARTIFACTS[name]
     yield f"## {artifact.title.removesuffix('.')}\n"
     yield f"`surrogap reproduce {name} --scale {scale.name}`\n"
-    found = drawn(name, scale, ledger)
-    for file, write in found.writers.items():
-        write(folder / file)
-        yield f"![{artifact.title}]({folder.name}/{file})\n"
-    made = comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
-    tables = [_compared(made)] if artifact.max_seeds == 0 else [found.table, _compared(made)]
-    new = [_without(table, shown) for table in tables]
-    yield from (table.markdown() + "\n" for table in new if table.rows)
+    found = summaries(scale, artifact.cells, ledger)
+    if artifact.draw is not None:
+        file = f"{folder.name}/{name}.png"
+        artifact.draw(scale, found, ledger).savefig(folder.parent / file)
+        yield f"![{artifact.title}]({file})\n"
+    tables = [_compared(comparisons(found, artifact.pairs))]
+    if artifact.max_seeds != 0:
+        tables.insert(0, table(scale, found, artifact.scores))
+    new = [_without(one, shown) for one in tables]
+    yield from (one.markdown() + "\n" for one in new if one.rows)
     is_repeated = any(
-        old.rows and old.markdown() != table.markdown()
-        for old, table in zip(tables, new, strict=True)
+        old.rows and old.markdown() != one.markdown() for old, one in zip(tables, new, strict=True)
     )
-    notes = found.words[len(made) + bool(made) :]
-    yield " ".join(["Numbers in tables above are not repeated."] * is_repeated + [*notes]) + "\n"
+    notes = ["Numbers in tables above are not repeated."] * is_repeated
+    notes += filter(None, [artifact.notes, missing(found)])
+    yield " ".join(notes) + "\n"
 
 
 def _without(table: Table, shown: set[tuple[str, ...]]) -> Table:

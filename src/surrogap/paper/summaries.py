@@ -179,12 +179,7 @@ class Comparison:
 
 
 def comparisons(found: Sequence[Summary], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
-    """Compare the test accuracy of pairs of cells in every set-up.
-
-    Args:
-        found: The cells.
-        pairs: Titles of cells: the first is compared with the second.
-    """
+    """Compare the test accuracy of pairs of cells, given by their titles, in every set-up."""
     by_title = {(one.cell.setup, one.cell.title): one for one in found}
     made = []
     for setup in dict.fromkeys(one.cell.setup for one in found):
@@ -284,7 +279,7 @@ def numbers(
                 "settings": one.settings,
                 "cost": one.cost,
                 "seeds": sorted(one.lines),
-                "scores": {name: _numbers(one.interval(name)) for name in scores},
+                "scores": {name: (i := one.interval(name)) and asdict(i) for name in scores},
             }
             for one in found
         ],
@@ -301,7 +296,3 @@ def numbers(
             for one in made
         ],
     }
-
-
-def _numbers(value: Interval | None) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)

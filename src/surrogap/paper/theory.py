@@ -203,12 +203,8 @@ def descend_with_gsam(
 ) -> None:
     """Run the library's GSAM on `loss(w) + <noise, w>`, once for each seed.
 
-    Args:
-        loss: The loss.
-        start: The first weights.
-        settings: The settings.
-        after_step: Called with the number of each step from 1, the weights that it starts from,
-            and its report.
+    `after_step` is called with the number of each step from 1, the weights that it starts from,
+    and its report.
     """
     for seed in range(settings.num_seeds):
         generator = torch.Generator().manual_seed(seed)

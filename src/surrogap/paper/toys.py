@@ -94,7 +94,7 @@ class GapToy:
         return ridges
 
 
-def reproduce_gap() -> Reproduced:
+def reproduce_gap(settings: ReproductionSettings, progress: Progress) -> Reproduced:
     """Return the table and the figure of the three minima."""
     toy = GapToy()
     names = ("loss", "perturbed_loss", "gap")
@@ -204,12 +204,6 @@ class Descent:
 
 def descend(method: str, hills: Hills, descent: Descent, starts: Tensor) -> Tensor:
     """Gradient descent from many starts at once, by the equations of the paper.
-
-    Args:
-        method: One of `TOY_METHODS`.
-        hills: The loss.
-        descent: The settings.
-        starts: The points to start from, of shape (starts, 2).
 
     Returns:
         The points of all steps, of shape (steps + 1, starts, 2).
@@ -330,14 +324,9 @@ def trajectory_figure(hills: Hills, descent: Descent, found: Trajectories) -> "F
 def save_animation(
     figure: "Figure", found: Trajectories, path: Path, *, num_frames: int, progress: Progress
 ) -> None:
-    """Write the descents as an animated GIF.
+    """Write the descents as an animated GIF, by shortening the lines of their figure.
 
-    Args:
-        figure: The figure of the descents, whose lines are shortened.
-        found: The descents.
-        path: The file to write, which ends in .gif.
-        num_frames: The number of frames.
-        progress: Called with the number of frames that are drawn, and the number of all frames.
+    `progress` is called with the number of frames that are drawn, and the number of all frames.
     """
     from matplotlib.animation import PillowWriter
 

@@ -16,11 +16,7 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
     further trials of its set-up, if that has some. A method with a second setting tries it at the
     radii that are best for the simpler method so far, which are final once that method is tuned.
 
-    Args:
-        scale: The study.
-        setup: The set-up's letter.
-        method: The method's name.
-        ledger: The finished runs; None for no finished run.
+    Without a ledger, no run is finished.
 
     >>> from surrogap.paper.study import (GPU)
     >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]
@@ -84,12 +80,7 @@ def is_tuned(
 ) -> bool:
     """True once all trials of a method, and of those that come before it, are finished.
 
-    Args:
-        scale: The study.
-        setup: The set-up's letter.
-        method: The method's name.
-        ledger: The finished runs.
-        beyond_edge: Whether the trials beyond the edge must be finished, too.
+    Without `beyond_edge`, the trials beyond the edge need not be finished.
     """
     num_runs = None if beyond_edge else scale.num_trials
     return all(

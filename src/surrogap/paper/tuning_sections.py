@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from surrogap.experiments.text_table import Table
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.methods import METHODS, Changes
+from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import radius_suggestions
-from surrogap.paper.study import Scale
+from surrogap.paper.study import Scale, settings_text
 from surrogap.paper.tuning import chosen, trials, val_accuracy
 
 _RADII = """## Radii: find-rho against the study
@@ -26,12 +26,8 @@ each, the radii beside the best one may be as good.
 
 def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """All trials, those at the edge of their grid, and those that are not used any more."""
-    rows = []
-    for letter, setup in scale.setups.items():
-        for method in setup.methods if setup.source is None else ():
-            cells = _tried(scale, letter, method, ledger)
-            if cells:
-                rows.append((letter, METHODS[method].title, cells))
+    tried = [(*tuned, _tried(scale, *tuned, ledger)) for tuned in _tuned(scale)]
+    rows = [(setup, METHODS[method].title, cells) for setup, method, cells in tried if cells]
     yield "## Trials\n"
     yield "Validation accuracy in percent after the last epoch; the chosen setting is bold.\n"
     yield Table(("set-up", "method", "trials"), rows).markdown() + "\n"
@@ -47,6 +43,16 @@ def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
         )
 
 
+def _tuned(scale: Scale) -> list[tuple[str, str]]:
+    """Return the set-ups with their methods; fine-tuning is not tuned."""
+    return [
+        (letter, method)
+        for letter, setup in scale.setups.items()
+        if setup.source is None
+        for method in setup.methods
+    ]
+
+
 def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
     best = chosen(scale, setup, method, ledger)
     cells = []
@@ -54,46 +60,36 @@ def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
         if run.key in ledger:
             accuracy = val_accuracy(ledger[run.key])
             text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
-            text = f"{_shown(run.settings)}: {text}"
+            text = f"{settings_text(run.settings)}: {text}"
             cells.append(f"**{text}**" if run.settings == best else text)
     return "; ".join(cells + ["unfinished"] * (best is None and bool(cells)))
-
-
-def _shown(settings: Changes) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in settings.items())
 
 
 def _edges(scale: Scale, ledger: Ledger) -> list[str]:
     """The methods whose chosen settings are the largest or smallest that were tried."""
     found = []
-    for letter, setup in scale.setups.items():
-        for method in setup.methods if setup.source is None else ():
-            best = chosen(scale, letter, method, ledger) or {}
-            runs = trials(scale, letter, method, ledger)
-            tried = [run.settings for run in runs if run.key in ledger]
-            edge = {
-                name: value
-                for name, value in best.items()
-                if value in (min(one[name] for one in tried), max(one[name] for one in tried))
-            }
-            if edge:
-                found.append(f"{letter} {METHODS[method].title} ({_shown(edge)})")
+    for setup, method in _tuned(scale):
+        best = chosen(scale, setup, method, ledger) or {}
+        runs = trials(scale, setup, method, ledger)
+        tried = [run.settings for run in runs if run.key in ledger]
+        edge = {
+            name: value
+            for name, value in best.items()
+            if value in (min(one[name] for one in tried), max(one[name] for one in tried))
+        }
+        if edge:
+            found.append(f"{setup} {METHODS[method].title} ({settings_text(edge)})")
     return found
 
 
 def _superseded(scale: Scale, ledger: Ledger) -> list[str]:
     """The tuning runs that are not a trial of the study any more."""
-    keys = {
-        run.key
-        for letter, setup in scale.setups.items()
-        for method in setup.methods
-        for run in trials(scale, letter, method, ledger)
-    }
+    keys = {run.key for tuned in _tuned(scale) for run in trials(scale, *tuned, ledger)}
     return [
-        f"{line['setup']} {METHODS[line['method']].title} ({_shown(line['settings'])}): "
+        f"{line['setup']} {METHODS[line['method']].title} ({settings_text(line['settings'])}): "
         f"{100 * line['val']['accuracy']:.2f}"
-        for line in ledger.of_kind("run")
-        if (line["scale"], line["purpose"]) == (scale.name, "tuning") and line["key"] not in keys
+        for line in ledger.of_kind("run", scale=scale.name, purpose="tuning")
+        if line["key"] not in keys
     ]
 
 

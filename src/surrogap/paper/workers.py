@@ -45,17 +45,9 @@ def train_study(
 ) -> tuple[list[Measurement], list[Todo]]:
     """Make the measurements that are ready, then call `train_all`, and return all that is left.
 
-    Measurements that become ready by the training are made after it.
-
-    Args:
-        stages: See `train_all`.
-        ledger: See `train_all`. The measurements are added to it, too.
-        environment: See `train_all`.
-        measurements: The measurements to make.
-        time_limit: The seconds until the deadline of `train_all`; None for no deadline. It holds
-            for measurements, too.
-        after_measurement: Called with the line of each measurement.
-        after_run: See `train_all`.
+    Measurements that become ready by the training are made after it. Their lines are added to the
+    ledger, and each is passed to `after_measurement`. Work that is not expected to end within
+    `time_limit` seconds is not started. The other arguments are those of `train_all`.
 
     Raises:
         RunFailedError: See `train_all`.

@@ -12,18 +12,16 @@ rho follows the learning rate of the same step.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from surrogap.experiments.recipes.recipe import Recipe
+from surrogap.experiments.recipes.recipe import RECIPE_OBJECTIVES, Recipe, recipe_objective
 from surrogap.training.config import (
     Config,
     DataConfig,
     ExecutionConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     OutputConfig,
     ScheduleConfig,
 )
-from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaConfig
 
 
 class Row(NamedTuple):
@@ -116,13 +114,10 @@ ACCURACIES = {
     ),
 }
 
-RECIPE_OBJECTIVES = ("vanilla", "sam", "gsam")
-
-# The paper's 64 workers had 64 images and a perturbation each, like 8 micro-batches on 8 devices.
-_EXECUTION = ExecutionConfig(precision="bf16", micro_batches=8, perturbation="each")
-_RESNET_EXECUTION = ExecutionConfig(
-    precision="bf16", micro_batches=8, perturbation="each", channels_last=True
-)
+_ADAMW = OptimizerConfig(name="adamw", lr=3e-3, betas=(0.9, 0.999), weight_decay=0.3, clip_norm=1.0)
+_SGD = OptimizerConfig(name="sgd", lr=1.6, momentum=0.9, weight_decay=1e-3, clip_norm=1.0)
+_SCHEDULE = ScheduleConfig(epochs=300, warmup_steps=10_000, decay="linear", lr_min=3e-5)
+_RESNET_SCHEDULE = ScheduleConfig(epochs=90, warmup_steps=5_000, decay="linear", lr_min=1.6e-2)
 
 _NOTES = (
     "For 8 devices. Each splits its 512 images into 8 micro-batches, so that 64 images share a "
@@ -178,23 +173,12 @@ def _config(model: str, objective: str) -> Config:
     return Config(
         model=ModelConfig(name=model, head_bias=-10.0),
         data=DataConfig(name="imagenet", augmentation="light", batch_size=4096),
-        objective=_objective(objective, ROWS[model]),
+        objective=recipe_objective(objective, *ROWS[model], loss="sigmoid"),
         optimizer=_SGD if is_resnet else _ADAMW,
         schedule=_RESNET_SCHEDULE if is_resnet else _SCHEDULE,
-        execution=_RESNET_EXECUTION if is_resnet else _EXECUTION,
+        # The paper's 64 workers had a perturbation each, like 8 micro-batches on 8 devices.
+        execution=ExecutionConfig(
+            precision="bf16", micro_batches=8, perturbation="each", channels_last=is_resnet
+        ),
         output=OutputConfig(eval_every=5),
     )
-
-
-def _objective(name: str, row: Row) -> ObjectiveConfig:
-    if name == "vanilla":
-        return VanillaConfig(loss="sigmoid")
-    if name == "sam":
-        return SAMConfig(loss="sigmoid", rho=row.rho_max)
-    return GSAMConfig(loss="sigmoid", rho=row.rho_max, rho_min=row.rho_min, alpha=row.alpha)
-
-
-_ADAMW = OptimizerConfig(name="adamw", lr=3e-3, betas=(0.9, 0.999), weight_decay=0.3, clip_norm=1.0)
-_SGD = OptimizerConfig(name="sgd", lr=1.6, momentum=0.9, weight_decay=1e-3, clip_norm=1.0)
-_SCHEDULE = ScheduleConfig(epochs=300, warmup_steps=10_000, decay="linear", lr_min=3e-5)
-_RESNET_SCHEDULE = ScheduleConfig(epochs=90, warmup_steps=5_000, decay="linear", lr_min=1.6e-2)

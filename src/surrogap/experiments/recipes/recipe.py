@@ -1,9 +1,15 @@
-"""A named configuration with its expected result. This module does not import torch."""
+"""A named configuration with its expected result, and the objectives of recipes.
+
+This module does not import torch.
+"""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
-from surrogap.training.config import Config
+from surrogap.training.config import Config, ObjectiveConfig
+from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaConfig
+
+RECIPE_OBJECTIVES = ("vanilla", "sam", "gsam")
 
 
 @final
@@ -44,3 +50,14 @@ class Recipe:
             return f"surrogap train --recipe {self.name}"
         launcher = f"torchrun --nproc-per-node {self.num_processes} -m surrogap.cli"
         return f"{launcher} train --recipe {self.name}"
+
+
+def recipe_objective(
+    name: str, rho: float, rho_min: float, alpha: float, **shared: Any
+) -> ObjectiveConfig:
+    """Return the settings of one of `RECIPE_OBJECTIVES`. SAM's radius is constant."""
+    if name == "vanilla":
+        return VanillaConfig(**shared)
+    if name == "sam":
+        return SAMConfig(rho=rho, **shared)
+    return GSAMConfig(rho=rho, rho_min=rho_min, alpha=alpha, **shared)

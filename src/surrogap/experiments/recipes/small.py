@@ -8,19 +8,16 @@ trains these by default.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from surrogap.experiments.recipes.imagenet import RECIPE_OBJECTIVES
-from surrogap.experiments.recipes.recipe import Recipe
+from surrogap.experiments.recipes.recipe import RECIPE_OBJECTIVES, Recipe, recipe_objective
 from surrogap.training.config import (
     Config,
     DataConfig,
     ExecutionConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     OutputConfig,
     ScheduleConfig,
 )
-from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaConfig
 
 
 class ModelSettings(NamedTuple):
@@ -38,6 +35,13 @@ _SGD = OptimizerConfig(name="sgd", lr=0.1, weight_decay=5e-4, nesterov=True)
 _ADAMW = OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.1, clip_norm=1.0)
 
 # Fashion-MNIST in the package has 5,000 images. ViTs and Mixers need many epochs on so few.
+_VIT = ModelSettings(
+    *("small_vit", _ADAMW),
+    warmup_epochs=5.0,
+    rho=0.05,
+    alpha=0.2,
+    num_epochs={"fashion-mnist": 200, "cifar10": 100, "cifar100": 100},
+)
 MODELS = {
     "resnet18": ModelSettings(
         *("small_resnet18", _SGD),
@@ -46,20 +50,8 @@ MODELS = {
         alpha=0.1,
         num_epochs={"fashion-mnist": 40, "cifar10": 100, "cifar100": 100},
     ),
-    "vit": ModelSettings(
-        *("small_vit", _ADAMW),
-        warmup_epochs=5.0,
-        rho=0.05,
-        alpha=0.2,
-        num_epochs={"fashion-mnist": 200, "cifar10": 100, "cifar100": 100},
-    ),
-    "mixer": ModelSettings(
-        *("small_mixer", _ADAMW),
-        warmup_epochs=5.0,
-        rho=0.05,
-        alpha=0.2,
-        num_epochs={"fashion-mnist": 200, "cifar10": 100, "cifar100": 100},
-    ),
+    "vit": _VIT,
+    "mixer": _VIT._replace(model="small_mixer"),
 }
 DATA_SETS = {"fashion-mnist": "embedded", "cifar10": "cifar10", "cifar100": "cifar100"}
 
@@ -117,7 +109,9 @@ def _laptop(objective: str) -> Recipe:
         config=Config(
             model=ModelConfig(name="small_mlp"),
             data=DataConfig(name="embedded", augmentation="none", batch_size=128),
-            objective=_objective(objective, rho=0.2 if objective == "sam" else 0.3, alpha=0.1),
+            objective=recipe_objective(
+                objective, 0.2 if objective == "sam" else 0.3, 0.06, alpha=0.1
+            ),
             optimizer=OptimizerConfig(name="sgd", lr=0.1),
             schedule=ScheduleConfig(epochs=25, decay="cosine"),
             execution=ExecutionConfig(device="cpu"),
@@ -137,7 +131,9 @@ def _gpu(data: str, model: str, objective: str) -> Recipe:
         config=Config(
             model=ModelConfig(name=settings.model),
             data=DataConfig(name=DATA_SETS[data], augmentation="light", batch_size=128),
-            objective=_objective(objective, settings.rho, settings.alpha),
+            objective=recipe_objective(
+                objective, settings.rho, round(settings.rho / 5, 4), settings.alpha
+            ),
             optimizer=settings.optimizer,
             schedule=ScheduleConfig(
                 epochs=settings.num_epochs[data],
@@ -152,11 +148,3 @@ def _gpu(data: str, model: str, objective: str) -> Recipe:
         expected=EXPECTED_ON_GPU.get(name, "Not run here."),
         notes=_NOT_TUNED,
     )
-
-
-def _objective(name: str, rho: float, alpha: float) -> ObjectiveConfig:
-    if name == "vanilla":
-        return VanillaConfig()
-    if name == "sam":
-        return SAMConfig(rho=rho)
-    return GSAMConfig(rho=rho, rho_min=round(rho / 5, 4), alpha=alpha)

@@ -9,8 +9,7 @@ recipe's name is that of the training on ImageNet.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from surrogap.experiments.recipes.imagenet import RECIPE_OBJECTIVES
-from surrogap.experiments.recipes.recipe import Recipe
+from surrogap.experiments.recipes.recipe import RECIPE_OBJECTIVES, Recipe
 from surrogap.training.config import (
     Config,
     DataConfig,
