@@ -25,19 +25,19 @@ def test_cost_is_the_time_of_a_step_times_the_steps() -> None:
         "sam-late": 2 / 3 + 2.5 / 3,
     }
     assert {name: relative_cost(line, name) for name in costs} == pytest.approx(costs)
-    assert relative_cost(line, "asam") is None
 
 
-def test_the_newest_timing_of_a_set_up_counts(tmp_path: Path) -> None:
+def test_the_newest_timing_of_a_step_counts(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "study.jsonl")
-    assert ledger.newest_timing("gpu", "A") is None
+    assert ledger.newest_timing("gpu", "A", "sam") is None
     line = synthetic_study.timing(GPU)
     for key, date in (("a", "2026-01-02"), ("b", "2026-01-03"), ("c", "2026-01-01")):
         ledger.append(line | {"key": key, "date": date})
     ledger.append(line | {"key": "d", "date": "2027-01-01", "scale": "laptop"})
-    found = ledger.newest_timing("gpu", "A")
-    assert found is not None
-    assert found["key"] == "b"
+    some = {"vanilla": 1.0, "gsam": 2.0}
+    ledger.append(line | {"key": "e", "date": "2026-01-04", "seconds_per_step": some})
+    found = {step: ledger.newest_timing("gpu", "A", step) for step in ("sam", "gsam", "none")}
+    assert [line and line["key"] for line in found.values()] == ["b", "e", None]
 
 
 def test_steps_are_timed(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_steps_are_timed(tmp_path: Path) -> None:
     assert all(0 < seconds < 10 for seconds in line["seconds_per_step"].values())
     assert (line["kind"], line["setup"], line["scale"]) == ("timing", "A", "laptop")
     ledger.append(line)
-    assert Ledger(ledger.path).newest_timing("laptop", "A") == line
+    assert Ledger(ledger.path).newest_timing("laptop", "A", "sam") == line
 
 
 def test_no_model_is_left_uncompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,19 +65,20 @@ def test_no_model_is_left_uncompiled(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found["compile"] is True
 
 
-def test_an_old_timing_is_drawn_until_there_is_a_new_one(tmp_path: Path) -> None:
+def test_only_steps_without_a_timing_are_timed(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "study.jsonl")
-    new = synthetic_study.timing(GPU)
-    old = {name: value for name, value in new.items() if name != "compile"}
-    ledger.append(old)
-    assert ledger.newest_timing("gpu", "A") == old
-    assert [one.kind for one in missing_measurements(GPU, ["timing"], ledger)] == ["timing"]
-    ledger.append(new | {"key": "new", "date": "2026-01-02"})
-    assert missing_measurements(GPU, ["timing"], ledger) == []
-    # A method that was not timed is missing too.
-    fewer = {"vanilla": 1.0, "sam": 2.0}
-    ledger.append(new | {"key": "few", "date": "2026-01-03", "seconds_per_step": fewer})
-    assert len(missing_measurements(GPU, ["timing"], ledger)) == 1
+    (whole,) = missing_measurements(GPU, ["timing"], ledger)
+    line = synthetic_study.timing(GPU) | {"seconds": 28.0}
+    times = dict(line["seconds_per_step"])
+    assert list(whole.methods) == list(times)
+    del times["asam"], times["sam-quarter"]
+    ledger.append(line | {"seconds_per_step": times})
+    (some,) = missing_measurements(GPU, ["timing"], ledger)
+    assert some.methods == ["asam", "sam-quarter"]
+    assert some.seconds == pytest.approx(2 * 28.0 / len(times))
+    ledger.append(line | {"key": "some", "seconds_per_step": dict.fromkeys(("asam", *times), 1.0)})
+    (last,) = missing_measurements(GPU, ["timing"], ledger)
+    assert last.methods == ["sam-quarter"]
 
 
 def test_the_best_of_several_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,10 +88,11 @@ class Ledger:
         """The lines of one kind ("run", "failure", "timing" or "find-rho") with these values."""
         return [line for line in self if {"kind": kind, **values}.items() <= line.items()]
 
-    def newest_timing(self, scale: str, setup: str) -> LedgerLine | None:
-        """The last line that measured the steps of a set-up; None without one."""
-        found = self.of_kind("timing", scale=scale, setup=setup)
-        return max(found, key=lambda line: str(line["date"]), default=None)
+    def newest_timing(self, scale: str, setup: str, step: str) -> LedgerLine | None:
+        """The last line with the time of a step in a set-up; None without one."""
+        lines = self.of_kind("timing", scale=scale, setup=setup)
+        timed = [line for line in lines if step in line["seconds_per_step"]]
+        return max(timed, key=lambda line: str(line["date"]), default=None)
 
     @property
     def remarks(self) -> list[str]:

@@ -23,8 +23,8 @@ from surrogap.paper.tuning import chosen, is_tuned, shared_settings, trials, tun
 
 # Seconds beside the training steps: building, capturing, scoring test images, sharpness.
 OVERHEAD = 8.0
-# Seconds of a measurement: a guess, until the ledger has one.
-MEASUREMENT = 60.0
+# Seconds to measure one method: a guess, until the ledger has one.
+MEASUREMENT = 15.0
 
 TIMED_SETUP = "A"
 
@@ -191,47 +191,47 @@ class Measurement:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def step_timing(scale: Scale, ledger: Ledger) -> Measurement:
-    """The timing of all methods."""
-    return Measurement("timing", TIMED_SETUP, tuple(METHODS), _longest("timing", scale, ledger))
+def step_timing(scale: Scale, ledger: Ledger, methods: Sequence[str] | None = None) -> Measurement:
+    """The timing of some methods; None for all."""
+    methods = list(METHODS) if methods is None else methods
+    seconds = len(methods) * _seconds_each("timing", "seconds_per_step", scale, ledger)
+    return Measurement("timing", TIMED_SETUP, methods, seconds)
 
 
 def radius_suggestions(scale: Scale, ledger: Ledger) -> list[Measurement]:
     """find-rho in each set-up."""
-    seconds = _longest("find-rho", scale, ledger)
+    seconds = _seconds_each("find-rho", "suggestions", scale, ledger)
     found = []
     for letter, setup in scale.setups.items():
         methods = [method for method in ONLY_RADIUS if method in setup.methods]
         if setup.source is None and methods:
-            found.append(Measurement("find-rho", letter, methods, seconds))
+            found.append(Measurement("find-rho", letter, methods, len(methods) * seconds))
     return found
 
 
-def _longest(kind: str, scale: Scale, ledger: Ledger) -> float:
-    """The longest time of a kind of measurement in the ledger, or else a guess."""
+def _seconds_each(kind: str, results: str, scale: Scale, ledger: Ledger) -> float:
+    """The longest time to measure one method in the ledger, or else a guess."""
     lines = ledger.of_kind(kind, scale=scale.name)
-    return max((line["seconds"] for line in lines if "seconds" in line), default=MEASUREMENT)
+    return max((line["seconds"] / len(line[results]) for line in lines), default=MEASUREMENT)
 
 
 def missing_measurements(scale: Scale, kinds: Sequence[str], ledger: Ledger) -> list[Measurement]:
     """The measurements of some kinds that the ledger lacks."""
     found = []
-    timing = ledger.newest_timing(scale.name, TIMED_SETUP) or {}
-    steps = {method.step for method in METHODS.values()}
-    # Timings without "compile" are old: the models of their last methods were not compiled.
-    is_timed = "compile" in timing and steps <= timing["seconds_per_step"].keys()
-    if "timing" in kinds and not is_timed:
-        found.append(step_timing(scale, ledger))
+    steps = dict.fromkeys(method.step for method in METHODS.values())
+    untimed = [s for s in steps if ledger.newest_timing(scale.name, TIMED_SETUP, s) is None]
+    if "timing" in kinds and untimed:
+        found.append(step_timing(scale, ledger, untimed))
     if "find-rho" in kinds:
         suggested = radius_suggestions(scale, ledger)
         found += [one for one in suggested if one.key(scale, ledger) not in ledger]
     return found
 
 
-def relative_cost(timing: LedgerLine, method: str) -> float | None:
+def relative_cost(timing: LedgerLine, method: str) -> float:
     """The cost of training with a method relative to plain training for the set-up's epochs.
 
-    It is None if the method is not in `timing`, a line of the ledger.
+    `timing` is a line of the ledger with the time of the method's step.
 
     >>> timing = {"seconds_per_step": {"vanilla": 2.0, "sam": 4.0}}
     >>> relative_cost(timing, "sam"), relative_cost(timing, "vanilla-2x")
@@ -240,8 +240,6 @@ def relative_cost(timing: LedgerLine, method: str) -> float | None:
     1.333
     """
     times, kind = timing["seconds_per_step"], METHODS[method]
-    plain, own = times["vanilla"], times.get(kind.step)
-    if own is None:
-        return None
+    plain, own = times["vanilla"], times[kind.step]
     mean = kind.start * plain + (1 - kind.start) * own
     return float(kind.epochs * mean / plain)

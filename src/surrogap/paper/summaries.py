@@ -8,6 +8,7 @@ from typing import Any, final
 from surrogap.experiments.text_table import Table
 from surrogap.paper.intervals import CONFIDENCE, MIN_SEEDS, Interval, interval, paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
+from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import final_runs, relative_cost
 from surrogap.paper.study import Cell, Scale
 
@@ -103,7 +104,8 @@ def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summa
             runs = final_runs(scale, cell, ledger) or []
             lines = {run.seed: ledger[run.key] for run in runs if run.key in ledger}
             lines = {seed: line for seed, line in lines.items() if line["kind"] == "run"}
-            timing = ledger.newest_timing(scale.name, cell.setup)
+            step = METHODS[cell.method].step
+            timing = ledger.newest_timing(scale.name, cell.setup, step)
             cost = None if timing is None else relative_cost(timing, cell.method)
             found.append(Summary(cell, lines, cost))
     return found
