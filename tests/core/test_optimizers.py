@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import pytorch_optimizer
 import torch
 from torch import Tensor, nn, optim
 from torch.amp import GradScaler
@@ -19,6 +18,8 @@ from surrogap.core.objective import Objective
 from surrogap.rho import InverseSqrt, ProportionalToLR
 from tests import equality, reference, toy_models
 from tests.objective_cases import ALPHA, OBJECTIVES, every_memoryless
+
+pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
 
 Make = Callable[[nn.Module], optim.Optimizer]
 

@@ -15,13 +15,17 @@ def torchrun(
     undo: Callable[[], object] = lambda: None,
     **environment: str,
 ) -> str:
-    """The output of a script. `undo` removes the files of an attempt that is repeated."""
+    """The output of a script, which can import what this process can.
+
+    `undo` removes the files of an attempt that is repeated.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    path = os.pathsep.join(filter(None, sys.path))
     for _ in range(5):
         result = subprocess.run(
             [*command, str(num_processes), *map(str, arguments)],
             cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | environment,
             capture_output=True,
             text=True,
             check=False,

@@ -1,7 +1,5 @@
 """fp16, FSDP2 and compiled models inside the trainers, which need a GPU."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ pytest.importorskip("lightning")
 from lightning.pytorch.plugins import MixedPrecision
 
 from surrogap.integrations.lightning import SharpnessAware
+from tests.distributed.torchrun import torchrun
 from tests.integrations import test_huggingface, test_lightning
 from tests.integrations.test_huggingface import Batch, Theirs
 
@@ -158,12 +157,7 @@ def test_huggingface_with_fsdp2_is_huggingface_without(tmp_path: Path, perturb_e
         folder.mkdir()
         script = folder / "script.py"
         script.write_text(_FSDP2)
-        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-        arguments = [str(script), str(folder), perturb_each, str(version)]
-        done = subprocess.run(
-            [sys.executable, *words, *arguments], capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        torchrun(1, script, folder, perturb_each, version)
         states.append(torch.load(folder / "state.pt"))
     assert states[0].keys() == states[1].keys()
     for name, value in states[0].items():

@@ -1,10 +1,15 @@
-"""The trainers are installed wherever `make test` runs, so their tests are not skipped there."""
+"""Libraries that tests skip without are installed wherever `make test` runs."""
 
 from importlib.util import find_spec
 
 import pytest
 
+LIBRARIES = (
+    *("accelerate", "lightning", "peft", "timm", "transformers"),
+    *("curvlinops", "pytorch_optimizer"),
+)
 
-@pytest.mark.parametrize("name", ["accelerate", "lightning", "peft", "timm", "transformers"])
-def test_trainer_is_installed(name: str) -> None:
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_library_is_installed(name: str) -> None:
     assert find_spec(name) is not None

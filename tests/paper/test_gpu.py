@@ -35,6 +35,8 @@ def test_every_method_trains_captured(method: str, scale: Scale, tmp_path: Path)
     assert line["val"]["loss"] is not None
 
 
+# torch 2.11 warns when its compiler is imported.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
 def test_all_steps_are_timed(scale: Scale) -> None:
     times = timing("A", tuple(METHODS), Environment(scale))["seconds_per_step"]
     assert set(times) == {method.step for method in METHODS.values()}
