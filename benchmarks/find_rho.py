@@ -11,6 +11,9 @@ trained again, so several processes may share the work: give each other networks
 `--out`, and collect at the end.
 
     python benchmarks/find_rho.py --json results/find_rho.json --figure results/find_rho.png
+
+`--record results/find_rho.json` trains nothing: it takes the accuracies of that record, and asks
+find-rho again.
 """
 
 import argparse
@@ -126,10 +129,15 @@ def measured(args: argparse.Namespace, network: str) -> dict[str, Any]:
     if args.epochs is not None:
         config = config.override(epochs=args.epochs)
     suggested = suggestion(config, folder / "suggestion")
-    pairs = [(rho, seed) for seed in range(args.seeds) for rho in (0.0, *args.rhos)]
-    found: dict[float, list[float]] = {rho: [] for rho in (0.0, *args.rhos)}
-    for rho, seed in track(pairs, description=network, console=Console(stderr=True)):
-        found[rho].append(accuracy(config, rho, seed, folder))
+    found: dict[float, list[float]]
+    if args.record is not None:
+        recorded = json.loads(args.record.read_text())["set_ups"][network]["accuracies"]
+        found = {float(rho): values for rho, values in recorded.items()}
+    else:
+        found = {rho: [] for rho in (0.0, *args.rhos)}
+        pairs = [(rho, seed) for seed in range(args.seeds) for rho in found]
+        for rho, seed in track(pairs, description=network, console=Console(stderr=True)):
+            found[rho].append(accuracy(config, rho, seed, folder))
     return {
         "suggestion": {name: suggested[name] for name in ("low", "high", "center", "words")},
         "accuracies": {f"{rho:g}": values for rho, values in found.items()},
@@ -238,6 +246,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each radius")
     parser.add_argument("--epochs", type=int, help="of each run; by default the set-up's")
     parser.add_argument("--out", type=Path, default=Path("runs/find_rho"), help="the runs' folder")
+    parser.add_argument("--record", type=Path, help="a record whose accuracies to take")
     parser.add_argument("--json", type=Path, help="where to write the record")
     parser.add_argument("--figure", type=Path, help="where to draw it, as .png")
     args = parser.parse_args()

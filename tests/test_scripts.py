@@ -257,7 +257,7 @@ def test_step_profile_draws_from_a_record(step_profile: dict[str, Any], tmp_path
 
 
 def test_find_rho_sweeps_and_judges(tmp_path: Path) -> None:
-    arguments = ("--networks", "mlp", "--rhos", 0.05, 5, "--seeds", 2, "--epochs", 1)
+    arguments = ("--networks", "mlp", "--rhos", 0.1, 5, "--seeds", 2, "--epochs", 1)
     path, png = tmp_path / "new" / "rho.json", tmp_path / "new" / "rho.png"
     command = ("benchmarks/find_rho.py", *arguments, "--out", tmp_path / "runs")
     result = run(*command, "--json", path, "--figure", png)
@@ -266,9 +266,13 @@ def test_find_rho_sweeps_and_judges(tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     assert {"hardware", "versions", "arguments", "date"} <= set(record)
     found = record["set_ups"]["mlp"]
-    assert found["suggestion"]["low"] < 0.05 < found["suggestion"]["high"] < 5
-    assert found["best"] == found["best_within"] == 0.05
+    assert found["suggestion"]["low"] < 0.1 < found["suggestion"]["high"] < 5
+    assert found["best"] == found["best_within"] == 0.1
     assert found["accuracies"]["0"][0] > 0.5 > found["accuracies"]["5"][0]
+    # From the record, without training.
+    again = run("benchmarks/find_rho.py", *arguments, "--out", tmp_path / "other", "--record", path)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == result.stdout
 
 
 @pytest.mark.parametrize(

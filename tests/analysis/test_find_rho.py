@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from surrogap import SAM
 from surrogap.analysis import Surface
 from surrogap.analysis.find_rho import (
-    COSINE_FROM,
-    COSINE_TO,
+    GAP_FROM,
+    GAP_TO,
     Radius,
     Sweep,
     cost_of_find_rho,
@@ -53,54 +53,53 @@ def test_dropout_has_the_same_masks_in_both_passes() -> None:
     assert radius.cosine == pytest.approx(1.0, abs=1e-4)
 
 
-def test_the_suggestion_is_where_the_cosine_falls() -> None:
-    surface = quadratic(torch.diag(torch.tensor([9.0, 1.0])).double(), torch.ones(2).double())
-    slow = find_rho(surface)
-    assert slow.low is None  # a quadratic turns little
-    assert slow.high == math.inf
-    assert "sweep larger radii" in slow.explain(0.1)
-    assert "is too small: the step is nearly" in slow.explain(0.1)
-
-    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
-        (w,) = model.parameters()
-        return batch * (w[0] ** 2 / 2 + torch.cos(3 * w[1]))
-
-    point = nn.ParameterList([torch.tensor([0.1, 0.4]).double()])
-    surface = Surface(point, [torch.ones(())], loss_fn, num_samples_of=lambda batch: 1)
-    rhos = [1e-3 * 1.05**i for i in range(200)]
-    sweep = find_rho(surface, rhos)
+def test_the_suggestion_is_where_the_gap_is_large_enough_and_not_too_large() -> None:
+    """f = ||w||^2 / 2 at ||w|| = 1: the gap is rho + rho^2 / 2."""
+    surface = quadratic(torch.eye(2).double(), torch.tensor([0.6, 0.8]).double())
+    sweep = find_rho(surface, [1e-3 * 1.01**i for i in range(800)])
+    assert (sweep.low, sweep.high) == pytest.approx(
+        (math.sqrt(1 + 2 * GAP_FROM) - 1, math.sqrt(1 + 2 * GAP_TO) - 1), rel=1e-4
+    )
     assert sweep.low is not None
-    for rho, cosine in ((sweep.low, COSINE_FROM), (sweep.high, COSINE_TO)):
-        before, after = find_rho(surface, [0.95 * rho, 1.05 * rho]).radii
-        assert before.cosine > cosine > after.cosine
     assert sweep.center == pytest.approx(math.sqrt(sweep.low * sweep.high))
     assert sweep.contains(sweep.center)
     assert "is within" in sweep.explain(sweep.center)
-    assert "too large" in sweep.explain(2 * sweep.high)
-    assert "too small" in sweep.explain(sweep.low / 2)
+    assert sweep.explain(1.0).endswith("1 is too large: it raises the loss by more than 0.5.")
+    assert sweep.explain(0.01).endswith("0.01 is too small: it raises the loss by less than 0.05.")
     assert sweep.explain().startswith(f"Try rho from {sweep.low:.2g} to {sweep.high:.2g}")
 
 
-def test_a_ceiling_ends_the_suggestion() -> None:
-    surface = quadratic(torch.eye(2).double(), torch.ones(2).double())
-    sweep = find_rho(surface, [0.1 * 1.01**i for i in range(300)], ceiling=2.0)
-    # f = ||w||^2 / 2 is 1 at the start, where ||w|| is sqrt(2), and 2 where it is 2.
-    assert sweep.high == pytest.approx(2 - math.sqrt(2), rel=1e-3)
+def test_the_unit_of_the_gap_is_that_of_the_loss() -> None:
+    one, many = (
+        find_rho(quadratic(unit * torch.eye(2).double(), torch.ones(2).double()), unit=unit)
+        for unit in (1.0, 1000.0)
+    )
+    assert one.low == pytest.approx(many.low)
+    assert one.high == pytest.approx(many.high)
+    assert many.explain(10.0).endswith("10 is too large: it raises the loss by more than 500.")
 
 
-def made(*cosines: float) -> Sweep:
-    radii = tuple(Radius(10.0**i, 1.0, 2.0, c) for i, c in enumerate(cosines))
-    return Sweep(radii, 1, 1.0, 10.0)
+def made(*perturbed_losses: float) -> Sweep:
+    """Radii 1, 10, 100, ... with loss 1."""
+    radii = (Radius(10.0**i, 1.0, loss, 0.9) for i, loss in enumerate(perturbed_losses))
+    return Sweep(tuple(radii), 1)
 
 
 def test_words_for_the_ends_of_a_sweep() -> None:
-    radii = made(0.9, 0.2).radii
-    assert "sweep smaller radii" in Sweep(radii, 1, 1.0, 1.0).explain()
-    unbounded = Sweep(radii, 1, 0.5, math.inf)
-    assert unbounded.explain() == "Try rho from 0.5. Radii above 10 were not swept."
+    assert made(2.0, 3.0).explain() == (
+        "Already at rho = 1 the ascent step raises the loss from 1 to 2: sweep smaller radii."
+    )
+    small = made(1.001, 1.002)
+    assert (small.low, small.high, small.center) == (None, math.inf, None)
+    assert small.explain() == (
+        "Up to rho = 10 the ascent step raises the loss by less than 0.05: sweep larger radii."
+    )
+    unbounded = made(1.0, 1.1)  # in the middle, on a logarithmic scale
+    assert unbounded.low == pytest.approx(math.sqrt(10.0))
+    assert unbounded.explain() == "Try rho from 3.2. Radii above 10 were not swept."
     assert unbounded.explain(20.0).endswith(" 20 was not swept.")
-    assert unbounded.explain(2.0).endswith(" 2 is within this range.")
-    assert unbounded.center == 0.5
+    assert unbounded.explain(4.0).endswith(" 4 is within this range.")
+    assert unbounded.center == unbounded.low
 
 
 def test_an_overflow_is_too_large() -> None:
@@ -151,3 +150,5 @@ def test_refuses() -> None:
         RuntimeError, match=r"and there must be an ascent step. Measure a model that"
     ):
         find_rho(surface, [0.1], climb=lambda surface: surface.space.zeros())
+    with pytest.raises(ValueError, match="unit must be above 0"):
+        find_rho(surface, [0.1], unit=0.0)

@@ -47,7 +47,13 @@ def tune(ledger: Ledger, scale: Scale, method: str, setup: str = "A") -> None:
 def line_of(
     measurement: Measurement, scale: Scale, ledger: Ledger, low: Any = 0.05, high: Any = 0.4
 ) -> LedgerLine:
-    suggestion = {"words": "Try rho.", "low": low, "high": high, "radii": [{"rho": 10.0}]}
+    # Radii with the gaps at the ends of the range, or one without a gap.
+    losses = [(rho, loss) for rho, loss in ((low, 1.05), (high, 1.5)) if rho is not None]
+    radii = [
+        {"rho": rho, "loss": 1.0, "perturbed_loss": perturbed_loss, "cosine": 0.9}
+        for rho, perturbed_loss in losses or [(10.0, 1.0)]
+    ]
+    suggestion = {"words": "Try rho.", "num_batches": 1, "radii": radii}
     return {
         "kind": measurement.kind,
         "key": measurement.key(scale, ledger),
@@ -146,9 +152,11 @@ def test_a_line_has_the_results_of_the_command_at_the_tuned_learning_rate(
                 words += [f"--{flag}", str(value)]
         assert main(["find-rho", *words, "--out", str(tmp_path / method)]) == 0
         found = json.loads((tmp_path / method / "find-rho.json").read_text())
-        for name in ("low", "high", "center", "radii", "num_batches"):
-            assert line["suggestions"][method][name] == found[name]
-        assert found["words"].startswith(line["suggestions"][method]["words"])
+        suggested = line["suggestions"][method]
+        for name in ("low", "center", "radii", "num_batches"):
+            assert suggested[name] == found[name]
+        assert suggested["high"] == (math.inf if found["high"] is None else found["high"])
+        assert found["words"].startswith(suggested["words"])
 
 
 @pytest.fixture

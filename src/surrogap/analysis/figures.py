@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from surrogap.analysis.find_rho import COSINE_FROM, COSINE_TO, Sweep
+from surrogap.analysis.find_rho import GAP_FROM, GAP_TO, Sweep
 from surrogap.analysis.gap import Gaps
 from surrogap.analysis.landscape import Line, Plane
 from surrogap.analysis.spectrum import Density
@@ -175,13 +175,13 @@ def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> 
     """
     figure, (left, right) = _new(2)
     rhos = [radius.rho for radius in sweep.radii]
-    left.plot(rhos, [radius.cosine for radius in sweep.radii], marker=".")
-    for level in (COSINE_FROM, COSINE_TO):
-        label = f"cosine {COSINE_FROM:g} and {COSINE_TO:g}" if level == COSINE_FROM else None
-        left.axhline(level, color="grey", linestyle=":", linewidth=1, label=label)
-    right.plot(rhos, [radius.perturbed_loss for radius in sweep.radii], marker=".", label="f_p")
-    right.plot(rhos, [radius.loss for radius in sweep.radii], linestyle="--", label="f")
-    right.set_yscale("log")
+    left.plot(rhos, [radius.gap for radius in sweep.radii], marker=".")
+    low, high = (sweep.unit * gap for gap in (GAP_FROM, GAP_TO))
+    left.axhline(low, color="grey", linestyle=":", linewidth=1, label=f"{low:g} and {high:g}")
+    left.axhline(high, color="grey", linestyle=":", linewidth=1)
+    # Linear near 0: along the momentum, small steps lower the loss.
+    left.set_yscale("symlog", linthresh=low / 10)
+    right.plot(rhos, [radius.cosine for radius in sweep.radii], marker=".")
     for axes in (left, right):
         axes.set(xscale="log", xlabel="rho")
         if sweep.low is not None and sweep.low < sweep.high:
@@ -194,9 +194,11 @@ def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> 
             )
         if rho is not None:
             axes.axvline(rho, color="C3", linewidth=1, label=f"rho = {rho:g}")
-        # Lower left, which the falling cosine leaves free.
-        axes.legend(frameon=False, fontsize="small", loc="lower left" if axes is left else "best")
+        # In the corners that a rising gap and a falling cosine leave free.
+        axes.legend(
+            frameon=False, fontsize="small", loc="upper left" if axes is left else "lower left"
+        )
     figure.suptitle(brief(title))
-    left.set(ylabel="cosine of g and g_p")
-    right.set(ylabel="loss")
+    left.set(ylabel="surrogate gap h")
+    right.set(ylabel="cosine of g and g_p")
     return figure

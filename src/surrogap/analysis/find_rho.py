@@ -1,9 +1,10 @@
 """A range of radii for a model: a sweep on a few batches.
 
 At each radius it measures the quantities of a training step: the gap `h`, the perturbed loss `f_p`
-and the cosine of the angle between `g` and `g_p`. A radius is too small if `g_p` is still about
-equal to `g`, so that the second pass changes nothing. It is too large if `g_p` is unrelated to `g`,
-or the perturbed loss is that of an untrained model.
+and the cosine of the angle between `g` and `g_p`. The range consists of the radii whose gap is 0.05
+to 0.5, in the units of cross-entropy. With a smaller one, training hardly differs from plain
+training. With a larger one, the model fits its data worse. `docs/results.md` and
+`docs/how-to/sharpness.md` compare this range with the best radii of full runs.
 """
 
 import math
@@ -23,10 +24,10 @@ Climb = Callable[[Surface], Tensor]
 # Three radii in each factor of ten.
 USUAL_RHOS = tuple(round(10 ** (exponent / 3), 6) for exponent in range(-9, 4))
 
-# The cosines at the ends of the suggested range: the gradient has turned by 6 and by 32 degrees.
-# The range spans about a factor of ten.
-COSINE_FROM = 0.995
-COSINE_TO = 0.85
+# The gaps at the ends of the suggested range. Not relative to the loss, which would make the range
+# depend on how long the model has trained.
+GAP_FROM = 0.05
+GAP_TO = 0.5
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,23 @@ class Sweep:
     Attributes:
         radii: The measurements at each radius, in increasing order.
         num_batches: The number of batches that were averaged.
-        low: The lower end of the suggested range; None if every radius of the sweep is too small.
-        high: The upper end; infinite if no radius of the sweep is too large.
+        unit: The unit of the gap; see `find_rho`.
     """
 
     radii: tuple[Radius, ...]
     num_batches: int
-    low: float | None
-    high: float
+    unit: float = 1.0
+
+    @property
+    def low(self) -> float | None:
+        """The lower end of the suggested range; None if every radius of the sweep is too small."""
+        return _crossing(self.radii, GAP_FROM * self.unit)
+
+    @property
+    def high(self) -> float:
+        """The upper end; infinite if no radius of the sweep is too large."""
+        found = _crossing(self.radii, GAP_TO * self.unit)
+        return math.inf if found is None else found
 
     def contains(self, rho: float) -> bool:
         """True if a radius is within the suggested range.
@@ -100,13 +110,13 @@ class Sweep:
         first, last = self.radii[0], self.radii[-1]
         if self.low is None:
             return (
-                f"Up to rho = {last.rho:g} the second pass has nearly the same gradient as the "
-                f"first (cosine {last.cosine:.3f}): sweep larger radii."
+                f"Up to rho = {last.rho:g} the ascent step raises the loss by less than "
+                f"{GAP_FROM * self.unit:g}: sweep larger radii."
             )
         if self.high <= self.low:
             return (
-                f"Already at rho = {first.rho:g} the loss rises from {first.loss:.4g} to "
-                f"{first.perturbed_loss:.4g} (cosine {first.cosine:.3f}): sweep smaller radii."
+                f"Already at rho = {first.rho:g} the ascent step raises the loss from "
+                f"{first.loss:.4g} to {first.perturbed_loss:.4g}: sweep smaller radii."
             )
         if math.isinf(self.high):
             return f"Try rho from {self.low:.2g}. Radii above {last.rho:g} were not swept."
@@ -118,8 +128,10 @@ class Sweep:
         if self.contains(rho):
             return f"{rho:g} is within this range."
         if self.low is None or rho < self.low:
-            return f"{rho:g} is too small: the step is nearly that of plain training."
-        return f"{rho:g} is too large: g_p has little to do with the gradient at the weights."
+            return (
+                f"{rho:g} is too small: it raises the loss by less than {GAP_FROM * self.unit:g}."
+            )
+        return f"{rho:g} is too large: it raises the loss by more than {GAP_TO * self.unit:g}."
 
 
 def cost_of_find_rho(num_rhos: int = len(USUAL_RHOS), num_batches: int = 4) -> int:
@@ -136,25 +148,24 @@ def find_rho(
     rhos: Sequence[float] = USUAL_RHOS,
     *,
     num_batches: int = 4,
-    ceiling: float = math.inf,
+    unit: float = 1.0,
     climb: Climb | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
     """Sweep radii for a model on its batches, and suggest a range.
 
-    The range starts where the mean cosine of `g` and `g_p` falls to 0.995, and ends where it falls
-    to 0.85 or the perturbed loss reaches `ceiling`. It is a range to search, not the best radius,
-    which depends on the whole run. Measure in training mode, with batches of the size that shares a
-    perturbation, on a model that has been trained for a while: at initialization the loss surface
-    is different. To measure with dropout, build the surface with `is_checked=False`; both passes
-    use the same masks, as in training.
+    The range consists of the radii whose ascent step raises the mean loss by 0.05 to 0.5. It is a
+    range to search, not the best radius, which depends on the whole run. Measure in training mode,
+    with batches of the size that shares a perturbation, on a model that has been trained for a
+    while: at initialization the loss surface is different. To measure with dropout, build the
+    surface with `is_checked=False`; both passes use the same masks, as in training.
 
     Args:
         surface: The loss, on the batches of training.
         rhos: The radii to sweep.
         num_batches: The number of batches to use, from the start.
-        ceiling: The perturbed loss that counts as too large, such as `log(num_classes)`, the loss
-            of guessing.
+        unit: The unit of the gap, for a loss other than cross-entropy: about half the loss of a
+            model that has learned nothing.
         climb: A function from the surface of one batch to the ascent step at radius 1, which is
             multiplied by rho. By default SAM's, `g / ||g||`.
         progress: Called with the number of gradients so far and the total.
@@ -176,6 +187,7 @@ def find_rho(
     """
     radii = sorted_radii(rhos)
     number("num_batches", num_batches, at_least=1, remedy="Pass a count, such as 4.")
+    number("unit", unit, above=0, remedy="Leave it out for cross-entropy.")
     surfaces = surface.batch_surfaces(num_batches)
     if not surfaces:
         raise InvalidValueError("batches must not be empty, got none. Pass the training loader.")
@@ -188,7 +200,7 @@ def find_rho(
             if progress is not None:
                 progress(index * (1 + len(radii)) + 1 + len(rows[-1]), num_gradients)
     means = tuple(_mean(column) for column in zip(*rows, strict=True))
-    return Sweep(means, len(surfaces), *_interval(means, ceiling))
+    return Sweep(means, len(surfaces), unit)
 
 
 def _of_batch(surface: Surface, rhos: Sequence[float], climb: Climb | None) -> Iterator[Radius]:
@@ -214,24 +226,13 @@ def _mean(radii: Sequence[Radius]) -> Radius:
     return Radius(radii[0].rho, *(sum(values) / len(radii) for values in measured))
 
 
-def _interval(radii: Sequence[Radius], ceiling: float) -> tuple[float | None, float]:
-    rhos = [radius.rho for radius in radii]
-    turned = [1.0 - radius.cosine for radius in radii]
-    low = _crossing(rhos, turned, 1.0 - COSINE_FROM)
-    too_far = [
-        _crossing(rhos, turned, 1.0 - COSINE_TO),
-        _crossing(rhos, [radius.perturbed_loss for radius in radii], ceiling),
-    ]
-    return low, min((rho for rho in too_far if rho is not None), default=math.inf)
-
-
-def _crossing(rhos: Sequence[float], values: Sequence[float], level: float) -> float | None:
-    """The first radius where the values reach a level, interpolated on a logarithmic scale."""
-    for index, value in enumerate(values):
-        if value >= level or math.isnan(value):  # NaN counts as above the level
-            if index == 0 or not math.isfinite(value):
-                return rhos[index]
-            before = values[index - 1]
-            t = (level - before) / (value - before)
-            return math.exp((1 - t) * math.log(rhos[index - 1]) + t * math.log(rhos[index]))
+def _crossing(radii: Sequence[Radius], gap: float) -> float | None:
+    """The first radius with at least this gap, interpolated on a logarithmic scale."""
+    for index, radius in enumerate(radii):
+        if radius.gap >= gap or math.isnan(radius.gap):  # NaN counts as larger
+            if index == 0 or not math.isfinite(radius.gap):
+                return radius.rho
+            before = radii[index - 1]
+            t = (gap - before.gap) / (radius.gap - before.gap)
+            return math.exp((1 - t) * math.log(before.rho) + t * math.log(radius.rho))
     return None

@@ -34,11 +34,11 @@ _FIXED_BY_RUN = ("model", "image_size", "weights", "data", "optimizer")
 class FindRho:
     """Suggest a range of radii rho, for a recipe, a configuration or a run.
 
-    Measures the objective's ascent step at each radius on a few training batches: the perturbed
-    loss, and the angle between the gradient and the perturbed gradient. For a run, the newest
-    checkpoint is measured, and its current radius is judged unless --rho is given. Without a run,
-    the model is first trained with the plain gradient, since good radii differ at the start of
-    training. Writes the numbers to find-rho.json, and the curves to find-rho.png.
+    Measures the objective's ascent step at each radius on a few training batches, and suggests the
+    radii that raise the loss by 0.05 to 0.5. For a run, the newest checkpoint is measured, and
+    its current radius is judged unless --rho is given. Without a run, the model is first trained
+    with the plain gradient, since good radii differ at the start of training. Writes the numbers to
+    find-rho.json, and the curves to find-rho.png.
     """
 
     run: OptionalRunFolder = None

@@ -1,6 +1,5 @@
 """A sweep over radii for a configuration, along the ascent step of its objective."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import chain, islice, repeat
@@ -140,15 +139,10 @@ def sweep_radii(
     batches = list(islice(components.images, num_batches))
     loss_fn = loss_fn_of(config.objective)
     surface = Surface(components.model.train(), batches, loss_fn, is_checked=False)
-    # A trained model must not climb to the loss of a uniform prediction. A new model starts there.
-    guessing = math.log(components.images.num_classes)
-    is_cross_entropy = config.objective.loss == "cross-entropy"
-    has_learned = is_cross_entropy and float(surface.loss()) < guessing / 2
     return find_rho(
         surface,
         rhos or USUAL_RHOS,
         num_batches=num_batches,
-        ceiling=guessing if has_learned else math.inf,
         climb=ascent_step_of(config, components),
         progress=progress,
     )
