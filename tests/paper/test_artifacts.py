@@ -90,15 +90,16 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     assert difference["num_seeds"] == 5
     assert made["GSAM", "vanilla"]["verdict"] == "better"
     assert found.numbers["num_comparisons"] == len(made) == 3
-    assert "Of 3 comparisons, 3 have at least 3 seeds." in found.words[3]
-    assert "With 3 comparisons at 95 %, expect about 0.2 false positives." in found.words[3]
+    assert "3 of 3 comparisons have at least 3 seeds." in found.words[3]
+    assert "If no two methods differed, about 0.2 would do so by chance." in found.words[3]
     assert found.words[1].startswith("A: GSAM minus vanilla: +0.8")
     assert found.words[1].endswith("over 5 seeds, better. In the paper: better.")
     # The paper finds no improvement from longer training.
     longer = made["vanilla, 2x epochs", "vanilla"]
     assert (longer["verdict"], longer["in_paper"]) == ("better", "no difference shown")
     assert found.words[3].endswith(
-        "The paper has 3 of them: 2 with the same verdict, 1 with a difference only here."
+        "The paper makes 3 of these comparisons: 2 with the same verdict, 1 with a difference only "
+        "here."
     )
 
 
@@ -113,12 +114,12 @@ def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) 
         lines[seed] = line | {"scores": {"test": {"accuracy": accuracy}}}
     (one,) = comparisons([sam, replace(gsam, lines=lines)], [("GSAM", "SAM")])
     assert one.verdict == "no difference shown"
-    assert in_words([one])[-1].endswith("of them: 1 with a difference only there.")
+    assert in_words([one])[-1].endswith(": 1 with a difference only there.")
     (one,) = comparisons([gsam, sam], [("SAM", "GSAM")])
     assert one.verdict == "worse"
     worse = {seed: line | {"scores": {"test": {"accuracy": 0.0}}} for seed, line in lines.items()}
     (one,) = comparisons([sam, replace(gsam, lines=worse)], [("GSAM", "SAM")])
-    assert in_words([one])[-1].endswith("of them: 1 with the opposite verdict.")
+    assert in_words([one])[-1].endswith(": 1 with the opposite verdict.")
     assert in_words([]) == []
 
 
@@ -131,7 +132,7 @@ def test_two_seeds_decide_nothing(tmp_path: Path) -> None:
     (one,) = comparisons([first, second], [("GSAM", "SAM")])
     assert one.difference.half_width is None
     assert one.verdict == "too few seeds"
-    assert in_words([one])[-1].endswith("Of 1 comparisons, 0 have at least 3 seeds.")
+    assert in_words([one])[-1].endswith("0 of 1 comparisons have at least 3 seeds.")
     mean = statistics.fmean(accuracies("sam", 2))
     assert table(GPU, [first], ("test",)).rows[0][-1] == f"{mean:.2f}"
 

@@ -95,7 +95,7 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam-norms", "sam-norms")),
         ],
         draw=drawings.cost_figure,
-        notes="The cost is without data loading and evaluation. Differences are paired by seed, so "
+        notes="The cost excludes data loading and evaluation. Differences are paired by seed, so "
         "two methods can differ although their intervals in the figure overlap.",
     ),
     "table-1": Artifact(
@@ -104,7 +104,7 @@ ARTIFACTS: dict[str, Artifact] = {
         [*_against(("sam", "gsam"), *_BASELINES), *_pairs(("gsam", "sam"))],
         _ALL_SCORES,
         notes="The paper's Table 1 has twelve models on ImageNet. Here the images are small and "
-        "few, so neither the size nor the sign of a difference carries over to ImageNet.",
+        "few, so neither the size nor the sign of a difference need carry over to ImageNet.",
     ),
     "table-setups": Artifact(
         "SAM, GSAM and SAM on norm layers in set-ups A to E.",
@@ -114,19 +114,18 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("vanilla-short", "vanilla"), ("gsam", "sam"), ("sam-norms", "sam")),
         ],
         _ALL_SCORES,
-        notes="With noisy labels (E), compare the best epoch too: some of the difference after the "
-        "last epoch comes from wrong labels that are memorised late.",
+        notes="With noisy labels (E), compare the best epoch too: a method may memorise wrong "
+        "labels late in training.",
     ),
     "fig-methods": Artifact(
-        "Test accuracy of all objectives, with and without ascent.",
+        "Test accuracy of all objectives.",
         _cells("A", _OBJECTIVES),
         [
             *_against(_OBJECTIVES[2:], *_BASELINES),
             *_pairs(("gsam", "sam"), ("asam-ascent", "asam")),
         ],
         draw=drawings.methods_figure,
-        notes="Methods with ascent also reduce the surrogate gap: SAM is GSAM without ascent. More "
-        "trials may change the order of methods whose intervals overlap.",
+        notes="More trials may change the order of methods whose intervals overlap.",
     ),
     "table-penalty": Artifact(
         "GSAM and min(f_p + lambda h), over lambda.",
@@ -174,7 +173,7 @@ ARTIFACTS: dict[str, Artifact] = {
         "again.",
     ),
     "table-epochs": Artifact(
-        "GSAM against vanilla training for as many epochs and for twice as many.",
+        "GSAM against vanilla training with the same number of epochs and with twice as many.",
         _cells("A", ("vanilla", "vanilla-2x", "gsam")),
         _pairs(("vanilla-2x", "vanilla"), ("gsam", "vanilla"), ("gsam", "vanilla-2x")),
         _ALL_SCORES,
@@ -196,17 +195,15 @@ ARTIFACTS: dict[str, Artifact] = {
         (),
         draw=drawings.cosine_figure,
         notes="`g` is the gradient at the weights, `g_p` the one at the perturbed weights. The "
-        "smaller the cosine, the more a step of SAM differs from a plain one. Look for the epochs "
-        "where it changes, and for a difference between the methods. Lines are means over seeds, "
-        "bands extend from the lowest to the highest seed.",
+        "smaller the cosine, the more a step of SAM differs from a plain one.",
     ),
     "fig-accuracy-curves": Artifact(
         "Test accuracy during training, with clean and with noisy labels.",
         [*_cells("A", _CURVES), *_cells("E", (*_CURVES, "vanilla-short"))],
         (),
         draw=drawings.accuracy_curves_figure,
-        notes="With noisy labels, the accuracy of plain training falls as it memorises wrong "
-        "labels.",
+        notes="With noisy labels, the accuracy of plain training falls midway, as it memorises "
+        "wrong labels, and recovers only in part.",
     ),
     "fig-gap-curves": Artifact(
         "The surrogate gap during training under different alpha.",
@@ -215,9 +212,8 @@ ARTIFACTS: dict[str, Artifact] = {
         draw=drawings.gap_curves_figure,
         max_seeds=0,
         notes="The surrogate gap `h` is the loss at the perturbed weights minus the loss at the "
-        "weights. GSAM minimizes it too; alpha sets how strongly. Compare the curves of a panel: "
-        "their order, and whether they differ by more than they fluctuate. They are those of the "
-        "tuning runs, with one seed each.",
+        "weights. GSAM also minimises it; alpha sets how strongly. The curves are from the tuning "
+        "runs, with one seed each: ignore differences that are smaller than their fluctuations.",
     ),
 }
 

@@ -31,21 +31,21 @@ is the output of `surrogap reproduce all --scale {scale} --no-train --page docs/
 
 **Settings.** In each set-up, a method gets {trials} [trials](#trials) with one seed each, scored on
 validation images that no run trains on{val_error}.
-If the best radius is the largest or smallest tried, one more follows beyond it. In set-up A,
+If the best radius is the largest or smallest tried, one trial beyond it is added. In set-up A,
 vanilla gets three more, with larger learning rates and weight decays.
-The settings with the best validation accuracy after the last epoch, the first of equal ones, are
-trained with the study's seeds and scored on the test images; no others are, except those that a
-table or figure varies on purpose. The trials build on each other: the other methods use the
-learning rate and weight decay that are best for vanilla, and GSAM is tried at the best radii of
-SAM. So more trials inform SAM than vanilla, and more inform GSAM than SAM.
+The settings with the best validation accuracy after the last epoch (the first, if tied) are
+trained with the study's seeds and scored on the test images. Other settings are scored on them
+only in ablations. The trials build on each other: SAM and the other objectives use the learning
+rate and weight decay that are best for vanilla, and GSAM is tried at the best radii of SAM. So SAM
+benefits from more trials than vanilla, and GSAM from more than SAM.
 
 **Intervals.** `±` is half the width of the 95 % confidence interval of the mean over seeds
-(Student's t), for three seeds or more. A seed changes initialisation and data order: the intervals
-hold for one set of training images and one test set. Differences are of test accuracy after the
-last epoch, paired by seed. A method is called better or worse only if the interval of the
-difference excludes zero.
+(Student's t), for three seeds or more. A seed changes initialisation and data order, so the
+intervals do not cover the choice of training and test images. Differences are of test accuracy
+after the last epoch, paired by seed. The verdict is "better" or "worse" only if the interval of
+the difference excludes zero.
 
-**Comparisons.** Each is counted once. {tally}
+**Comparisons.** {tally}
 
 | term | meaning |
 | --- | --- |
@@ -58,12 +58,13 @@ _TERMS = {
     "norm layers": "only the scale and bias of normalisation layers are perturbed; all weights are "
     "trained",
     "climb on 1/4 batch": "the perturbation is computed on a quarter of the batch",
-    "every 5th step": "the other steps are plain",
-    "last third": "plain training for the first two thirds of the epochs",
-    "Entropy-SGD": "five passes per step, for two fifths of the epochs",
+    "every 5th step": "the objective is used at every fifth step; the other steps are plain",
+    "last third": "plain training for the first two thirds of the epochs, then the objective",
+    "Entropy-SGD": "five passes per step, so it is trained for two fifths of the epochs",
     "f_p": "the loss at the perturbed weights; `f` is the loss at the weights, and `h = f_p - f` "
     "the surrogate gap",
-    "min(f, h)": "minimizes `f` and `h`; GSAM minimizes `f_p` and `h`",
+    "min(f, h)": "minimises `f` and `h`; GSAM minimises `f_p` and `h`",
+    "+ ascent": "also reduces the surrogate gap, by GSAM's ascent along `g_perp`",
     "light augmentation": "random crops and horizontal flips",
     "| cost |": "time of a training step relative to vanilla, times the number of steps, so that "
     "2x epochs costs 2.00 by definition. Steps are captured (one CUDA graph each) and timed on one "
@@ -72,12 +73,12 @@ _TERMS = {
     "test %, best epoch": "test accuracy after the epoch with the best validation accuracy",
     "corrupted %": "mean accuracy over {num_corruptions} corruptions of the test images, such as "
     "blur, of severity {severities} (1 is weakest, 5 strongest)",
-    "human labels %": "test accuracy relative to the labels that most people chose (CIFAR-10H)",
-    "calibration error %": "mean difference between confidence and accuracy, in 15 bins",
+    "human labels %": "test accuracy with the majority labels of human annotators (CIFAR-10H)",
+    "calibration error %": "expected calibration error (ECE) on the test images, with 15 bins",
     "training %": "accuracy on the training images, without augmentation",
     "top eigenvalue": "largest eigenvalue of the Hessian of the loss on {sharpness_images} "
-    "training images, in evaluation mode: median (lowest to highest seed). Nothing is concluded "
-    "from it where these ranges overlap",
+    "training images, in evaluation mode: median (lowest to highest seed). Where these ranges "
+    "overlap, we conclude nothing",
 }
 
 
@@ -154,9 +155,12 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         plain = [found.pop(method, None) for method in baselines]
         rows += [row for one in found.values() if (row := _gains(one, plain))]
     if rows:
-        yield "Points of test accuracy gained, with 95 % intervals:\n"
+        yield (
+            'Points of test accuracy gained over plain training ("vanilla"), with 95 % intervals. '
+            '"Norm layers" means that only normalisation layers are perturbed.\n'
+        )
         titles = (f"over {METHODS[method].title}" for method in baselines)
-        columns = ("set-up", "method", *titles, "at the best epoch", "seeds")
+        columns = ("set-up", "method", *titles, "over vanilla, best epoch", "seeds")
         yield Table(columns, rows).markdown() + "\n"
         yield (
             "\n".join(
@@ -167,7 +171,7 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             + "\n"
         )
         yield (
-            '"At the best epoch" is over vanilla, both after the epoch with the best validation '
+            'For "best epoch", both are scored after their epoch with the best validation '
             "accuracy. Results with three seeds are preliminary: more seeds may change them.\n"
         )
     final = {line["setup"] for line in ledger.of_kind("run", purpose="final")}
@@ -272,7 +276,8 @@ def _section(
     is_repeated = any(
         old.rows and old.markdown() != one.markdown() for old, one in zip(tables, new, strict=True)
     )
-    notes = ["Numbers in tables above are not repeated."] * is_repeated
+    scores = "Other scores" if any(one.rows for one in new) else "The scores"
+    notes = [f"{scores} are in the tables above."] * is_repeated
     notes += filter(None, [artifact.notes, missing(found)])
     yield " ".join(notes) + "\n"
 
@@ -301,7 +306,14 @@ def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
 
 
 def _compared(made: Sequence[Comparison]) -> Table:
-    columns = ("set-up", "difference", "points of test accuracy", "seeds", "here", "in the paper")
+    columns = (
+        "set-up",
+        "difference",
+        "points of test accuracy",
+        "seeds",
+        "verdict",
+        "in the paper",
+    )
     rows = [
         (
             *(one.first.cell.setup, one.title, one.difference.text(sign="+")),

@@ -197,12 +197,12 @@ def comparisons(found: Sequence[Summary], pairs: Sequence[tuple[str, str]]) -> l
 def tally(made: Sequence[Comparison]) -> str:
     """The number of comparisons, of those that exclude zero, and of those that the paper shares."""
     enough = [one for one in made if one.verdict != TOO_FEW]
-    words = [f"Of {len(made)} comparisons, {len(enough)} have at least {MIN_SEEDS} seeds."]
+    words = [f"{len(enough)} of {len(made)} comparisons have at least {MIN_SEEDS} seeds."]
     if enough:
         words.append(
             f"Intervals that exclude zero: {sum(one.verdict != SIMILAR for one in enough)}. "
-            f"With {len(enough)} comparisons at {100 * CONFIDENCE:.0f} %, expect about "
-            f"{len(enough) * (1 - CONFIDENCE):.1f} false positives."
+            f"If no two methods differed, about {len(enough) * (1 - CONFIDENCE):.1f} would do so "
+            "by chance."
         )
     stated = [(one.verdict, one.in_paper) for one in enough if one.in_paper is not None]
     if stated:
@@ -213,7 +213,7 @@ def tally(made: Sequence[Comparison]) -> str:
             "with a difference only here": sum(paper == SIMILAR != here for here, paper in stated),
         }
         found = ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
-        words.append(f"The paper has {len(stated)} of them: {found}.")
+        words.append(f"The paper makes {len(stated)} of these comparisons: {found}.")
     return " ".join(words)
 
 

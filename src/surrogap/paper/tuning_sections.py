@@ -22,7 +22,7 @@ study's trials, with validation accuracy in percent.
 
 The limits of 0.05 and 0.5 were chosen after the trials of set-ups A and E, so only the other
 set-ups test them. The ranges {widths}contain {inside} of the {tried} radii tried. With one seed
-each, the radii beside the best one may be as good.
+each, radii next to the best one may be as good.
 """
 
 
@@ -35,8 +35,8 @@ def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
     yield Table(("set-up", "method", "trials"), rows).markdown() + "\n"
     if edges := _edges(scale, ledger):
         yield (
-            "Chosen values that are the largest or smallest tried (of two values, each is), so "
-            f"that a better one may lie beyond: {'; '.join(edges)}.\n"
+            "Chosen values that are the largest or smallest tried, so that a better one may lie "
+            f"beyond (of two values, each is at an edge): {'; '.join(edges)}.\n"
         )
     if superseded := _superseded(scale, ledger):
         yield (
