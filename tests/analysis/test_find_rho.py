@@ -100,6 +100,10 @@ def test_words_for_the_ends_of_a_sweep() -> None:
     assert unbounded.explain(20.0).endswith(" 20 was not swept.")
     assert unbounded.explain(4.0).endswith(" 4 is within this range.")
     assert unbounded.center == unbounded.low
+    assert made(1.001, math.inf).explain() == (
+        "The loss is not finite from rho = 10 on, and rises by less than 0.05 at 1: sweep radii "
+        "between them."
+    )
 
 
 def test_an_overflow_is_too_large() -> None:

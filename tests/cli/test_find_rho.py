@@ -64,6 +64,14 @@ def test_the_sweep_of_a_run_matches_the_library(
     assert (run / "find-rho.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_unit_scales_the_range(run: Path) -> None:
+    """At a unit of 1000, no ascent step of the sweep raises the loss enough."""
+    assert run_find_rho(run, *RHOS, "--unit", "1000") == 0
+    found = result_of(run)
+    assert (found["unit"], found["low"]) == (1000.0, None)
+    assert "raises the loss by less than 50: sweep larger radii." in found["words"]
+
+
 @pytest.mark.parametrize(
     ("schedule", "radius"),
     [

@@ -356,6 +356,10 @@ def test_low_memory_is_refused_in_half_precision(name: str) -> None:
     message = 'memory must be "exact" for parameters in half precision, got "low"'
     with pytest.raises(ValueError, match=message):
         OBJECTIVES[name].make(toy_models.mlp().bfloat16(), memory="low")
+    model = toy_models.mlp()
+    objective = OBJECTIVES[name].make(model, memory="low")
+    with pytest.raises(ValueError, match=message):  # also if it is cast later
+        objective.backward(toy_models.closure_of(model.bfloat16(), toy_models.batch()))
 
 
 @every_two_pass

@@ -2,9 +2,9 @@
 
 At each radius it measures the quantities of a training step: the gap `h`, the perturbed loss `f_p`
 and the cosine of the angle between `g` and `g_p`. The range consists of the radii whose gap is 0.05
-to 0.5, in the units of cross-entropy. With a smaller one, training hardly differs from plain
-training. With a larger one, the model fits its data worse. `docs/results.md` and
-`docs/how-to/sharpness.md` compare this range with the best radii of full runs.
+to 0.5, for a loss such as cross-entropy with ten classes. Smaller radii usually change training
+little; larger ones usually cost accuracy. `docs/results.md` and `docs/how-to/sharpness.md` compare
+this range with the best radii of full runs.
 """
 
 import math
@@ -113,10 +113,16 @@ class Sweep:
                 f"Up to rho = {last.rho:g} the ascent step raises the loss by less than "
                 f"{GAP_FROM * self.unit:g}: sweep larger radii."
             )
-        if self.high <= self.low:
+        if self.high <= self.low == first.rho:
             return (
                 f"Already at rho = {first.rho:g} the ascent step raises the loss from "
                 f"{first.loss:.4g} to {first.perturbed_loss:.4g}: sweep smaller radii."
+            )
+        if self.high <= self.low:  # the loss jumps to infinity or NaN
+            before = max(radius.rho for radius in self.radii if radius.rho < self.low)
+            return (
+                f"The loss is not finite from rho = {self.low:g} on, and rises by less than "
+                f"{GAP_FROM * self.unit:g} at {before:g}: sweep radii between them."
             )
         if math.isinf(self.high):
             return f"Try rho from {self.low:.2g}. Radii above {last.rho:g} were not swept."
@@ -164,8 +170,9 @@ def find_rho(
         surface: The loss, on the batches of training.
         rhos: The radii to sweep.
         num_batches: The number of batches to use, from the start.
-        unit: The unit of the gap, for a loss other than cross-entropy: about half the loss of a
-            model that has learned nothing.
+        unit: The unit of the gap: the range is 0.05 to 0.5 times this. 1 suits cross-entropy with
+            about ten classes. For another loss, pass about half the loss of a model that has
+            learned nothing.
         climb: A function from the surface of one batch to the ascent step at radius 1, which is
             multiplied by rho. By default SAM's, `g / ||g||`.
         progress: Called with the number of gradients so far and the total.

@@ -55,6 +55,11 @@ class FindRho:
     """The number of batches to measure on. --batch-size must be the number of images that share a
     perturbation: with eight processes that climb separately, an eighth of the batch."""
 
+    unit: float = 1.0
+    """The unit of the gap: the suggested radii raise the loss by 0.05 to 0.5 times this. 1 suits
+    cross-entropy with about ten classes. Otherwise pass about half the loss of an untrained
+    model."""
+
     train_steps: int = 200
     """Without a run: number of training steps before the measurement."""
 
@@ -84,7 +89,9 @@ def main(arguments: Sequence[str]) -> int:
     with progress_bar("find-rho") as progress:
         if chosen.run is None:
             radii.train_with_plain_gradient(components, progress)
-        sweep = radii.sweep_radii(config, components, chosen.rhos, num_batches, progress)
+        sweep = radii.sweep_radii(
+            config, components, chosen.rhos, num_batches, progress, unit=chosen.unit
+        )
     rho = _judged_radius(chosen, components, arguments)
     words = sweep.explain(rho)
     largest: float | None = getattr(config.objective, "rho", None)
@@ -108,6 +115,7 @@ def main(arguments: Sequence[str]) -> int:
 def _check(chosen: FindRho, base: Config, arguments: Sequence[str]) -> None:
     integer("batches", chosen.batches, at_least=1, remedy="Pass a number such as 4.")
     integer("train_steps", chosen.train_steps, at_least=1, remedy="Pass a number such as 200.")
+    number("unit", chosen.unit, above=0.0, remedy="Leave it out for cross-entropy.")
     for rho in chosen.rhos:
         number("rhos", rho, above=0.0, remedy="Pass positive radii, such as 0.05 0.1.")
     if chosen.run is None:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor
@@ -28,10 +28,25 @@ from surrogap.core.vectors import (
     scalar_for,
     widened,
 )
+from surrogap.errors import InvalidValueError
 
 # The copies that a step holds in addition to weights and gradients; `Objective` documents them.
 # "low" suits neither very small radii nor closures that write to the weights.
 Memory: TypeAlias = Literal["exact", "low"]
+
+
+def check_memory(memory: Memory, parameters: Sequence[Tensor]) -> None:
+    """Check the argument `memory`."""
+    if memory not in get_args(Memory):
+        raise InvalidValueError(
+            f'memory must be "exact" or "low", got {memory!r}. Leave it out for "exact".'
+        )
+    if memory == "low" and any(parameter.itemsize < 4 for parameter in parameters):
+        # Half precision rounds away most of the ascent step, and so of `g`.
+        raise InvalidValueError(
+            'memory must be "exact" for parameters in half precision, got "low". Keep them in '
+            "float32 and use autocast, or leave memory out."
+        )
 
 
 @final

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from surrogap.core import gradients
 from surrogap.core.along import Gradient
-from surrogap.core.arithmetic import Arithmetic, Task
+from surrogap.core.arithmetic import Arithmetic, Task, check_memory
 from surrogap.core.buffers import unmoved
 from surrogap.core.combine import Coefficients, Number
 from surrogap.core.fused import choose
@@ -40,6 +40,7 @@ class AscentStep:
         self._along = objective.along
         self._workspace = objective._workspace
         self._weights = objective._workspace.weights
+        check_memory(objective.memory, self._weights.parameters)  # again: the model may be cast
         self._passes = passes
         self._rho = numbers[0]
         self._coefficients = Coefficients(*numbers[1:])

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from operator import attrgetter
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from torch.amp import GradScaler
 from surrogap.checks import number
 from surrogap.core import gradients
 from surrogap.core.along import Along
-from surrogap.core.arithmetic import Memory
+from surrogap.core.arithmetic import Memory, check_memory
 from surrogap.core.ascent import AscentStep
 from surrogap.core.catalog import SHARED
 from surrogap.core.combine import Combine, Number, PerturbedGradient
@@ -107,10 +107,6 @@ class Objective:
                 "Pass the model itself, not its parameters or its optimizer."
             )
         check_perturb(perturb)
-        if memory not in get_args(Memory):
-            raise InvalidValueError(
-                f'memory must be "exact" or "low", got {memory!r}. Leave it out for "exact".'
-            )
         if not isinstance(rho, Schedule):
             radius(rho)
         self.model = model
@@ -128,12 +124,7 @@ class Objective:
         weights = self._workspace.weights
         if along is not None:
             kinds_of(self.perturb, self.geometry, weights)  # checks that some parameter climbs
-        if memory == "low" and any(p.itemsize < 4 for p in weights.parameters):
-            # Half precision rounds away most of the ascent step, and so of `g`.
-            raise InvalidValueError(
-                'memory must be "exact" for parameters in half precision, got "low". Keep them in '
-                "float32 and use autocast, or leave memory out."
-            )
+        check_memory(memory, weights.parameters)
 
     @property
     def num_passes(self) -> int:

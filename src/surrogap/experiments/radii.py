@@ -127,11 +127,14 @@ def sweep_radii(
     rhos: Sequence[float],
     num_batches: int,
     progress: Progress,
+    *,
+    unit: float = 1.0,
 ) -> Sweep:
     """Sweep radii for a configuration.
 
     `components` are those of `components_for_sweep`, after training. Without `rhos`, the default
     radii are swept. `progress` is called with the number of computed gradients, and all of them.
+    `find_rho` documents `unit`.
 
     Raises:
         RuntimeError: A gradient or the ascent step is zero.
@@ -143,6 +146,7 @@ def sweep_radii(
         surface,
         rhos or USUAL_RHOS,
         num_batches=num_batches,
+        unit=unit,
         climb=ascent_step_of(config, components),
         progress=progress,
     )
@@ -200,6 +204,7 @@ def sweep_values(sweep: Sweep) -> dict[str, Any]:
         "low": sweep.low,
         "high": sweep.high,
         "center": sweep.center,
+        "unit": sweep.unit,
         "num_batches": sweep.num_batches,
         "radii": [asdict(radius) | {"gap": radius.gap} for radius in sweep.radii],
     }

@@ -71,8 +71,8 @@ def train_missing(
 def _check_settings(runs: Sequence[PlannedRun]) -> None:
     """Build one run of each method, so that wrong settings are found before any run trains.
 
-    Runs that have started before are valid. An error names the methods that have it, unless all
-    have it, such as that of missing images.
+    Runs that have started before are valid. An error names the methods that have it, unless several
+    are new and all have it, such as that of missing images.
 
     Raises:
         ValueError: Settings of a method do not fit together, or the images are missing.
@@ -88,7 +88,8 @@ def _check_settings(runs: Sequence[PlannedRun]) -> None:
     if errors:
         first = next(iter(errors.values()))
         methods = [method for method, error in errors.items() if str(error) == str(first)]
-        names = "" if len(methods) == len(built) else f"{', '.join(methods)}: "
+        is_common = len(methods) == len(built) > 1
+        names = "" if is_common else f"{', '.join(methods)}: "
         raise InvalidValueError(f"{names}{first}") from first
 
 
