@@ -185,6 +185,15 @@ def test_mistakes(
     assert not output.out
 
 
+def test_an_optimizer_without_momentum_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(EagerStep, "__call__", None)  # a step would raise TypeError
+    words = ("--objective", "momentum-sam", "--momentum", "0", "--train-steps", "3")
+    assert run_find_rho(*flags(tmp_path), *RHOS, *words) == 2
+    assert "optimizer must have momentum, got SGD without it" in capsys.readouterr().err
+
+
 def test_a_loss_that_is_not_finite_exits_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ def components_for_sweep(config: Config, run: Path | None, num_steps: int) -> Co
     """
     world = World(device_of(config.execution.device))
     components = components_of(_without_perturbation(config, run, num_steps), world)
+    ascent_step_of(config, components)  # refuses an optimizer without momentum before training
     if run is None:
         return components
     load_all_weights(components.model, run)
