@@ -83,6 +83,8 @@ def test_the_learning_rate_of_a_recipe_is_meant_for_gradients(
     assert found == with_lr_of_gradient(recipe.override(gamma=0.5))
     assert found.optimizer.lr == pytest.approx(0.2)
     assert shown(capsys, *words, "--lr", "0.3").optimizer.lr == 0.3
+    decayed = shown(capsys, *words, "--weight-decay", "0.01").optimizer
+    assert (decayed.lr, decayed.weight_decay) == pytest.approx((0.2, 0.01))
     assert shown(capsys, "--objective", "entropy-sgd").optimizer.lr == Config().optimizer.lr
 
 

@@ -140,6 +140,9 @@ def test_the_learning_rate_of_entropy_sgd_is_divided_by_gamma() -> None:
         assert optimizer.weight_decay * optimizer.lr == pytest.approx(1e-3 * 0.1)
         assert optimizer.clip_norm == pytest.approx(2.0 * gamma)
     assert given.config.optimizer.lr == 7
+    assert given.config.optimizer.weight_decay == pytest.approx(1e-3 * 0.03)
+    (capitals,) = plan("fashion-mnist-gsam", "entropy-sgd", optimizer="SGD", **recipe)
+    assert capitals.config.optimizer.lr == default.config.optimizer.lr
     (adam,) = plan("cifar10-vit-gsam", "entropy-sgd")
     assert adam.config.optimizer == RECIPES["cifar10-vit-gsam"]().optimizer
     config = Config().override(objective="sam")

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     base = base_config(arguments, resumed_run(arguments))
     chosen = options(Train, "train", arguments, default=Train(config=base))
     config = chosen.config
-    if chosen.recipe is not None and "lr" not in given_fields(arguments):
-        config = with_lr_of_gradient(config)
+    if chosen.recipe is not None:
+        config = with_lr_of_gradient(config, given=given_fields(arguments))
     if chosen.print_config:
         print(config.to_json(), end="")
         return 0

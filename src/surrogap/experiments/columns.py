@@ -1,6 +1,6 @@
 """The columns of a comparison, and their runs. This module does not import torch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
@@ -77,8 +77,7 @@ class Column:
         """Return the configuration of a run in this column."""
         changes = {name: value for name, value in changes.items() if self.uses(name)}
         config = _recipe_for(recipe, self.objective).override(**{**changes, **self.settings})
-        if "lr" not in self.settings:
-            config = with_lr_of_gradient(config)
+        config = with_lr_of_gradient(config, given=self.settings)
         return _twice(config) if self.is_twice else config
 
 
@@ -120,27 +119,30 @@ def column_runs(
             yield PlannedRun(column.title, config.override(seed=seed, out=out))
 
 
-def with_lr_of_gradient(config: Config) -> Config:
-    """Convert a learning rate that was chosen for gradients to the objective's direction.
+def with_lr_of_gradient(config: Config, given: Container[str] = ()) -> Config:
+    """Convert settings that were chosen for gradients to the objective's direction.
 
     The direction of Entropy-SGD is `gamma * (w - mu)`, so its learning rate is `lr / gamma`. Weight
     decay and the clipping norm are multiplied by `gamma`, which keeps the decay per step and the
-    relative clipping. Other objectives, and optimizers that normalise the direction such as Adam,
-    are left unchanged.
+    relative clipping. Fields in `given`, which were chosen for the direction, are left unchanged,
+    as are other objectives and optimizers that normalise the direction, such as Adam.
 
     >>> config = with_lr_of_gradient(Config().override(objective="entropy-sgd", gamma=0.5, lr=0.1))
     >>> config.optimizer.lr
     0.2
     """
-    objective, optimizer = config.objective, config.optimizer
-    if not isinstance(objective, EntropySGDConfig) or optimizer.name not in _PROPORTIONAL:
+    objective = config.objective
+    is_proportional = config.optimizer.name.lower() in _PROPORTIONAL
+    if not isinstance(objective, EntropySGDConfig) or not is_proportional:
         return config
-    gamma, clip_norm = objective.gamma, optimizer.clip_norm
+    gamma, values = objective.gamma, config.flat()
+    factors = {"lr": 1 / gamma, "lr_min": 1 / gamma, "weight_decay": gamma, "clip_norm": gamma}
     return config.override(
-        lr=optimizer.lr / gamma,
-        lr_min=config.schedule.lr_min / gamma,
-        weight_decay=optimizer.weight_decay * gamma,
-        clip_norm=None if clip_norm is None else clip_norm * gamma,
+        **{
+            name: factor * values[name]
+            for name, factor in factors.items()
+            if name not in given and values[name] is not None
+        }
     )
 
 
