@@ -595,7 +595,7 @@ def test_alpha_must_stay_zero_if_only_norms_climb() -> None:
     step = run.captured()
     step(*run.batch(0))
     run.objective.alpha = 0.1
-    message = "The objective's need for the gradient of all weights changed since the step was"
+    message = "Whether the direction contains g .not if alpha is 0. changed since the step was"
     with pytest.raises(RuntimeError, match=message):
         step(*run.batch(0))
 

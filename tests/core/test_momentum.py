@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from timm.optim import Lookahead
 from torch import Tensor, nn, optim
 
 from surrogap import MomentumSAM, Report
@@ -250,6 +251,15 @@ def test_the_optimizer_of_another_model_is_refused_once_it_has_momentum() -> Non
         objective.backward(closure)
     optimizer.add_param_group({"params": model.parameters()})  # they have no momentum yet
     objective.backward(closure)
+
+
+def test_inside_lookahead_it_reads_the_momentum_of_the_inner_optimizer() -> None:
+    model = toy_models.mlp()
+    inner, objective = stepped(model)
+    closure = toy_models.closure_of(model, toy_models.batch())
+    expected = objective.backward(closure)
+    wrapped = MomentumSAM(model, Lookahead(inner), rho=objective.rho)
+    assert float(wrapped.backward(closure).perturbed_loss) == float(expected.perturbed_loss)
 
 
 def test_climb_is_refused() -> None:

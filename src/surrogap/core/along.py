@@ -120,12 +120,14 @@ class Momentum(Along):
             ValueError: The optimizer has taken a step, but its state has no momentum under a known
                 name, or it trains none of the parameters.
         """
-        states = [self.optimizer.state.get(parameter, {}) for parameter in parameters]
+        # timm's Lookahead has an empty state, and steps another optimizer.
+        stepped = getattr(self.optimizer, "_base_optimizer", self.optimizer)
+        states = [stepped.state.get(parameter, {}) for parameter in parameters]
         momenta = [
             next((state[name] for name in _MOMENTA if state.get(name) is not None), None)
             for state in states
         ]
-        if self.optimizer.state and not are_any(momenta):
+        if stepped.state and not are_any(momenta):
             self._check_state(parameters, next(filter(None, states), None))
         return momenta
 

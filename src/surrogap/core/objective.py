@@ -63,8 +63,9 @@ class Objective:
             layers, a function of a parameter's name and the parameter that returns True for those
             that climb, or None for all. The other parameters are trained without being perturbed.
             If the direction does not contain `g` (SAM, or alpha = 0), the first pass computes only
-            the gradients of the parameters that climb, from the second call on. Under reentrant
-            checkpointing, which must be enabled before the first call, it computes all.
+            the gradients of the parameters that climb, from the second call on. It computes all
+            under FSDP2, and under reentrant checkpointing, which must be enabled before the first
+            call.
         scope: Under DistributedDataParallel, the gradients that the ascent step uses: "replica",
             this process's own, which is the default; "global", the mean over all processes; a
             process group, the mean over its members. Sharded models support only "global".
@@ -280,7 +281,7 @@ class Objective:
             state: The state that `state_dict` returned.
 
         Raises:
-            ValueError: `state` is that of another schedule or model.
+            ValueError: `state` is not that of this schedule, or is that of another model.
         """
         if isinstance(self.rho, Schedule):
             self.rho.load_state_dict(state.get("rho", {}))
@@ -362,8 +363,7 @@ class Objective:
         needs_whole_g = keeps_g or self.combine.coefficients().use_g
         return [
             *((f"The objective's {name}", getattr(self, name)) for name in self._fixed),
-            # It changes when alpha becomes 0, or is 0 no longer.
-            ("The objective's need for the gradient of all weights", needs_whole_g),
+            ("Whether the direction contains g (not if alpha is 0)", needs_whole_g),
         ]
 
 

@@ -203,8 +203,7 @@ class MomentumSAM(Objective):
 
     Args:
         model: The model to train.
-        optimizer: The optimizer that trains the model. Its momentum is read, not changed. Pass the
-            optimizer inside a wrapper that does not expose its state, such as timm's Lookahead.
+        optimizer: The optimizer that trains the model. Its momentum is read, not changed.
         rho: The radius: a number or a schedule of `surrogap.rho`.
         perturb: The parameters that climb; see `Objective`.
         eps: Added to the norm before dividing by it.
