@@ -1,11 +1,14 @@
 """DistributedDataParallel against the same arithmetic in one process."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from surrogap import GSAM
 from tests import equality, toy_models
 from tests.distributed.processes import Processes
 from tests.objective_cases import OBJECTIVES, every_objective, every_two_pass
@@ -69,3 +72,39 @@ def test_a_group_is_the_mean_of_the_groups_directions(name: str, four: Processes
     results = four.run(direction, name, "mlp", 2)
     assert equality.relative_error(results[0], expected) < 1e-12
     assert equality.same_bits(results[:1] * 3, results[1:])
+
+
+def half_climb(model: nn.Module, data: toy_models.Batch, alpha: float, **settings: Any) -> None:
+    """Fill `.grad` twice: norm layers climb along the gradient on half of each shard.
+
+    From the second call on, the first pass computes only gradients that the step needs.
+    """
+    x, y = data
+    is_first = torch.arange(len(x)) % SIZE < SIZE // 2
+    objective = GSAM(model, rho=0.1, alpha=alpha, perturb="norms", **settings)
+    for _ in range(2):
+        model.zero_grad()
+        objective.backward(
+            lambda: toy_models.cross_entropy(model, (x, y)),
+            climb=lambda: toy_models.cross_entropy(model, (x[is_first], y[is_first])),
+        )
+
+
+def half_climb_in_a_process(alpha: float, scope: str) -> Tensor:
+    model = DistributedDataParallel(model_of("attention"))
+    half_climb(model, shard(dist.get_rank()), alpha, scope=scope)
+    return toy_models.flat_grad(model)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+@pytest.mark.parametrize("scope", ["replica", "global"])
+def test_norms_that_climb_on_a_part(scope: str, alpha: float, two: Processes) -> None:
+    parts = [shard(0), shard(1)] if scope == "replica" else [whole(range(2))]
+    expected = []
+    for part in parts:
+        model = model_of("attention")
+        half_climb(model, part, alpha)
+        expected.append(toy_models.flat_grad(model))
+    results = two.run(half_climb_in_a_process, alpha, scope)
+    assert equality.relative_error(results[0], torch.stack(expected).mean(0)) < 1e-12
+    assert equality.same_bits(results[:1], results[1:])

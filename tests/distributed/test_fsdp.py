@@ -36,6 +36,7 @@ from surrogap.core.report import Report
 from surrogap.core.shards import Sharding
 from tests import equality, objective_cases, toy_models
 from tests.distributed.processes import Processes
+from tests.distributed.test_ddp import half_climb
 from tests.objective_cases import OBJECTIVES, every_objective
 
 SIZE = 4  # samples in a process
@@ -176,6 +177,20 @@ def test_the_direction_is_that_of_the_whole_batch(
 ) -> None:
     results = request.getfixturevalue(number).run(direction, name, True, {})
     assert_like_one(results, *alone(name, len(results)))
+
+
+def half_climb_in_shards(alpha: float) -> Tensor:
+    model = sharded(network())
+    half_climb(model, mine(), alpha)
+    return flat_grad(model)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+def test_norms_that_climb_on_a_part(alpha: float, two: Processes) -> None:
+    model = network()
+    half_climb(model, whole(2), alpha)
+    for result in two.run(half_climb_in_shards, alpha):
+        assert equality.relative_error(result, toy_models.flat_grad(model)) < 1e-12
 
 
 def keep_gathered(model: Any) -> None:
