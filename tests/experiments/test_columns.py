@@ -63,11 +63,14 @@ def test_costs_count_passes() -> None:
         ({"objective": "sam", "climb_fraction": 0.5, "every": 2}, 1.25),
         ({"objective": "momentum-sam", "every": 2}, 1),
         ({"objective": "entropy-sgd", "inner_steps": 7}, 7),
+        ({"objective": "sam", "start_epoch": 8}, 1.2),
+        ({"objective": "sam", "start_epoch": 12}, 1),
     ],
     ids=str,
 )
 def test_passes_follow_from_the_catalog(changes: dict[str, object], expected: float) -> None:
-    assert num_passes(Config().override(**changes).objective) == pytest.approx(expected)
+    """Per epoch, over ten epochs."""
+    assert num_passes(Config().override(**changes).objective, 10) == pytest.approx(10 * expected)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ def test_a_line_has_the_results_of_the_command_at_the_tuned_learning_rate(
         for name in ("low", "center", "radii", "num_batches"):
             assert suggested[name] == found[name]
         assert suggested["high"] == (math.inf if found["high"] is None else found["high"])
+        assert found["words"].startswith(suggested["words"])
 
 
 @pytest.fixture

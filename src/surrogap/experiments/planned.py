@@ -23,8 +23,9 @@ class PlannedRun:
 
     @property
     def num_passes(self) -> float:
-        """Forward-backward passes over the batch per step, averaged over steps."""
-        return num_passes(self.config.objective)
+        """Forward-backward passes over the batch per step, averaged over the run."""
+        epochs = self.config.schedule.epochs
+        return num_passes(self.config.objective, epochs) / epochs
 
     @property
     def cost(self) -> float:
@@ -33,16 +34,17 @@ class PlannedRun:
         return self.num_passes * (schedule.steps or schedule.epochs)
 
 
-def num_passes(objective: ObjectiveConfig) -> float:
-    """Return the forward-backward passes over the batch per step, averaged over steps.
+def num_passes(objective: ObjectiveConfig, epochs: float) -> float:
+    """Return the forward-backward passes over the training images in the first `epochs`.
 
-    A first pass over a fraction of the batch counts as that fraction, and a plain step as one pass.
-    Plain steps before `start_epoch` are not counted.
+    A first pass over a fraction of the batch counts as that fraction.
 
-    >>> num_passes(Config().override(objective="sam", climb_fraction=0.25, every=5).objective)
-    1.05
+    >>> num_passes(Config().override(objective="sam", start_epoch=20).objective, epochs=100)
+    180.0
     """
     passes: float = OBJECTIVES[objective.name].num_passes(**objective.arguments())
     if isinstance(objective, AscentConfig):
         passes += objective.climb_fraction - 1
-    return 1 + (passes - 1) / (objective.every if isinstance(objective, PerturbedConfig) else 1)
+    if not isinstance(objective, PerturbedConfig):
+        return passes * epochs
+    return epochs + (passes - 1) * max(epochs - objective.start_epoch, 0) / objective.every

@@ -127,7 +127,7 @@ def suggestions(
         components = components_for_sweep(config, None, num_steps)
         train_with_plain_gradient(components, _ignore)
         sweep = sweep_radii(config, components, (), num_batches, _ignore)
-        found[method] = sweep_values(sweep)
+        found[method] = {"words": sweep.explain(), **sweep_values(sweep)}
     return {"train_steps": num_steps, "suggestions": found}
 
 
