@@ -26,6 +26,11 @@ def test_version_is_the_same_everywhere() -> None:
     assert re.search(rf"^## \[?{version}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
+def test_the_package_runs_as_a_module() -> None:
+    words = [sys.executable, "-m", "surrogap", "--version"]
+    assert subprocess.check_output(words, text=True) == f"surrogap {surrogap.__version__}\n"
+
+
 def test_workflow_runs_the_oldest_and_the_newest_python_and_the_oldest_torch() -> None:
     listed = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
     (oldest,) = (Requirement(d).specifier for d in PROJECT["dependencies"] if "torch" in d)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from surrogap.cli import main
 from surrogap.experiments.recipes import RECIPES, Recipe
@@ -153,7 +154,9 @@ def test_radii_are_suggested_by_name(
     monkeypatch.setitem(SCALES, "laptop", scale)
     monkeypatch.chdir(tmp_path)
     assert reproduce("find-rho") == 0
-    assert capsys.readouterr().out == "1 measurement and 0 runs are left, about 1 minutes.\n"
+    left, why = capsys.readouterr().out.splitlines()
+    assert left == "1 measurement and 0 runs are left, about 1 minutes."
+    assert why.endswith("To tune some, run surrogap reproduce table-1.")
     ledger = Ledger(Path(scale.ledger))
     for method in ("vanilla", "sam"):
         for run in trials(scale, "A", method, ledger):
@@ -237,3 +240,38 @@ def test_the_commands_of_the_paper_scale_match_its_runs(
     assert main(["train", *words, "--print-config", "--data-root", "images"]) == 0
     found = Config.from_dict(json.loads(capsys.readouterr().out))
     assert found == run.config("images")
+
+
+def test_options_without_effect_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["fig-gap", "--dry-run"],
+        ["theory", "--time-limit", 9],
+        ["table-1", "--seeds", 5],
+    ):
+        assert reproduce(*words) == 2
+        error = capsys.readouterr().err
+        assert f"{words[1]} has no effect on {words[0]}. Leave it out." in error
+
+
+def test_what_cannot_end_well_is_refused_before_training(
+    instant: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce("table-epochs", "--time-limit", "nan") == 2
+    assert "time_limit must be" in capsys.readouterr().err
+    assert reproduce("table-epochs", "--ledger", "/proc/study.jsonl") == 2
+    assert "ledger must be a file that can be written" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert reproduce("table-epochs", "--scale", "gpu", "--ledger", tmp_path / "new.jsonl") == 2
+        assert "scale must be laptop without a CUDA device" in capsys.readouterr().err
+    assert not instant
+
+
+def test_ctrl_c_between_runs_says_how_to_go_on(
+    scale: Scale, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "train_all", interrupted)
+    assert reproduce("table-epochs") == 130
+    assert f"Finished runs are in {scale.ledger}. Run the same" in capsys.readouterr().err

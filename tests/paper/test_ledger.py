@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,18 @@ def test_kinds(tmp_path: Path) -> None:
     ledger.append({"kind": "failure", "key": "a"})
     ledger.append(line("b"))
     assert [one["key"] for one in ledger.of_kind("run")] == ["b"]
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, write = Ledger(tmp_path / "study.jsonl"), os.write
+    ledger.append(line("a"))
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:5]))
+    with pytest.raises(ValueError, match=r"can be written, got .*No space left on device"):
+        ledger.append(line("b"))
+    monkeypatch.undo()
+    ledger.append(line("c"))
+    again = Ledger(ledger.path)
+    assert ([one["key"] for one in again], again.num_torn) == (["a", "c"], 0)
 
 
 def test_a_path_that_is_not_a_file_is_refused(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from surrogap.evaluation import corrupted, evaluate
+from surrogap.paper import running
 from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.methods import METHODS
 from surrogap.paper.running import Environment, finished
 from surrogap.paper.study import GPU, Cell, Scale, StudyRun, study_run
 from surrogap.paper.tuning import trials
+from surrogap.training.failure import RunFailedError
 from surrogap.training.images import images_of
 from surrogap.training.run import train
 from tests.data.downloads import fake_pets
@@ -103,11 +105,24 @@ def test_a_run_whose_loss_is_not_finite_is_written_as_failed(
     assert line["reason"].startswith("loss must be finite")
 
 
+def test_a_full_disk_is_not_written_as_a_failure(
+    run: StudyRun, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is tried again by the next command."""
+
+    def full(*arguments: object, **more: object) -> None:
+        raise RunFailedError("Cannot write records.jsonl: No space left on device.")
+
+    monkeypatch.setattr(running, "train", full)
+    with pytest.raises(RunFailedError, match="No space left on device"):
+        finished(replace(run, seed=8), environment)
+
+
 def test_image_files_are_refused(tmp_path: Path) -> None:
     """Those of Flowers-102 and Pets-37, as torchvision downloads them, have various sizes."""
     fake_pets(tmp_path)
     run = study_run(GPU, Cell("P", "sam"), {"rho": 0.1}, seed=0, purpose="final")
-    message = f"data_root must hold the archive pets37.npz, got {tmp_path}, which has image files."
+    message = f"data_root must hold the archive pets37.npz, got {tmp_path} without it."
     with pytest.raises(ValueError, match=re.escape(message)):
         finished(run, Environment(GPU, data_root=str(tmp_path)))
 

@@ -67,6 +67,14 @@ def test_a_signal_saves_and_ends(number: signal.Signals, tmp_path: Path) -> None
     assert signal.getsignal(number) == before
 
 
+def test_a_signal_during_the_last_step_is_passed_on(tmp_path: Path) -> None:
+    """So that the next run of a study or a comparison does not start."""
+    outcome = train(
+        small_runs.config(tmp_path), progress=small_runs.Interrupting(12, signal.SIGTERM)
+    )
+    assert (outcome.is_finished, outcome.signal) == (True, signal.SIGTERM)
+
+
 def test_a_second_interrupt_does_not_wait() -> None:
     before = signal.getsignal(signal.SIGINT)
     with stop_requests() as requests:

@@ -9,7 +9,7 @@ surrogap reproduce theory
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +20,7 @@ from surrogap.checks import integer, one_of
 from surrogap.cli.options import options
 from surrogap.cli.studies import TITLES, StudyOptions, reproduce_study, show
 from surrogap.cli.terminal import print_stopped, progress_bar
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
 from surrogap.paper.reproductions import REPRODUCTIONS, ReproductionSettings
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         Table(("name", "content"), list(titles.items())).print()
         return 0
     name = one_of("name", chosen.name, titles, remedy="surrogap reproduce lists them.")
+    _check_effect(chosen, name)
     if name not in REPRODUCTIONS:
         return reproduce_study(name, chosen)
     if chosen.steps is not None:
@@ -79,6 +81,18 @@ def main(arguments: Sequence[str]) -> int:
     integer("seeds", chosen.seeds, at_least=1, remedy="Pass a number of runs, such as 3.")
     integer("frames", chosen.frames, at_least=1, remedy="Pass a number of frames, such as 60.")
     return _reproduce(name, _settings(chosen, name))
+
+
+def _check_effect(chosen: Reproduce, name: str) -> None:
+    """Refuse options that this table or figure does not use."""
+    of_study = {field.name for field in fields(StudyOptions)} - {"out"}
+    for field in fields(chosen):
+        is_used = field.name in ("name", "out") or (field.name in of_study) != (
+            name in REPRODUCTIONS
+        )
+        if not is_used and getattr(chosen, field.name) != field.default:
+            flag = f"--{field.name.replace('_', '-')}"
+            raise InvalidValueError(f"{flag} has no effect on {name}. Leave it out.")
 
 
 def _settings(chosen: Reproduce, name: str) -> ReproductionSettings:

@@ -1,5 +1,6 @@
 """The study of `surrogap reproduce`, from which its tables and figures are drawn."""
 
+import signal
 import sys
 import textwrap
 import time
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from surrogap.checks import integer
+from surrogap.checks import integer, number
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
@@ -95,6 +97,8 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
         ValueError: An option is not valid, or the images are missing.
     """
     integer("jobs", options.jobs, at_least=1, remedy="Pass a number of processes, such as 4.")
+    if options.time_limit is not None:
+        number("time_limit", options.time_limit, remedy="Pass seconds, such as 500.")
     if options.scale == "paper":
         return _reproduce_on_imagenet(name, options.data_root)
     scale = SCALES[options.scale]
@@ -146,16 +150,19 @@ def _print_plan(
         )
         for one in measurements
     ]
-    rows += [
-        (
-            item.run.purpose,
-            item.run.title if item.is_ready else f"{item.run.cell}, as tuned, seed {item.run.seed}",
-            f"{item.seconds:.0f} s",
-        )
-        for item in left
-    ]
+    rows += [(item.run.purpose, _title(item), f"{item.seconds:.0f} s") for item in left]
     Table(("purpose", "run", "expected"), rows).print()
     print(_summary(measurements, left, jobs))
+
+
+def _title(item: Todo) -> str:
+    """The title of a run, also if its settings are not known yet."""
+    run = item.run
+    if item.is_ready:
+        return run.title
+    if run.purpose == "tuning":
+        return f"{run.title}, may change"
+    return ", ".join(filter(None, (run.cell, run.label, "as tuned", f"seed {run.seed}")))
 
 
 def _summary(measurements: Sequence[Measurement], left: Sequence[Todo], jobs: int) -> str:
@@ -175,9 +182,17 @@ def _train(
     ledger: Ledger,
     options: StudyOptions,
 ) -> int:
+    import torch
+
     from surrogap.paper.running import Environment, Stopped
     from surrogap.paper.workers import train_study
 
+    ledger.check_writable()
+    if scale.name == "gpu" and not torch.cuda.is_available():
+        raise InvalidValueError(
+            "scale must be laptop without a CUDA device, got gpu. Pass --scale laptop, or "
+            "--no-train to draw from the ledger."
+        )
     environment = Environment(
         scale,
         data_root=options.data_root,
@@ -196,15 +211,20 @@ def _train(
             after_measurement=_print_measurement,
             after_run=_print_line,
         )
-    except Stopped as stopped:
+    except (Stopped, KeyboardInterrupt) as stopped:  # Ctrl-C between runs, or during several
+        received = stopped.signal if isinstance(stopped, Stopped) else signal.SIGINT
         print(
-            f"surrogap: {stopped.signal.name} stopped surrogap reproduce. Finished runs are in "
+            f"surrogap: {received.name} stopped surrogap reproduce. Finished runs are in "
             f"{ledger.path}. Run the same command to train the others.",
             file=sys.stderr,
         )
-        return 128 + stopped.signal
+        return 128 + received
     if wanted or waiting:
         print(_summary(waiting, left, options.jobs))
+    if waiting and not left:
+        print(
+            "find-rho is compared with tuned radii. To tune some, run surrogap reproduce table-1."
+        )
     return 0
 
 

@@ -58,12 +58,13 @@ def main(arguments: Sequence[str]) -> int:
     progress = display_for_stdout()
     outcome = train(config, resume=chosen.resume, progress=progress, probe=sharpness_probe)
     step = f"step {outcome.step} of {outcome.num_steps}"
-    if outcome.signal is not None and outcome.is_first:
+    stopped_by = None if outcome.is_finished else outcome.signal
+    if stopped_by is not None and outcome.is_first:
         print(
-            f"surrogap: {outcome.signal.name} stopped the run after {step}. Its checkpoint is "
+            f"surrogap: {stopped_by.name} stopped the run after {step}. Its checkpoint is "
             f"saved. Continue with surrogap train --resume --out {outcome.folder}",
             file=sys.stderr,
         )
     elif outcome.is_first:
         print(f"{outcome.folder}: finished, {step}")
-    return 0 if outcome.signal is None else 128 + outcome.signal
+    return 0 if stopped_by is None else 128 + stopped_by

@@ -5,9 +5,11 @@ most half a line, which is skipped and counted. Ledgers of several machines are 
 concatenation: of lines with the same key, the first counts.
 """
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -22,7 +24,7 @@ class Ledger:
     """The lines of a ledger, in memory and on disk.
 
     Args:
-        path: The file. It may be missing, and is created with the first line.
+        path: The file. It may be missing, and is created when it is written to.
 
     Attributes:
         num_torn: The number of lines that are incomplete, which are skipped.
@@ -51,6 +53,28 @@ class Ledger:
             else:
                 self._lines[line["key"]] = line
 
+    def check_writable(self) -> None:
+        """Check that lines can be appended, before hours of training.
+
+        Raises:
+            ValueError: The file cannot be written.
+        """
+        with self._opened():
+            pass
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Context manager that opens the file, and reports what the disk refuses."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                yield handle
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise _not_accessible("written", self.path, error) from error
+
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line, in memory and on disk.
 
@@ -58,18 +82,14 @@ class Ledger:
             ValueError: The file cannot be written.
         """
         text = json.dumps(json_value(line), allow_nan=False, separators=(",", ":"))
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                # A process that died may have left half a line without a line break.
-                start = "" if _ends_a_line(handle) else "\n"
-                os.write(handle, f"{start}{text}\n".encode())
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise _not_accessible("written", self.path, error) from error
+        with self._opened() as handle:
+            # A process that died may have left half a line without a line break.
+            start, size = "" if _ends_a_line(handle) else "\n", os.fstat(handle).st_size
+            data = f"{start}{text}\n".encode()
+            if os.write(handle, data) < len(data):
+                os.ftruncate(handle, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(handle)
         self._lines.setdefault(line["key"], json.loads(text))
 
     def __getitem__(self, key: str) -> LedgerLine:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.core.catalog import DEFAULT_RHO
-from surrogap.data import Splits, TensorSet
+from surrogap.data import Splits, TensorSet, archive_of
 from surrogap.errors import InvalidValueError
 from surrogap.evaluation import corrupted, evaluate
 from surrogap.experiments.eval_scores import mean_scores
@@ -35,7 +35,7 @@ from surrogap.experiments.surfaces import (
 from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.study import Scale, StudyRun
 from surrogap.training.config import Config
-from surrogap.training.failure import RunFailedError
+from surrogap.training.failure import DivergedError
 from surrogap.training.images import images_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import Record, read_records
@@ -117,6 +117,7 @@ def finished(run: StudyRun, environment: Environment) -> LedgerLine:
     A run whose loss is not finite returns a line of kind "failure", so that it is not tried again.
 
     Raises:
+        RunFailedError: The disk is full.
         Stopped: A signal asked the process to end.
         ValueError: The images are missing, or the configuration is not valid.
     """
@@ -131,7 +132,7 @@ def finished(run: StudyRun, environment: Environment) -> LedgerLine:
             if _is_source(run, environment.scale):
                 config = environment.config_with_weights(run)
             outcome = _trained(config)
-        except RunFailedError as failure:
+        except DivergedError as failure:
             seconds = round(time.perf_counter() - start, 2)
             return line | {"kind": "failure", "reason": str(failure), "seconds": seconds}
         line |= _summary(read_records(config.folder), config)
@@ -172,18 +173,17 @@ def _splits(name: str, root: str, train: int | None, val: int | None, labels: st
     """The splits of a data set, which many runs share.
 
     Raises:
-        ValueError: The images are missing, or not in an archive.
+        ValueError: The archive of the images is missing.
     """
+    if name != "embedded" and archive_of(name, root) is None:
+        raise InvalidValueError(
+            f"data_root must hold the archive {Path(name).stem}.npz, got {root} without it. Build "
+            "it as in docs/how-to/reproduce.md, and pass its folder as --data-root."
+        )
     config = Config().override(
         data=name, data_root=root, train_per_class=train, val_per_class=val, train_labels=labels
     )
-    splits = images_of(config.data)
-    if not isinstance(splits.train, TensorSet):
-        raise InvalidValueError(
-            f"data_root must hold the archive {name}.npz, got {root}, which has image files. Build "
-            "it as in docs/how-to/reproduce.md."
-        )
-    return splits
+    return images_of(config.data)
 
 
 def _description(run: StudyRun, config: Config, environment: Environment) -> LedgerLine:

@@ -19,6 +19,7 @@ from types import FrameType
 
 import torch
 
+from surrogap.errors import UserError
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.measuring import measured
 from surrogap.paper.plan import Measurement, Stage, Todo, todo
@@ -99,8 +100,9 @@ def train_all(
         after_run: Called with each new line, and the runs that are left.
 
     Raises:
-        RunFailedError: A run in a worker process raised an error, or the process died. Finished
-            runs are in the ledger.
+        RunFailedError: The disk is full, a run in a worker process raised an error of Python's, or
+            the process died. Finished runs are in the ledger.
+        ValueError: Images are missing.
     """
     jobs = environment.jobs
     running: dict[Future[LedgerLine], StudyRun] = {}
@@ -136,7 +138,7 @@ def train_all(
 def _result(future: "Future[LedgerLine]", run: StudyRun) -> LedgerLine:
     try:
         return future.result()
-    except BrokenProcessPool:
+    except (BrokenProcessPool, RunFailedError, UserError):
         raise
     except Exception as error:
         text = "".join(traceback.format_exception(error))

@@ -1,4 +1,4 @@
-"""The error of a run that cannot continue."""
+"""The errors of a run that cannot continue."""
 
 import errno
 
@@ -8,6 +8,10 @@ class RunFailedError(RuntimeError):
 
     The files in the folder, in particular the last checkpoint, are intact.
     """
+
+
+class DivergedError(RunFailedError):
+    """Raised if the loss is not finite."""
 
 
 def disk_remedy(error: OSError) -> str:

@@ -18,7 +18,7 @@ from surrogap.evaluation import evaluate
 from surrogap.training.checkpoints import Checkpoints, State
 from surrogap.training.components import components_of
 from surrogap.training.config import Config
-from surrogap.training.failure import RunFailedError
+from surrogap.training.failure import DivergedError
 from surrogap.training.folder import CHECKPOINTS, check_folder, prepare_folder
 from surrogap.training.objective_configs import PerturbedConfig
 from surrogap.training.probe import MakeProbe, probe_of
@@ -49,7 +49,7 @@ class Outcome:
         folder: The folder of the run.
         step: The number of steps taken.
         num_steps: The number of steps of the whole run.
-        signal: The signal that stopped the run before its end; None if it is finished.
+        signal: The signal that asked to stop, perhaps during the last step; None without one.
         record: The record of the last epoch; None if no epoch is finished.
         model: The model with its last weights.
         is_first: True in the first process.
@@ -62,6 +62,11 @@ class Outcome:
     record: Record | None
     model: nn.Module
     is_first: bool
+
+    @property
+    def is_finished(self) -> bool:
+        """True if all steps were taken."""
+        return self.step == self.num_steps
 
 
 def train(
@@ -82,7 +87,8 @@ def train(
 
     Raises:
         ImportError: A package is not installed.
-        RunFailedError: The loss is not finite, or the disk is full.
+        DivergedError: The loss is not finite.
+        RunFailedError: The disk is full.
         TypeError: A setting has the wrong type.
         ValueError: Settings do not fit together, images are missing or damaged, or the folder has
             another run or other files.
@@ -161,12 +167,11 @@ class _Trainer:
         return self._outcome(stopped_by)
 
     def _outcome(self, stopped_by: int) -> Outcome:
-        is_stopped = stopped_by and self.step < self.components.num_steps
         return Outcome(
             folder=self.config.folder,
             step=self.step,
             num_steps=self.components.num_steps,
-            signal=signal.Signals(stopped_by) if is_stopped else None,
+            signal=signal.Signals(stopped_by) if stopped_by else None,
             record=self.world.from_first(lambda: _last_epoch(self.config.folder)),
             model=self.components.model,
             is_first=self.world.is_first,
@@ -198,7 +203,7 @@ class _Trainer:
             "warm-up, and another --out."
         )
         self._write({"kind": "failure", "step": self.step, "reason": reason})
-        raise RunFailedError(reason)
+        raise DivergedError(reason)
 
     def _record(self, kind: str, meter: Meter, **more: Any) -> None:
         """Write the means of a meter, and reset it."""
