@@ -161,6 +161,18 @@ def test_the_costs_of_a_step_are_those_of_the_record() -> None:
         cost = costs["arithmetic"]
         row = f"| {CASES[name].title} | {cost['bytes'] / 1e9:.2f} GB | {cost['ms']:.2f} ms |"
         assert row in page
+    sections = record["cases"]["resnet18_cifar_128"]["sections"]
+    eager, captured, plain = (
+        f"{sections[section][variant]['median_ms']:.1f} ms"
+        for section, variant in (
+            ("eager", "GSAM"),
+            ("captured", "captured GSAM"),
+            ("captured", "captured vanilla"),
+        )
+    )
+    assert (
+        f"takes {eager} eagerly and {captured} captured. A captured plain step takes {plain}."
+    ) in words_of("README.md")
 
 
 def test_the_costs_of_cheaper_steps_are_those_of_the_record() -> None:
