@@ -34,7 +34,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 OUTPUT = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NUMBER = re.compile(r"\d+\.\d+")
+NUMBER = re.compile(r"\d+\.\d+(?:e-\d+)?")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SCRIPT = re.compile(r"^python - <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
@@ -58,7 +58,8 @@ def test_code_blocks_run(
         # Blank lines in front keep the line numbers of a traceback those of the document.
         padding = "\n" * (text.count("\n", 0, block.start()) + 1)
         exec(compile(padding + block[1], str(path), "exec"), namespace)
-    if path.name in {"own-script.md", "huggingface.md"}:
+    # The output of the page on many GPUs is that of two processes, which a test below starts.
+    if OUTPUT.search(text) and path.name != "many-gpus.md":
         assert_output_is_that_of(path, capsys.readouterr().out)
 
 
