@@ -299,7 +299,8 @@ def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
         f"the calibration error from {mean(vanilla, 'calibration')} % to 4 % or less. Twice the "
         f"epochs leave it at {mean(twice, 'calibration')} %.",
         f"gains {points(twice, vanilla).text()} points for twice the cost here",
-        f"({mean(norms, 'corrupted')} %, plain training {mean(vanilla, 'corrupted')} %)",
+        f"({mean(norms, 'corrupted')} and {mean(methods['gsam-norms'], 'corrupted')} %, plain "
+        f"training {mean(vanilla, 'corrupted')} %)",
         f"GSAM minus SAM, in points: {points(gsam, sam).text()} with clean labels, "
         f"{points(methods['gsam-norms'], norms).text()} on norm layers; with noisy labels",
         f"costs {methods['momentum-sam'].cost:.2f} plain steps, but shows no gain here: the "
@@ -307,8 +308,9 @@ def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
         f"{points(methods['momentum-sam'], vanilla).text(sign='+')} points.",
     ):
         assert sentence in text
-    for score in ("test", "corrupted"):
-        assert max(methods, key=lambda name: float(mean(methods[name], score, 3))) == "sam-norms"
+    assert max(methods, key=lambda name: float(mean(methods[name], "test", 3))) == "sam-norms"
+    best_two = sorted(methods, key=lambda name: float(mean(methods[name], "corrupted", 3)))[-2:]
+    assert set(best_two) == {"sam-norms", "gsam-norms"}
     for pair in ((gsam, sam), (methods["gsam-norms"], norms)):
         assert not on_validation(*pair).excludes_zero
     suggested = [line.split(" | ") for line in results if " to " in line and "; rho " in line]
@@ -345,7 +347,7 @@ def test_the_numbers_with_noisy_labels_are_those_of_the_ledger(
         f"{points(gsam, sam, 'best').text(sign='+')} at the best epoch.",
     ):
         assert sentence in text
-    assert max(mean(one, "best") for one in with_noisy_labels.values()) == mean(norms, "best")
+    assert all(points(one, sam, "best").excludes_zero for one in (gsam, norms))
     assert not any(
         points(*pair).excludes_zero for pair in ((gsam, sam), (norms, sam), (norms, gsam))
     )
