@@ -104,7 +104,7 @@ METHODS: dict[str, Method] = {
     "gap-penalty": Method(
         "f_p + lambda h", {"objective": "gap-penalty"}, simpler="sam", second=("lam", (0.1, 0.5))
     ),
-    # Five passes a step: for two fifths of the epochs it costs as much as SAM.
+    # Five passes a step: for two fifths of the epochs it runs as many passes as SAM.
     "entropy-sgd": Method(
         "Entropy-SGD",
         {"objective": "entropy-sgd", "inner_steps": 5},
