@@ -112,6 +112,7 @@ def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summa
 
 
 SIMILAR, TOO_FEW = "no difference shown", "too few seeds"
+_SAME = "with the same verdict"
 
 # The paper's findings for pairs of methods; for a method with itself, rho_t against a constant rho.
 # With a set-up where the finding depends on the images. The paper has no noisy labels, set-up E.
@@ -166,6 +167,15 @@ class Comparison:
         return _IN_PAPER.get((self.first.cell.setup, *pair)) or _IN_PAPER.get(pair)
 
     @property
+    def agreement(self) -> str:
+        """The verdict against the paper's, in words."""
+        if self.verdict == self.in_paper:
+            return _SAME
+        if SIMILAR not in (self.verdict, self.in_paper):
+            return "with the opposite verdict"
+        return f"with a difference only {'there' if self.verdict == SIMILAR else 'here'}"
+
+    @property
     def title(self) -> str:
         """The two cells."""
         return f"{self.first.cell.title} minus {self.second.cell.title}"
@@ -204,16 +214,14 @@ def tally(made: Sequence[Comparison]) -> str:
             f"If no two methods differed, about {len(enough) * (1 - CONFIDENCE):.1f} would do so "
             "by chance."
         )
-    stated = [(one.verdict, one.in_paper) for one in enough if one.in_paper is not None]
+    stated = [one for one in enough if one.in_paper is not None]
     if stated:
-        counts = {
-            "with the same verdict": sum(here == paper for here, paper in stated),
-            "with the opposite verdict": sum({*pair} == {"better", "worse"} for pair in stated),
-            "with a difference only there": sum(here == SIMILAR != paper for here, paper in stated),
-            "with a difference only here": sum(paper == SIMILAR != here for here, paper in stated),
-        }
-        found = ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
-        words.append(f"The paper makes {len(stated)} of these comparisons: {found}.")
+        kinds: dict[str, list[str]] = {_SAME: []}
+        for one in stated:
+            kinds.setdefault(one.agreement, []).append(f"{one.first.cell.setup}: {one.title}")
+        found = [f"{len(kinds.pop(_SAME))} {_SAME}"]
+        found += [f"{len(names)} {kind} ({'; '.join(names)})" for kind, names in kinds.items()]
+        words.append(f"The paper makes {len(stated)} of these comparisons: {', '.join(found)}.")
     return " ".join(words)
 
 
@@ -260,7 +268,7 @@ def missing(found: Sequence[Summary]) -> str:
     if not empty:
         return ""
     setups = []
-    for setup in dict.fromkeys(cell.setup for cell in empty):
+    for setup in sorted({cell.setup for cell in empty}):
         titles = [cell.title for cell in empty if cell.setup == setup]
         is_whole = len(titles) == sum(one.cell.setup == setup for one in found)
         setups.append(f"{setup}: {'all' if is_whole else '; '.join(titles)}.")
