@@ -7,6 +7,8 @@ that the authors published, `big_vision/configs/proj/gsam/vit_i1k_gsam_no_aug.py
 
 One difference remains: in the authors' trainer, rho is one step ahead of the learning rate. Here,
 rho follows the learning rate of the same step.
+
+Top-1 accuracy in percent, from the paper. We have not run these recipes.
 """
 
 from collections.abc import Iterator
@@ -152,8 +154,9 @@ def recipes() -> Iterator[Recipe]:
 
 
 def _recipe(model: str, objective: str) -> Recipe:
-    accuracies = ACCURACIES[model][RECIPE_OBJECTIVES.index(objective)]
-    found = ", ".join(f"{a} on {name}" for a, name in zip(accuracies, TEST_SETS, strict=True))
+    row = ACCURACIES[model][RECIPE_OBJECTIVES.index(objective)]
+    accuracies = dict(zip(TEST_SETS, row, strict=True))
+    found = ", ".join(f"{a} on {name}" for name, a in accuracies.items())
     is_twice = (model, objective) == ("vit_b32", "vanilla")
     return Recipe(
         name=f"{model.replace('_', '-')}-{objective}",
@@ -165,6 +168,7 @@ def _recipe(model: str, objective: str) -> Recipe:
         + _RESNET * model.startswith("resnet")
         + _TWICE * is_twice,
         num_processes=8,
+        accuracies=accuracies,
     )
 
 
