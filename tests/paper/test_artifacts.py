@@ -209,6 +209,21 @@ def test_gap_curves_have_a_panel_for_each_radius_and_a_line_for_each_alpha(
         assert axis.get_ylim() == (0.0, axes[0].get_ylim()[1])
 
 
+def test_accuracy_curves_are_in_percent_and_show_the_end_of_training(ledger: Ledger) -> None:
+    cells = [Cell("A", "sam"), Cell("E", "sam")]
+    curves = {"epoch": [10, 60, 90, 120, 150], "test_accuracy": [0.3, 0.5, 0.8, 0.85, 0.9]}
+    found = [
+        replace(one, lines={seed: line | {"curves": curves} for seed, line in one.lines.items()})
+        for one in summaries(GPU, cells, ledger)
+    ]
+    axes = drawings.accuracy_curves_figure(GPU, found, ledger).axes
+    assert [axis.get_title() for axis in axes] == [GPU.setups[letter].title for letter in "AE"]
+    for axis in axes:
+        (line,) = axis.lines
+        assert line.get_ydata() == pytest.approx([30, 50, 80, 85, 90])
+        assert axis.get_ylim()[0] == pytest.approx(80 - 2)  # from the second half
+
+
 def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     path = tmp_path / "docs" / "results.md"
     write_page(path, GPU, ledger)

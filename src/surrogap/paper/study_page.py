@@ -278,7 +278,8 @@ def _section(name: str, folder: Path, scale: Scale, ledger: Ledger) -> Iterator[
     yield artifact.notes + "\n"
     if artifact.pairs:
         yield table(scale, found, artifact.scores).markdown() + "\n"
-        yield _compared(comparisons(found, artifact.pairs)).markdown() + "\n"
+        if made := comparisons(found, artifact.pairs):
+            yield _compared(made).markdown() + "\n"
 
 
 def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
