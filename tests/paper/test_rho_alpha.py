@@ -169,7 +169,7 @@ def test_the_figure_has_the_papers_panels() -> None:
     results = synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0)
     *panels, _ = figure(results, "synthetic").axes
     labels = [panel.get_ylabel() for panel in panels]
-    assert labels == ["test accuracy, %", "2h/rho^2, one ascent step", "dominant eigenvalue"]
+    assert labels == ["test accuracy %", "2h/rho^2, one ascent step", "dominant eigenvalue"]
     for panel, ends in zip(panels, ((82, 82), (15, 14), (23, 21)), strict=True):
         lines = panel.get_lines()
         assert [line.get_label() for line in lines] == ["alpha 0", "alpha 0.2", "alpha 0.4"]

@@ -227,9 +227,9 @@ def draw(runs: Sequence[ComparedRun], path: Path, title: str) -> None:
     xlabel = "epochs x passes per step" + f" ({several})" * bool(several)
     for axis, (name, (label, factor)) in zip(axes, _PANELS.items(), strict=False):
         for method, own in methods.items():
-            curves_with_bands(axis, method, [_curve(run, name, factor) for run in own])
+            curves_with_bands(axis, method, [_curve(run, name) for run in own], factor)
         axis.set(xlabel=xlabel, ylabel=label)
-    if any(value > 0 for run in runs for _, value in _curve(run, "loss", 1.0)):
+    if any(value > 0 for run in runs for _, value in _curve(run, "loss")):
         axes[2].set_yscale("log")
     for index, (method, own) in enumerate(methods.items()):
         values = [run.worst_sharpness for run in own]
@@ -240,6 +240,5 @@ def draw(runs: Sequence[ComparedRun], path: Path, title: str) -> None:
     figure.savefig(path)
 
 
-def _curve(run: ComparedRun, name: str, factor: float) -> Points:
-    points = curve(run.epochs, name, lambda record: record["epoch"] * run.num_passes)
-    return [(x, factor * y) for x, y in points]
+def _curve(run: ComparedRun, name: str) -> Points:
+    return curve(run.epochs, name, lambda record: record["epoch"] * run.num_passes)

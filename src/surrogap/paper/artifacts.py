@@ -38,8 +38,7 @@ class Artifact:
     Attributes:
         title: A sentence about it.
         cells: The methods and settings in it.
-        pairs: Titles of cells that are compared, the first with the second. Without them, the
-            results page has no tables.
+        pairs: Titles of cells to compare, the first with the second; the page's tables need some.
         scores: The columns of its table.
         draw: Draws its figure; None for a table.
         max_seeds: The largest number of seeds that it needs; 0 for the tuning runs only.

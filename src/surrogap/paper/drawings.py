@@ -104,9 +104,9 @@ def _over_epochs(
     for axis, setup in zip(axes, setups, strict=True):
         axis.set_prop_cycle(color=PALETTE)
         for one in (one for one in found if one.cell.setup == setup):
-            curves = [_curve(line, name, factor) for line in one.lines.values()]
-            if any(curves):
-                curves_with_bands(axis, one.cell.title, list(filter(None, curves)))
+            curves = [curve for line in one.lines.values() if (curve := _curve(line, name))]
+            if curves:
+                curves_with_bands(axis, one.cell.title, curves, factor)
         axis.set(title=scale.setups[setup].title, xlabel="epoch")
     axes[0].set_ylabel(label)
     _legend(figure)
@@ -188,7 +188,7 @@ def _side_by_side(costs: Sequence[float], distance: float = 0.012) -> list[float
     return places
 
 
-def _curve(line: LedgerLine, name: str, factor: float = 1.0) -> Points:
+def _curve(line: LedgerLine, name: str) -> Points:
     """A curve of a run against the epoch: of its steps, or of the epochs that were evaluated."""
     curves = line["curves"]
     if name.startswith(("val_", "test_")):
@@ -196,7 +196,7 @@ def _curve(line: LedgerLine, name: str, factor: float = 1.0) -> Points:
     else:
         epochs = [step * line["num_epochs"] / line["num_steps"] for step in curves["step"]]
     pairs = zip(epochs, curves.get(name, []), strict=False)
-    return [(epoch, factor * value) for epoch, value in pairs if value is not None]
+    return [(epoch, value) for epoch, value in pairs if value is not None]
 
 
 def _legend(figure: "Figure") -> None:

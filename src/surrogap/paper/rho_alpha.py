@@ -38,11 +38,7 @@ QUANTITIES = {
     "worst_sharpness": ("worst 2h/rho^2", 1.0),
     "eigenvalue": ("dominant eigenvalue", 1.0),
 }
-_PANELS = {
-    "test_accuracy": "test accuracy, %",
-    "sharpness": "2h/rho^2, one ascent step",
-    "eigenvalue": "dominant eigenvalue",
-}
+_PANELS = ("test_accuracy", "sharpness", "eigenvalue")
 
 # The trends of the paper's figure, as alpha grows and as rho grows.
 PAPER = {
@@ -160,19 +156,19 @@ def figure(runs: Sequence[GridRun], title: str) -> "Figure":
     rhos, alphas, seeds = (sorted({run[name] for run in runs}) for name in ("rho", "alpha", "seed"))
     band = f"{len(seeds)} seeds: mean, and band from lowest to highest" * (len(seeds) > 1)
     drawn, (*axes, corner) = new_figure(2, 2, f"{title} ({band or '1 seed'})")
-    are_positive = all(min(run["sharpness"], run["eigenvalue"]) > 0 for run in runs)
-    for axis, (name, label) in zip(axes, _PANELS.items(), strict=True):
-        factor = QUANTITIES[name][1]
+    are_positive = all(min(run[name] for name in _PANELS[1:]) > 0 for run in runs)
+    for axis, name in zip(axes, _PANELS, strict=True):
+        label, factor = QUANTITIES[name]
         for alpha in alphas:
             curves = [
                 [
-                    (run["rho"], factor * run[name])
+                    (run["rho"], run[name])
                     for run in runs
                     if (run["alpha"], run["seed"]) == (alpha, seed)
                 ]
                 for seed in seeds
             ]
-            curves_with_bands(axis, f"alpha {alpha:g}", curves)
+            curves_with_bands(axis, f"alpha {alpha:g}", curves, factor)
             axis.lines[-1].set_marker(".")  # a single rho does not make a line
         axis.set(xlabel="rho", ylabel=label, xscale="log")
         if name != "test_accuracy" and are_positive:
@@ -183,6 +179,7 @@ def figure(runs: Sequence[GridRun], title: str) -> "Figure":
             axis.yaxis.set_minor_formatter(NullFormatter())
         axis.set_xticks(rhos, [f"{rho:g}" for rho in rhos])
         axis.set_xticks([], minor=True)
+    axes[1].set_ylabel("2h/rho^2, one ascent step")
     corner.axis("off")
     corner.legend(*axes[0].get_legend_handles_labels(), loc="center", fontsize="large")
     return drawn

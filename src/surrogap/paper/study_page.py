@@ -293,14 +293,8 @@ def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
 
 
 def _compared(made: Sequence[Comparison]) -> Table:
-    columns = (
-        "set-up",
-        "difference",
-        "points of test accuracy",
-        "seeds",
-        "verdict",
-        "in the paper",
-    )
+    points = "points of test accuracy"
+    columns = ("set-up", "difference", points, "seeds", "verdict", "in the paper")
     rows = [
         (
             *(one.first.cell.setup, one.title, one.difference.text(sign="+")),

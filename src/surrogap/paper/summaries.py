@@ -112,7 +112,6 @@ def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summa
 
 
 SIMILAR, TOO_FEW = "no difference shown", "too few seeds"
-_SAME = "with the same verdict"
 
 # The paper's findings for pairs of methods; for a method with itself, rho_t against a constant rho.
 # With a set-up where the finding depends on the images. The paper has no noisy labels, set-up E.
@@ -167,15 +166,6 @@ class Comparison:
         return _IN_PAPER.get((self.first.cell.setup, *pair)) or _IN_PAPER.get(pair)
 
     @property
-    def agreement(self) -> str:
-        """The verdict against the paper's, in words."""
-        if self.verdict == self.in_paper:
-            return _SAME
-        if SIMILAR not in (self.verdict, self.in_paper):
-            return "with the opposite verdict"
-        return f"with a difference only {'there' if self.verdict == SIMILAR else 'here'}"
-
-    @property
     def title(self) -> str:
         """The two cells."""
         return f"{self.first.cell.title} minus {self.second.cell.title}"
@@ -216,12 +206,11 @@ def tally(made: Sequence[Comparison]) -> str:
         )
     stated = [one for one in enough if one.in_paper is not None]
     if stated:
-        kinds: dict[str, list[str]] = {_SAME: []}
-        for one in stated:
-            kinds.setdefault(one.agreement, []).append(f"{one.first.cell.setup}: {one.title}")
-        found = [f"{len(kinds.pop(_SAME))} {_SAME}"]
-        found += [f"{len(names)} {kind} ({'; '.join(names)})" for kind, names in kinds.items()]
-        words.append(f"The paper makes {len(stated)} of these comparisons: {', '.join(found)}.")
+        same = sum(one.verdict == one.in_paper for one in stated)
+        words.append(
+            f"The paper makes {len(stated)} of the comparisons, {same} with the same verdict."
+        )
+        words += [one.sentence for one in stated if one.verdict != one.in_paper]
     return " ".join(words)
 
 

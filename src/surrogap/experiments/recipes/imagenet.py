@@ -7,8 +7,6 @@ that the authors published, `big_vision/configs/proj/gsam/vit_i1k_gsam_no_aug.py
 
 One difference remains: in the authors' trainer, rho is one step ahead of the learning rate. Here,
 rho follows the learning rate of the same step.
-
-Top-1 accuracy in percent, from the paper. We have not run these recipes.
 """
 
 from collections.abc import Iterator

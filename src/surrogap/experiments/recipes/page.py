@@ -19,6 +19,8 @@ both objectives have. With SGD, `--objective entropy-sgd` divides the recipe's l
 This page is the output of `surrogap recipes --markdown`.
 """
 
+_CAPTION = "Top-1 accuracy in percent, from the paper. We have not run these recipes.\n\n"
+
 
 def page() -> str:
     """Return the page, in Markdown.
@@ -35,7 +37,8 @@ def _section(module: ModuleType) -> str:
     rows = [_row(recipe) for recipe in module.recipes()]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     table = Table(columns, [[row[name] for name in columns] for row in rows]).markdown()
-    return f"## {first.rstrip('.')}\n\n{rest.strip()}\n\n{table}\n"
+    caption = "" if "expected" in columns else _CAPTION
+    return f"## {first.rstrip('.')}\n\n{rest.strip()}\n\n{caption}{table}\n"
 
 
 def _row(recipe: Recipe) -> dict[str, str]:

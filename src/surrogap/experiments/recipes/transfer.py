@@ -4,8 +4,6 @@ The settings are from the paper's appendix: SGD without weight decay, linear dec
 rate, and gradients clipped at norm 1. CIFAR takes 10,000 steps, 500 of them warm-up; Flowers and
 Pets take 500 steps, 100 of them warm-up. Fine-tuning is always vanilla: the objective in a
 recipe's name is that of the training on ImageNet.
-
-Top-1 accuracy in percent, from the paper. We have not run these recipes.
 """
 
 from collections.abc import Iterator
