@@ -98,7 +98,7 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     longer = made["vanilla, 2x epochs", "vanilla"]
     assert (longer["verdict"], longer["in_paper"]) == ("better", "no difference shown")
     assert found.words[3].endswith(
-        "The paper makes 3 of the comparisons, 2 with the same verdict. " + found.words[0]
+        "The paper makes 3 of these comparisons; 2 verdicts agree. " + found.words[0]
     )
 
 
@@ -113,7 +113,7 @@ def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) 
         lines[seed] = line | {"scores": {"test": {"accuracy": accuracy}}}
     (one,) = comparisons([sam, replace(gsam, lines=lines)], [("GSAM", "SAM")])
     assert one.verdict == "no difference shown"
-    assert in_words([one])[-1].endswith("0 with the same verdict. " + one.sentence)
+    assert in_words([one])[-1].endswith("0 verdicts agree. " + one.sentence)
     (one,) = comparisons([gsam, sam], [("SAM", "GSAM")])
     assert one.verdict == "worse"
     worse = {seed: line | {"scores": {"test": {"accuracy": 0.0}}} for seed, line in lines.items()}

@@ -207,9 +207,7 @@ def tally(made: Sequence[Comparison]) -> str:
     stated = [one for one in enough if one.in_paper is not None]
     if stated:
         same = sum(one.verdict == one.in_paper for one in stated)
-        words.append(
-            f"The paper makes {len(stated)} of the comparisons, {same} with the same verdict."
-        )
+        words.append(f"The paper makes {len(stated)} of these comparisons; {same} verdicts agree.")
         words += [one.sentence for one in stated if one.verdict != one.in_paper]
     return " ".join(words)
 
