@@ -214,10 +214,11 @@ def verdict(result: dict[str, Any]) -> dict[str, str]:
 
 def figure(results: dict[str, dict[str, Any]]) -> Figure:
     """Test accuracy against the radius, with the suggested range shaded."""
-    drawn = Figure(figsize=(4.2 * len(results), 3.6), dpi=150, layout="constrained")
+    num_rows = math.ceil(len(results) / 2)
+    drawn = Figure(figsize=(8.4, 3.2 * num_rows), dpi=150, layout="constrained")
     drawn.suptitle("Fashion-MNIST: test accuracy of SAM against rho, and the range of find-rho")
-    panels = drawn.subplots(1, len(results), squeeze=False)[0]
-    for axes, (network, result) in zip(panels, results.items(), strict=True):
+    panels = list(drawn.subplots(num_rows, 2, squeeze=False).flat)
+    for axes, (network, result) in zip(panels, results.items(), strict=False):
         found = {float(rho): values for rho, values in result["accuracies"].items()}
         vanilla = found.pop(0.0)
         axes.axhline(
@@ -230,10 +231,11 @@ def figure(results: dict[str, dict[str, Any]]) -> Figure:
         low, high = (result["suggestion"][end] for end in ("low", "high"))
         if low is not None:
             axes.axvspan(low, high or max(found), color="C2", alpha=0.15, label="suggested")
-        axes.set(title=network, xlabel="rho")
+        axes.set(title=network, xlabel="rho", ylabel="test accuracy, %")
         axes.set_xticks(list(found), [f"{rho:g}" for rho in found])
         axes.minorticks_off()
-    panels[0].set(ylabel="test accuracy, %")
+    for axes in panels[len(results) :]:
+        axes.axis("off")
     panels[0].legend(frameon=False)
     return drawn
 

@@ -287,7 +287,7 @@ def figure(summary: list[dict[str, Any]], title: str) -> Figure:
     for axis, (key, label) in zip(axes, panels.items(), strict=True):
         vanilla = next(row[key] for row in summary if row["method"] == "Vanilla")
         low, high = (vanilla["mean"] + sign * vanilla["standard_error"] for sign in (-1, 1))
-        axis.axhspan(low, high, color="0.85", lw=0)
+        axis.axhspan(low, high, color="0.85", lw=0, label="Vanilla, ± standard error")
         axis.axhline(vanilla["mean"], color="0.4", lw=1.2, ls="--", label="Vanilla")
         # Side by side, so that bars do not hide each other.
         for method, marker, color, shift in (
@@ -403,7 +403,7 @@ def main() -> None:
     record["summary"] = summary = summarize(record["runs"], args.batch)
     write(record, args.json)
     title = (
-        f"{args.data.stem}, {args.images:,} training images, B = {args.batch}, "
+        f"{args.data.stem}, {args.images:,} training images, batch size {args.batch}, "
         f"rho = {rho:g}, alpha = {args.alpha:g}; mean and standard error of {args.seeds} seeds"
     )
     if args.figure:

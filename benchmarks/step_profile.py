@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -186,45 +187,47 @@ def draw_timelines(record: dict[str, Any], path: Path) -> None:
     size = (10, 1.8 * len(lines))
     figure, axes = plt.subplots(len(lines), 1, figsize=size, sharex=True, layout="constrained")
     for axis, (name, kernels) in zip(axes, lines.items(), strict=True):
-        end = max(start + length for start, length, _ in kernels)
         busy = sum(length for _, length, _ in kernels)
+        # The longest pause is the profiler's, before the first pass.
+        ends = pairwise((start, start + length) for start, length, _ in kernels)
+        _, zero = max((later - end, later) for (_, end), (later, _) in ends)
         for phase, colour in COLOURS.items():
-            spans = [(start, length) for start, length, other in kernels if other == phase]
+            spans = [(start - zero, length) for start, length, other in kernels if other == phase]
             total = sum(length for _, length in spans)
             axis.broken_barh(spans, (0, 1), color=colour, label=f"{phase} {total:.2f} ms")
-        axis.set(yticks=[], title=f"{name}: {end:.1f} ms, the GPU busy for {busy:.1f} ms")
+        axis.set(yticks=[], title=f"{name}: GPU busy for {busy:.1f} ms")
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small", frameon=False)
-    axes[-1].set_xlabel(f"milliseconds of one GSAM step, {record['case']}, {_gpu(record)}")
+    case = CASES[record["case"]]
+    words = f"{case.title}, batch size {case.batch_size}, {_gpu(record)}, under the profiler"
+    axes[-1].set(xlabel=f"time, ms ({words})")
+    axes[-1].set_xlim(left=0.0)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
 def draw_growth(record: dict[str, Any], path: Path) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
-    shown: list[float] = []
+    """Draw captured steps only: eager ones wait for the CPU, whose speed varies."""
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True, layout="constrained")
     labels = {
-        "widths": "parameters, millions (batch 128)",
+        "widths": "parameters, millions (batch size 128)",
         "batches": "batch size (21 million parameters)",
     }
     for axis, (key, label) in zip(axes, labels.items(), strict=True):
-        for name, costs in record[key].items():
-            xs = [
-                cost["parameter_bytes"] / 4e6 if key == "widths" else float(size)
-                for size, cost in costs.items()
-            ]
-            medians = [cost["over_floor"] for cost in costs.values()]
-            lows, highs = zip(*(cost["over_floor_95"] for cost in costs.values()), strict=True)
-            axis.plot(xs, medians, "o-", label=name)
-            shown += medians
-            axis.fill_between(xs, lows, highs, alpha=0.2)
+        costs = record[key]["captured"]
+        xs = [
+            cost["parameter_bytes"] / 4e6 if key == "widths" else float(size)
+            for size, cost in costs.items()
+        ]
+        lows, highs = zip(*(cost["over_floor_95"] for cost in costs.values()), strict=True)
+        axis.plot(xs, [cost["over_floor"] for cost in costs.values()], "o-")
+        axis.fill_between(xs, lows, highs, alpha=0.3)
         axis.axhline(1.0, color="grey", linewidth=0.8)
         axis.set(xscale="log", xlabel=label, xticks=xs, xticklabels=[f"{x:.3g}" for x in xs])
         axis.minorticks_off()
-    # Limits by the medians: wide bands would leave nothing to see of the curves.
-    axes[0].set(ylabel="time of GSAM over two passes", ylim=(min(shown) - 0.05, max(shown) + 0.05))
-    axes[0].legend(frameon=False)
+    axes[0].set(ylabel="GSAM step / floor")
     figure.suptitle(
-        f"A ViT of depth 12 for 32 px, bf16 autocast, {_gpu(record)}; bands: 95 % intervals",
+        f"Captured steps of a ViT of depth 12, 32 px, bf16 autocast, {_gpu(record)}; "
+        "bands: 95 % intervals",
         fontsize="medium",
     )
     figure.savefig(path, dpi=150)

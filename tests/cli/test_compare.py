@@ -69,16 +69,23 @@ def test_numbers_match_the_records(compared: Path) -> None:
 def test_the_figure_explains_its_band_and_the_number_of_seeds(
     compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    titles = []
+    figures = []
 
-    def watched(rows: int, columns: int, title: str) -> Any:
-        titles.append(title)
-        return new_figure(rows, columns, title)
+    def watched(*arguments: Any) -> Any:
+        figures.append(new_figure(*arguments))
+        return figures[-1]
 
     monkeypatch.setattr(comparison, "new_figure", watched)
     results, _ = comparison.read_comparison(compared / "comparison.json")
     comparison.draw(results, tmp_path / "drawn.png", "small_mlp on Fashion-MNIST")
-    assert titles == ["small_mlp on Fashion-MNIST (2 seeds: mean, and band from lowest to highest)"]
+    ((figure, axes),) = figures
+    title = "small_mlp on Fashion-MNIST (2 seeds: mean, and band from lowest to highest)"
+    assert figure.get_suptitle() == title
+    assert axes[0].get_xlabel() == "epochs x passes per step (sam: 2, asam: 2)"
+    for line in axes[0].lines:
+        own = [run for run in results if run.method == line.get_label()]
+        mean = 100 * sum(run.test_accuracy for run in own) / len(own)
+        assert line.get_xydata()[-1] == pytest.approx((own[0].num_epochs * own[0].num_passes, mean))
 
 
 def test_each_objective_uses_its_own_radius(compared: Path) -> None:

@@ -98,8 +98,7 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     longer = made["vanilla, 2x epochs", "vanilla"]
     assert (longer["verdict"], longer["in_paper"]) == ("better", "no difference shown")
     assert found.words[3].endswith(
-        "The paper makes 3 of these comparisons: 2 with the same verdict, 1 with a difference only "
-        "here."
+        "The paper makes 3 of these comparisons; 2 verdicts agree. " + found.words[0]
     )
 
 
@@ -114,12 +113,13 @@ def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) 
         lines[seed] = line | {"scores": {"test": {"accuracy": accuracy}}}
     (one,) = comparisons([sam, replace(gsam, lines=lines)], [("GSAM", "SAM")])
     assert one.verdict == "no difference shown"
-    assert in_words([one])[-1].endswith(": 1 with a difference only there.")
+    assert in_words([one])[-1].endswith("0 verdicts agree. " + one.sentence)
     (one,) = comparisons([gsam, sam], [("SAM", "GSAM")])
     assert one.verdict == "worse"
     worse = {seed: line | {"scores": {"test": {"accuracy": 0.0}}} for seed, line in lines.items()}
     (one,) = comparisons([sam, replace(gsam, lines=worse)], [("GSAM", "SAM")])
-    assert in_words([one])[-1].endswith(": 1 with the opposite verdict.")
+    assert one.sentence.endswith(", worse. In the paper: better.")
+    assert in_words([one])[-1].endswith(one.sentence)
     assert in_words([]) == []
 
 
@@ -207,6 +207,21 @@ def test_gap_curves_have_a_panel_for_each_radius_and_a_line_for_each_alpha(
         assert axis.get_ylim() == (0.0, axes[0].get_ylim()[1])
 
 
+def test_accuracy_curves_are_in_percent_and_show_the_end_of_training(ledger: Ledger) -> None:
+    cells = [Cell("A", "sam"), Cell("E", "sam")]
+    curves = {"epoch": [10, 60, 90, 120, 150], "test_accuracy": [0.3, 0.5, 0.8, 0.85, 0.9]}
+    found = [
+        replace(one, lines={seed: line | {"curves": curves} for seed, line in one.lines.items()})
+        for one in summaries(GPU, cells, ledger)
+    ]
+    axes = drawings.accuracy_curves_figure(GPU, found, ledger).axes
+    assert [axis.get_title() for axis in axes] == [GPU.setups[letter].title for letter in "AE"]
+    for axis in axes:
+        (line,) = axis.lines
+        assert line.get_ydata() == pytest.approx([30, 50, 80, 85, 90])
+        assert axis.get_ylim()[0] == pytest.approx(80 - 2)  # from the second half
+
+
 def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     path = tmp_path / "docs" / "results.md"
     write_page(path, GPU, ledger)
@@ -222,8 +237,9 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     assert value in text
     assert "| A | GSAM minus SAM |" in text
     assert "**rho 0.1: " in text  # the chosen trial
-    rows = [line for line in text.splitlines() if line.startswith("| A | GSAM minus ")]
-    assert len(rows) == len(set(rows)) > 3  # each once
+    for name, artifact in ARTIFACTS.items():
+        if artifact.pairs:  # in full
+            assert drawn(name, GPU, ledger).table.markdown() in text
     assert "Set-up A: 150 epochs, batch size 128, SGD with Nesterov momentum 0.9" in text
     assert "bf16, 10,000 training images, 5,000 validation images, 10,000 test images." in text
     assert "Set-up E: as A." in text
@@ -232,7 +248,7 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     assert "Superseded" not in text
     assert "(lr 0.1, weight_decay 0.001)" in text  # at the edge
     assert "A SAM (rho 0.1)" not in text
-    assert "without final runs" not in text
+    assert "Not trained yet" not in text
 
 
 def test_a_page_of_few_runs_says_what_is_missing(tmp_path: Path) -> None:
@@ -245,7 +261,9 @@ def test_a_page_of_few_runs_says_what_is_missing(tmp_path: Path) -> None:
     text = (tmp_path / "results.md").read_text()
     assert re.search(r"\| A \| ASAM \| rho 0.5: [\d.]+; unfinished \|", text)
     assert re.search(r"Superseded trials, [^:]+: A ASAM \(rho 8\): [\d.]+\.\n", text)
-    assert "Set-ups without final runs yet: B, C, D, E, F, P." in text
+    assert "Not trained yet: ResNet-18, 10,000 images of CIFAR-100 (B); ViT, " in text
+    assert text.count("planned rows are missing") == 1
+    assert " E: all. F: all. P: all.\n" in text
     assert "Entropy-SGD | five passes" in text
     (minutes,) = re.findall(r"^\| A \| ResNet-18, 10,000 .* \| (\d+) \| - \|", text, re.MULTILINE)
     seconds = sum(line["seconds"] for line in ledger.of_kind("run")) - 0.75 * 24000

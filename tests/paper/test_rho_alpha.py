@@ -167,9 +167,9 @@ def test_the_table_has_a_row_for_each_rho_and_alpha() -> None:
 
 def test_the_figure_has_the_papers_panels() -> None:
     results = synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0)
-    panels = figure(results, "synthetic").axes
+    *panels, _ = figure(results, "synthetic").axes
     labels = [panel.get_ylabel() for panel in panels]
-    assert labels == ["test accuracy %", "2h/rho^2", "dominant eigenvalue"]
+    assert labels == ["test accuracy %", "2h/rho^2, one ascent step", "dominant eigenvalue"]
     for panel, ends in zip(panels, ((82, 82), (15, 14), (23, 21)), strict=True):
         lines = panel.get_lines()
         assert [line.get_label() for line in lines] == ["alpha 0", "alpha 0.2", "alpha 0.4"]
@@ -181,7 +181,7 @@ def test_the_figure_has_the_papers_panels() -> None:
 def test_a_single_rho_and_a_negative_eigenvalue_can_be_drawn(tmp_path: Path) -> None:
     results = synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-60.0)
     drawn = figure([run for run in results if run["rho"] == 0.1], "synthetic")
-    assert [panel.get_yscale() for panel in drawn.axes] == ["linear", "linear", "linear"]
+    assert [panel.get_yscale() for panel in drawn.axes] == ["linear"] * 4
     drawn.savefig(tmp_path / "figure.png")
 
 

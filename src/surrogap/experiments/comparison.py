@@ -30,11 +30,11 @@ _ROWS = {
     "worst_sharpness": ("worst 2h/rho^2", 1.0, 2),
 }
 
-# Values of epoch records that are drawn.
+# Values of epoch records that are drawn: the label and a factor.
 _PANELS = {
-    "test_accuracy": "test accuracy",
-    "test_loss": "test loss",
-    "loss": "training loss",
+    "test_accuracy": ("test accuracy, %", 100.0),
+    "test_loss": ("test loss", 1.0),
+    "loss": ("training loss", 1.0),
 }
 
 
@@ -213,8 +213,8 @@ def moments(values: Sequence[float]) -> dict[str, float | None]:
 def draw(runs: Sequence[ComparedRun], path: Path, title: str) -> None:
     """Draw the curves of all methods, and their final sharpness, to a PNG file.
 
-    The x axis counts passes over the training images (an epoch of SAM has two), so methods of equal
-    cost end at the same point.
+    The x axis counts forward-backward passes over the training images, so methods of equal cost end
+    at the same point.
     """
     methods = by_method(runs)
     num_seeds = len(next(iter(methods.values())))
@@ -222,10 +222,13 @@ def draw(runs: Sequence[ComparedRun], path: Path, title: str) -> None:
         f"{num_seeds} seeds: mean, and band from lowest to highest" if num_seeds > 1 else "1 seed"
     )
     figure, axes = new_figure(2, 2, f"{title} ({band})")
-    for axis, (name, label) in zip(axes, _PANELS.items(), strict=False):
+    passes = {method: own[0].num_passes for method, own in methods.items()}
+    several = ", ".join(f"{method}: {number:g}" for method, number in passes.items() if number != 1)
+    xlabel = "epochs x passes per step" + f" ({several})" * bool(several)
+    for axis, (name, (label, factor)) in zip(axes, _PANELS.items(), strict=False):
         for method, own in methods.items():
-            curves_with_bands(axis, method, [_curve(run, name) for run in own])
-        axis.set(xlabel="passes over the training images", ylabel=label)
+            curves_with_bands(axis, method, [_curve(run, name) for run in own], factor)
+        axis.set(xlabel=xlabel, ylabel=label)
     if any(value > 0 for run in runs for _, value in _curve(run, "loss")):
         axes[2].set_yscale("log")
     for index, (method, own) in enumerate(methods.items()):

@@ -30,10 +30,12 @@ def new_figure(
     return figure, axes
 
 
-def curves_with_bands(axis: "Axes", label: str, curves: Sequence[Points]) -> None:
-    """Plot the mean of curves with the same x, and a band from the lowest to the highest."""
+def curves_with_bands(
+    axis: "Axes", label: str, curves: Sequence[Points], factor: float = 1.0
+) -> None:
+    """Plot `factor` times the mean of curves with the same x, and a band from lowest to highest."""
     x = [point[0] for point in curves[0]]
-    columns = list(zip(*([y for _, y in curve] for curve in curves), strict=False))
+    columns = list(zip(*([factor * y for _, y in curve] for curve in curves), strict=False))
     x = x[: len(columns)]
     (line,) = axis.plot(x, [statistics.fmean(ys) for ys in columns], label=label)
     low, high = [min(ys) for ys in columns], [max(ys) for ys in columns]

@@ -38,7 +38,7 @@ class Artifact:
     Attributes:
         title: A sentence about it.
         cells: The methods and settings in it.
-        pairs: Titles of cells that are compared, the first with the second.
+        pairs: Titles of cells to compare, the first with the second; the page's tables need some.
         scores: The columns of its table.
         draw: Draws its figure; None for a table.
         max_seeds: The largest number of seeds that it needs; 0 for the tuning runs only.
@@ -61,7 +61,7 @@ def _cells(setup: str, methods: Sequence[str]) -> list[Cell]:
 _PAPER = ("vanilla", "vanilla-2x", "sam", "gsam")
 _OBJECTIVES = (
     *("vanilla", "vanilla-2x", "entropy-sgd", "sam", "gsam", "gsam-plain"),
-    *("asam", "asam-ascent", "gap-penalty", "momentum-sam"),
+    *("asam", "asam-ascent", "gap-penalty", "momentum-sam", "sam-norms", "gsam-norms"),
 )
 _LAMBDAS = (0.1, 0.2, 0.3, 0.5)
 _ADAMW = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.05}
@@ -83,6 +83,7 @@ def _varied(method: str, changes: Changes, label: str) -> Cell:
 
 _STRENGTHS = ("medium", "strong")
 _BASELINES = ("vanilla", "vanilla-2x")
+_BANDS = "Lines are means over seeds; bands reach from the lowest seed to the highest."
 _CURVES = ("vanilla", "sam", "gsam", "sam-norms")
 _ABLATED = ("vanilla-2x", "sam", "gsam", "sam-norms")
 
@@ -92,11 +93,22 @@ ARTIFACTS: dict[str, Artifact] = {
         _cells("A", tuple(METHODS)),
         [
             *_against(tuple(METHODS), *_BASELINES),
-            *_pairs(("gsam-norms", "sam-norms")),
+            *_pairs(("gsam", "sam"), ("gsam-norms", "sam-norms"), ("asam-ascent", "asam")),
         ],
         draw=drawings.cost_figure,
-        notes="The cost excludes data loading and evaluation. Differences are paired by seed, so "
-        "two methods can differ although their intervals in the figure overlap.",
+        notes="Filled markers are means, with 95 % intervals for three seeds or more; small rings "
+        "are single seeds. Methods of nearly equal cost are drawn side by side. The cost excludes "
+        "data loading and evaluation. Differences are paired by seed, so two methods can differ "
+        "although their intervals in the figure overlap.",
+    ),
+    "fig-accuracy-curves": Artifact(
+        "Test accuracy during training, with clean and with noisy labels.",
+        [*_cells("A", _CURVES), *_cells("E", (*_CURVES, "vanilla-short"))],
+        (),
+        draw=drawings.accuracy_curves_figure,
+        notes=f"{_BANDS} Low accuracies early in training are cut off. With noisy labels, the "
+        "accuracy of plain training falls midway, as it memorises wrong labels, and recovers only "
+        "in part.",
     ),
     "table-1": Artifact(
         "The paper's Table 1: vanilla training, SAM and GSAM on several test sets.",
@@ -120,12 +132,10 @@ ARTIFACTS: dict[str, Artifact] = {
     "fig-methods": Artifact(
         "Test accuracy of all objectives.",
         _cells("A", _OBJECTIVES),
-        [
-            *_against(_OBJECTIVES[2:], *_BASELINES),
-            *_pairs(("gsam", "sam"), ("asam-ascent", "asam")),
-        ],
+        (),
         draw=drawings.methods_figure,
-        notes="More trials may change the order of methods whose intervals overlap.",
+        notes="`fig-cost` has the scores and differences. More trials may change the order of "
+        "methods whose intervals overlap.",
     ),
     "table-penalty": Artifact(
         "GSAM and min(f_p + lambda h), over lambda.",
@@ -194,16 +204,8 @@ ARTIFACTS: dict[str, Artifact] = {
         _cells("A", ("sam", "gsam")),
         (),
         draw=drawings.cosine_figure,
-        notes="`g` is the gradient at the weights, `g_p` the one at the perturbed weights. The "
-        "smaller the cosine, the more a step of SAM differs from a plain one.",
-    ),
-    "fig-accuracy-curves": Artifact(
-        "Test accuracy during training, with clean and with noisy labels.",
-        [*_cells("A", _CURVES), *_cells("E", (*_CURVES, "vanilla-short"))],
-        (),
-        draw=drawings.accuracy_curves_figure,
-        notes="With noisy labels, the accuracy of plain training falls midway, as it memorises "
-        "wrong labels, and recovers only in part.",
+        notes=f"{_BANDS} `g` is the gradient at the weights, `g_p` the one at the perturbed "
+        "weights. The smaller the cosine, the more a step of SAM differs from a plain one.",
     ),
     "fig-gap-curves": Artifact(
         "The surrogate gap during training under different alpha.",

@@ -86,21 +86,27 @@ def cosine_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Fi
 
 
 def accuracy_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
-    """The test accuracy against the epoch."""
-    return _over_epochs(scale, found, "test_accuracy", "test accuracy")
+    """The test accuracy against the epoch, without the lowest values of the first half."""
+    figure = _over_epochs(scale, found, "test_accuracy", "test accuracy, %", factor=100.0)
+    for axis in figure.axes:
+        middle, lines = sum(axis.get_xlim()) / 2, list[Any](axis.lines)
+        late = [y for line in lines for x, y in line.get_xydata() if x > middle]
+        axis.set_ylim(bottom=min(late, default=2.0) - 2.0)
+    return figure
 
 
-def _over_epochs(scale: Scale, found: Sequence[Summary], name: str, label: str) -> "Figure":
+def _over_epochs(
+    scale: Scale, found: Sequence[Summary], name: str, label: str, factor: float = 1.0
+) -> "Figure":
     """A panel for each set-up, with a curve for each method and a band over its seeds."""
     setups = dict.fromkeys(one.cell.setup for one in found)
-    title = "lines: mean over seeds; bands: lowest to highest"
-    figure, axes = new_figure(1, len(setups), title, size=(_WIDTH, 4.2))
+    figure, axes = new_figure(1, len(setups), "", size=(_WIDTH, 4.0))
     for axis, setup in zip(axes, setups, strict=True):
         axis.set_prop_cycle(color=PALETTE)
         for one in (one for one in found if one.cell.setup == setup):
             curves = [curve for line in one.lines.values() if (curve := _curve(line, name))]
             if curves:
-                curves_with_bands(axis, one.cell.title, curves)
+                curves_with_bands(axis, one.cell.title, curves, factor)
         axis.set(title=scale.setups[setup].title, xlabel="epoch")
     axes[0].set_ylabel(label)
     _legend(figure)
@@ -134,7 +140,7 @@ def gap_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) ->
 
 _KINDS = {
     "plain training": (PALETTE[6], "s"),
-    "two passes or more": (PALETTE[0], "o"),
+    "full cost (two passes or more)": (PALETTE[0], "o"),
     "cheaper": (PALETTE[1], "^"),
 }
 
@@ -152,17 +158,12 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
         kind = list(_KINDS)[0 if METHODS[one.cell.method].is_plain else 1 if cost > 1.9 else 2]
         colour, marker = _KINDS[kind]
         for accuracy in one.values("test").values():
-            axis.plot(x, accuracy, ".", color=colour, alpha=0.4)
-        axis.errorbar(x, value.mean, value.half_width, color=colour, capsize=3)
+            axis.plot(x, accuracy, "o", color=colour, ms=4, mfc="white", mew=0.8)
+        axis.errorbar(x, value.mean, value.half_width, color=colour, capsize=3, zorder=1)
         axis.plot(x, value.mean, marker, color=colour, label=kind)
     axis.set_xlabel("cost of training relative to vanilla (time of a step x number of steps)")
     axis.set_ylabel("test accuracy, %")
-    legend = (
-        "large: mean, with 95 % interval for 3 seeds or more; small: single seeds\n"
-        "methods of nearly equal cost are drawn side by side"
-    )
-    axis.set_title(legend, size="small")
-    axis.margins(x=0.2, y=0.15)
+    axis.margins(x=0.28, y=0.15)
     _legend(figure)
     points = [(x, value.mean) for x, (_, _, value) in zip(places, shown, strict=True)]
     errors = [value.half_width or 0.0 for _, _, value in shown]

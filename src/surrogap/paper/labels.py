@@ -35,7 +35,7 @@ def place_labels(
     from matplotlib.transforms import Bbox
 
     figure.draw_without_rendering()  # positions depend on the layout
-    inside, pixels = axis.get_window_extent(), figure.dpi / 72
+    inside, pixels = axis.get_window_extent().padded(-10.0), figure.dpi / 72
     taken, centres = [], axis.transData.transform(points)
     for (x, y), error in zip(points, errors, strict=True):
         taken.append(Bbox(axis.transData.transform([(x, y - error), (x, y + error)])).padded(4.0))

@@ -155,20 +155,20 @@ def figure(runs: Sequence[GridRun], title: str) -> "Figure":
 
     rhos, alphas, seeds = (sorted({run[name] for run in runs}) for name in ("rho", "alpha", "seed"))
     band = f"{len(seeds)} seeds: mean, and band from lowest to highest" * (len(seeds) > 1)
-    drawn, axes = new_figure(1, len(_PANELS), f"{title} ({band or '1 seed'})")
+    drawn, (*axes, corner) = new_figure(2, 2, f"{title} ({band or '1 seed'})")
     are_positive = all(min(run[name] for name in _PANELS[1:]) > 0 for run in runs)
     for axis, name in zip(axes, _PANELS, strict=True):
         label, factor = QUANTITIES[name]
         for alpha in alphas:
             curves = [
                 [
-                    (run["rho"], factor * run[name])
+                    (run["rho"], run[name])
                     for run in runs
                     if (run["alpha"], run["seed"]) == (alpha, seed)
                 ]
                 for seed in seeds
             ]
-            curves_with_bands(axis, f"alpha {alpha:g}", curves)
+            curves_with_bands(axis, f"alpha {alpha:g}", curves, factor)
             axis.lines[-1].set_marker(".")  # a single rho does not make a line
         axis.set(xlabel="rho", ylabel=label, xscale="log")
         if name != "test_accuracy" and are_positive:
@@ -179,7 +179,9 @@ def figure(runs: Sequence[GridRun], title: str) -> "Figure":
             axis.yaxis.set_minor_formatter(NullFormatter())
         axis.set_xticks(rhos, [f"{rho:g}" for rho in rhos])
         axis.set_xticks([], minor=True)
-    axes[0].legend()
+    axes[1].set_ylabel("2h/rho^2, one ascent step")
+    corner.axis("off")
+    corner.legend(*axes[0].get_legend_handles_labels(), loc="center", fontsize="large")
     return drawn
 
 

@@ -32,7 +32,7 @@ is the output of `surrogap reproduce all --scale {scale} --no-train --page docs/
 **Settings.** In each set-up, a method gets {trials} [trials](#trials) with one seed each, scored on
 validation images that no run trains on{val_error}.
 If the best radius is the largest or smallest tried, one trial beyond it is added. In set-up A,
-vanilla gets three more, with larger learning rates and weight decays.
+plain training of each length gets up to three more, with larger learning rates or weight decays.
 The settings with the best validation accuracy after the last epoch (the first, if tied) are
 trained with the study's seeds and scored on the test images. Other settings are scored on them
 only in ablations. The trials build on each other: SAM and the other objectives use the learning
@@ -100,22 +100,45 @@ def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
 
 
 def _page(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
-    body = "\n".join(_body(folder, scale, ledger))
+    results = "\n".join(_results(folder, scale, ledger))
+    details = "\n".join(_details(scale, ledger))
+    yield "# Results\n"
+    yield from _in_short(scale, ledger)
+    yield results
+    yield _reading(scale, ledger, results + details)
+    yield details
+
+
+def _results(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
+    """The tables and figures that have runs, and a list of what is missing."""
+    waiting = []
+    for name, artifact in ARTIFACTS.items():
+        if _has_runs(artifact, scale, ledger):
+            yield from _section(name, folder, scale, ledger)
+        else:
+            waiting.append(f"* `{name}`: {artifact.title}")
+    cells = dict.fromkeys(cell for artifact in ARTIFACTS.values() for cell in artifact.cells)
+    if rows := missing(summaries(scale, list(cells), ledger)):
+        yield "## Not trained yet\n"
+        yield "\n".join([*waiting, ""])
+        yield f"{rows}\n"
+
+
+def _reading(scale: Scale, ledger: Ledger, text: str) -> str:
+    """How the study was done, and the terms that a text uses."""
     numbers = {
         "num_rounds": scale.timing[0],
         "num_corruptions": len(scale.corruptions),
         "severities": ", ".join(map(str, scale.severities)),
         "sharpness_images": scale.sharpness_images,
     }
-    terms = {term: meaning for term, meaning in _TERMS.items() if term in body}
+    terms = {term: meaning for term, meaning in _TERMS.items() if term in text}
     made = {
         (one.first.cell.setup, one.title): one
         for artifact in ARTIFACTS.values()
         for one in comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
     }
-    yield "# Results\n"
-    yield from _in_short(scale, ledger)
-    yield _READING.format(
+    return _READING.format(
         ledger=ledger.path,
         scale=scale.name,
         trials=scale.num_trials,
@@ -123,23 +146,12 @@ def _page(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
         tally=tally(list(made.values())),
         terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
     )
-    yield body
 
 
-def _body(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
+def _details(scale: Scale, ledger: Ledger) -> Iterator[str]:
     yield "## Set-ups\n"
     yield _setups(scale, ledger).markdown() + "\n"
     yield from _training(scale, ledger)
-    waiting = []
-    shown: set[tuple[str, ...]] = set()
-    for name, artifact in ARTIFACTS.items():
-        if _has_runs(artifact, scale, ledger):
-            yield from _section(name, folder, scale, ledger, shown)
-        else:
-            waiting.append(f"* `{name}`: {artifact.title}")
-    if waiting:
-        yield "## Not trained yet\n"
-        yield "\n".join(waiting) + "\n"
     yield from trials_section(scale, ledger)
     yield from radii_section(scale, ledger)
 
@@ -159,24 +171,20 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             'Points of test accuracy gained over plain training ("vanilla"), with 95 % intervals. '
             '"Norm layers" means that only normalisation layers are perturbed.\n'
         )
+        setups = {row[0]: scale.setups[row[0]] for row in rows}
+        lines = (f"* {name}: {one.title}. {one.remark}".strip() for name, one in setups.items())
+        yield "\n".join(lines) + "\n"
         titles = (f"over {METHODS[method].title}" for method in baselines)
         columns = ("set-up", "method", *titles, "over vanilla, best epoch", "seeds")
         yield Table(columns, rows).markdown() + "\n"
         yield (
-            "\n".join(
-                f"* {letter}: {setup.title}. {setup.remark}".strip()
-                for letter, setup in scale.setups.items()
-                if letter in {row[0] for row in rows}
-            )
-            + "\n"
-        )
-        yield (
             'For "best epoch", both are scored after their epoch with the best validation '
-            "accuracy. Results with three seeds are preliminary: more seeds may change them.\n"
+            "accuracy. Results with three seeds are preliminary: more seeds may change them. "
+            "[How to read this page](#how-to-read-this-page) explains intervals and terms.\n"
         )
     final = {line["setup"] for line in ledger.of_kind("run", purpose="final")}
-    if waiting := [letter for letter in scale.setups if letter not in final]:
-        yield f"Set-ups without final runs yet: {', '.join(waiting)}.\n"
+    if waiting := [f"{s.title} ({name})" for name, s in scale.setups.items() if name not in final]:
+        yield f"Not trained yet: {'; '.join(waiting)}.\n"
 
 
 def _gains(one: Summary, plain: Sequence[Summary | None]) -> tuple[str, ...] | None:
@@ -257,9 +265,8 @@ def _val_error(scale: Scale, ledger: Ledger) -> str:
     return f" ({number:,} in A, for a standard error of about {error:.1f} points)"
 
 
-def _section(
-    name: str, folder: Path, scale: Scale, ledger: Ledger, shown: set[tuple[str, ...]]
-) -> Iterator[str]:
+def _section(name: str, folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
+    """A figure, its notes, and the tables of the methods that it compares."""
     artifact = ARTIFACTS[name]
     yield f"## {artifact.title.removesuffix('.')}\n"
     yield f"`surrogap reproduce {name} --scale {scale.name}`\n"
@@ -268,31 +275,11 @@ def _section(
         file = f"{folder.name}/{name}.png"
         artifact.draw(scale, found, ledger).savefig(folder.parent / file)
         yield f"![{artifact.title}]({file})\n"
-    tables = [_compared(comparisons(found, artifact.pairs))]
-    if artifact.max_seeds != 0:
-        tables.insert(0, table(scale, found, artifact.scores))
-    new = [_without(one, shown) for one in tables]
-    yield from (one.markdown() + "\n" for one in new if one.rows)
-    is_repeated = any(
-        old.rows and old.markdown() != one.markdown() for old, one in zip(tables, new, strict=True)
-    )
-    scores = "Other scores" if any(one.rows for one in new) else "The scores"
-    notes = [f"{scores} are in the tables above."] * is_repeated
-    notes += filter(None, [artifact.notes, missing(found)])
-    yield " ".join(notes) + "\n"
-
-
-def _without(table: Table, shown: set[tuple[str, ...]]) -> Table:
-    """The rows and columns that no table showed before: a row is named by its first two cells."""
-
-    def is_new(row: Sequence[str], column: int) -> bool:
-        return (*row[:2], table.columns[column]) not in shown
-
-    numbers = range(2, len(table.columns))
-    rows = [row for row in table.rows if any(is_new(row, column) for column in numbers)]
-    kept = [0, 1, *(column for column in numbers if any(is_new(row, column) for row in rows))]
-    shown |= {(*row[:2], table.columns[column]) for row in rows for column in numbers}
-    return Table([table.columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    yield artifact.notes + "\n"
+    if artifact.pairs:
+        yield table(scale, found, artifact.scores).markdown() + "\n"
+        if made := comparisons(found, artifact.pairs):
+            yield _compared(made).markdown() + "\n"
 
 
 def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
@@ -306,14 +293,8 @@ def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
 
 
 def _compared(made: Sequence[Comparison]) -> Table:
-    columns = (
-        "set-up",
-        "difference",
-        "points of test accuracy",
-        "seeds",
-        "verdict",
-        "in the paper",
-    )
+    points = "points of test accuracy"
+    columns = ("set-up", "difference", points, "seeds", "verdict", "in the paper")
     rows = [
         (
             *(one.first.cell.setup, one.title, one.difference.text(sign="+")),

@@ -204,16 +204,11 @@ def tally(made: Sequence[Comparison]) -> str:
             f"If no two methods differed, about {len(enough) * (1 - CONFIDENCE):.1f} would do so "
             "by chance."
         )
-    stated = [(one.verdict, one.in_paper) for one in enough if one.in_paper is not None]
+    stated = [one for one in enough if one.in_paper is not None]
     if stated:
-        counts = {
-            "with the same verdict": sum(here == paper for here, paper in stated),
-            "with the opposite verdict": sum({*pair} == {"better", "worse"} for pair in stated),
-            "with a difference only there": sum(here == SIMILAR != paper for here, paper in stated),
-            "with a difference only here": sum(paper == SIMILAR != here for here, paper in stated),
-        }
-        found = ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
-        words.append(f"The paper makes {len(stated)} of these comparisons: {found}.")
+        same = sum(one.verdict == one.in_paper for one in stated)
+        words.append(f"The paper makes {len(stated)} of these comparisons; {same} verdicts agree.")
+        words += [one.sentence for one in stated if one.verdict != one.in_paper]
     return " ".join(words)
 
 
@@ -260,7 +255,7 @@ def missing(found: Sequence[Summary]) -> str:
     if not empty:
         return ""
     setups = []
-    for setup in dict.fromkeys(cell.setup for cell in empty):
+    for setup in sorted({cell.setup for cell in empty}):
         titles = [cell.title for cell in empty if cell.setup == setup]
         is_whole = len(titles) == sum(one.cell.setup == setup for one in found)
         setups.append(f"{setup}: {'all' if is_whole else '; '.join(titles)}.")

@@ -107,7 +107,7 @@ def reproduce_gap(settings: ReproductionSettings, progress: Progress) -> Reprodu
         (f"w_{i + 1} = {m['center']:g}", *(f"{m[name]:.4g}" for name in ("sharpness", *names)))
         for i, m in enumerate(minima)
     ]
-    title = f"three parabolas, invented; rho = {toy.rho:g}"
+    title = f"a toy loss: three parabolas; rho = {toy.rho:g}"
     table = Table(("minimum", "eigenvalue", "f", "f_p", "h"), rows, title)
     return Reproduced(
         table, {"rho": toy.rho, "minima": minima}, {"fig-gap.png": gap_figure(toy).savefig}
@@ -125,7 +125,7 @@ def gap_figure(toy: GapToy) -> "Figure":
         top = float(toy.perturbed_loss(center))
         label = f"w_{index + 1}: f_p = {top:.4g}, h = {gap:.4g}"
         axes.plot([float(center)], [top], f"k{'os^'[index]}", markersize=5, label=label)
-    axes.set(xlabel="w (an invented loss: three parabolas)", ylabel="loss", ylim=(0, 8))
+    axes.set(xlabel="w (a toy loss: three parabolas)", ylabel="loss", ylim=(0, 8))
     # Below the curves, which it would cover otherwise.
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     return figure

@@ -20,9 +20,9 @@ study's trials, with validation accuracy in percent.
 
 {table}
 
-The limits of 0.05 and 0.5 were chosen after the trials of set-ups A and E, so only the other
-set-ups test them. The ranges {widths}contain {inside} of the {tried} radii tried. With one seed
-each, radii next to the best one may be as good.
+The limits of 0.05 and 0.5 were chosen after the trials of set-ups A and E, so those do not validate
+them. The ranges {widths}contain {inside} of the {tried} radii tried. With one seed each, radii next
+to the best one may be as good.
 """
 
 
@@ -35,8 +35,8 @@ def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
     yield Table(("set-up", "method", "trials"), rows).markdown() + "\n"
     if edges := _edges(scale, ledger):
         yield (
-            "Chosen values that are the largest or smallest tried, so that a better one may lie "
-            f"beyond (of two values, each is at an edge): {'; '.join(edges)}.\n"
+            "Chosen values at the edge of the range tried, so a better value may lie beyond "
+            f"(with two values tried, both are edges): {'; '.join(edges)}.\n"
         )
     if superseded := _superseded(scale, ledger):
         yield (

@@ -152,8 +152,9 @@ def recipes() -> Iterator[Recipe]:
 
 
 def _recipe(model: str, objective: str) -> Recipe:
-    accuracies = ACCURACIES[model][RECIPE_OBJECTIVES.index(objective)]
-    found = ", ".join(f"{a} on {name}" for a, name in zip(accuracies, TEST_SETS, strict=True))
+    row = ACCURACIES[model][RECIPE_OBJECTIVES.index(objective)]
+    accuracies = dict(zip(TEST_SETS, row, strict=True))
+    found = ", ".join(f"{a} on {name}" for name, a in accuracies.items())
     is_twice = (model, objective) == ("vit_b32", "vanilla")
     return Recipe(
         name=f"{model.replace('_', '-')}-{objective}",
@@ -165,6 +166,7 @@ def _recipe(model: str, objective: str) -> Recipe:
         + _RESNET * model.startswith("resnet")
         + _TWICE * is_twice,
         num_processes=8,
+        accuracies=accuracies,
     )
 
 

@@ -19,7 +19,7 @@ both objectives have. With SGD, `--objective entropy-sgd` divides the recipe's l
 This page is the output of `surrogap recipes --markdown`.
 """
 
-_COLUMNS = ("recipe", "model", "rho", "alpha", "expected")
+_CAPTION = "Top-1 accuracy in percent, from the paper. We have not run these recipes.\n\n"
 
 
 def page() -> str:
@@ -32,15 +32,20 @@ def page() -> str:
 
 
 def _section(module: ModuleType) -> str:
-    """Return the docstring of a module, and a table of its recipes."""
+    """Return the docstring of a module, and a table of its recipes without empty columns."""
     first, _, rest = (module.__doc__ or "").partition("\n\n")
-    table = Table(_COLUMNS, [_row(recipe) for recipe in module.recipes()]).markdown()
-    return f"## {first.partition(':')[0].rstrip('.')}\n\n{first}\n\n{rest.strip()}\n\n{table}\n"
+    rows = [_row(recipe) for recipe in module.recipes()]
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    table = Table(columns, [[row[name] for name in columns] for row in rows]).markdown()
+    caption = "" if "expected" in columns else _CAPTION
+    return f"## {first.rstrip('.')}\n\n{rest.strip()}\n\n{caption}{table}\n"
 
 
-def _row(recipe: Recipe) -> tuple[str, ...]:
+def _row(recipe: Recipe) -> dict[str, str]:
     settings = recipe.config.flat()
     radius, alpha = (f"{settings[name]:g}" if name in settings else "" for name in ("rho", "alpha"))
     if settings.get("rho_min") is not None:
         radius += f" to {settings['rho_min']:g}"
-    return (f"`{recipe.name}`", f"`{recipe.config.model.name}`", radius, alpha, recipe.expected)
+    scores = {name: str(accuracy) for name, accuracy in recipe.accuracies.items()}
+    row = {"recipe": f"`{recipe.name}`", "rho": radius, "alpha": alpha}
+    return row | (scores or {"expected": recipe.expected})

@@ -3,7 +3,8 @@
 This module does not import torch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from surrogap.training.config import Config, ObjectiveConfig
@@ -22,6 +23,7 @@ class Recipe:
         config: The configuration.
         reproduces: The result that it reproduces, in one line.
         expected: The expected scores, and their source.
+        accuracies: The paper's top-1 accuracies in percent, by test set; empty if it has none.
         notes: Differences from the source, with reasons, and other remarks.
         num_processes: The number of devices that it is meant for.
 
@@ -38,6 +40,7 @@ class Recipe:
     expected: str
     notes: str = ""
     num_processes: int = 1
+    accuracies: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self) -> Config:
         """Return the configuration."""

@@ -1,8 +1,11 @@
 """Small images: CIFAR, and the subset of Fashion-MNIST in the package.
 
 The paper's comparison, with smaller images and models. Each recipe takes minutes on one GPU. The
-recipes `fashion-mnist-vanilla`, `-sam` and `-gsam` run on the CPU of a laptop; `surrogap compare`
-trains these by default.
+recipes `fashion-mnist-vanilla`, `-sam` and `-gsam` train an MLP on the CPU of a laptop;
+`surrogap compare` runs these by default.
+
+± is the standard deviation over seeds. Recipes with one seed are not tuned and do not rank the
+methods; [Results](results.md) does.
 """
 
 from collections.abc import Iterator

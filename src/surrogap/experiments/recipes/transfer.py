@@ -73,6 +73,7 @@ def _recipe(data: str, task: TransferTask, model: str, objective: str, accuracy:
         reproduces=f"the paper's transfer table: {model}, trained with {objective}, on {data}",
         expected=f"Top-1 accuracy of {accuracy} %, from the paper. Not run here.",
         notes=_NOTES.format(source=source),
+        accuracies={"accuracy": accuracy},
     )
 
 
