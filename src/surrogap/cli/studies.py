@@ -265,7 +265,8 @@ def _draw(name: str, scale: Scale, ledger: Ledger, out: Path | None) -> None:
 
 def show(found: Reproduced, files: ResultFiles) -> None:
     """Print a table, the text below it, and the paths of its files."""
-    found.table.print()
+    if found.table.rows:
+        found.table.print()
     for line in found.words:
         print(textwrap.fill(line, width=100, break_on_hyphens=False))
     print(files.summary)

@@ -31,8 +31,7 @@ is the output of `surrogap reproduce all --scale {scale} --no-train --page docs/
 
 **Settings.** In each set-up, a method gets {trials} [trials](#trials) with one seed each, scored on
 validation images that no run trains on{val_error}.
-If the best radius is the largest or smallest tried, one trial beyond it is added. In set-up A,
-plain training of each length gets up to three more, with larger learning rates or weight decays.
+If the best radius is the largest or smallest tried, one trial beyond it is added.{more}
 The settings with the best validation accuracy after the last epoch (the first, if tied) are
 trained with the study's seeds and scored on the test images. Other settings are scored on them
 only in ablations. The trials build on each other: SAM and the other objectives use the learning
@@ -45,7 +44,8 @@ intervals do not cover the choice of training and test images. Differences are o
 after the last epoch, paired by seed. The verdict is "better" or "worse" only if the interval of
 the difference excludes zero.
 
-**Comparisons.** {tally}
+**Comparisons.** {tally} Differences at the best epoch, on validation images and of other scores are
+not counted.
 
 | term | meaning |
 | --- | --- |
@@ -143,6 +143,7 @@ def _reading(scale: Scale, ledger: Ledger, text: str) -> str:
         scale=scale.name,
         trials=scale.num_trials,
         val_error=_val_error(scale, ledger),
+        more=_more_trials(scale),
         tally=tally(list(made.values())),
         terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
     )
@@ -263,6 +264,17 @@ def _val_error(scale: Scale, ledger: Ledger) -> str:
         return ""
     error = 100 * math.sqrt(best * (1 - best) / number)
     return f" ({number:,} in A, for a standard error of about {error:.1f} points)"
+
+
+def _more_trials(scale: Scale) -> str:
+    """A sentence about the further trials of plain training, if there are some."""
+    setups = [letter for letter, setup in scale.setups.items() if setup.more_trials]
+    if not setups:
+        return ""
+    return (
+        f" In set-up {', '.join(setups)},\nplain training of each length gets up to three more, "
+        "with larger learning rates or weight decays."
+    )
 
 
 def _section(name: str, folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
