@@ -266,20 +266,24 @@ def on_validation(first: Summary, second: Summary) -> Interval:
     return difference
 
 
-def test_the_accuracies_in_the_readme_are_those_of_the_ledger(
+def test_the_gains_in_the_readme_are_those_of_the_ledger(
     methods: dict[str, Summary], with_noisy_labels: dict[str, Summary]
 ) -> None:
-    page = (ROOT / "README.md").read_text()
-    names = ("vanilla", "vanilla-2x", "vanilla-short", "sam", "gsam", "sam-norms")
-    for name, clean in in_setup("A", names).items():
-        noisy = with_noisy_labels[name]
-        scores = (clean.interval("test"), noisy.interval("test"), noisy.interval("best"))
-        cells = (score.text(1) if score else "-" for score in scores)
-        assert f"| {clean.cell.title} | {clean.cost:.2f} | {' | '.join(cells)} |\n" in page
-    gain = points(methods["sam-norms"], methods["vanilla"])
-    assert f"it gains {gain.text()} points over vanilla" in words_of("README.md")
-    errors = {mean(methods[name], "calibration", 0) for name in ("sam", "gsam")}
-    assert (errors, mean(methods["vanilla"], "calibration", 0)) == ({"4"}, "7")
+    page, names = (ROOT / "README.md").read_text(), ("sam", "gsam", "sam-norms", "vanilla-2x")
+    for title, found, score in (
+        ("labels", methods, ""),
+        ("clean", methods, "test"),
+        ("noisy (CIFAR-10N, about 40 % wrong)", with_noisy_labels, "test"),
+        ("noisy, each at its best epoch", with_noisy_labels, "best"),
+    ):
+        cells = [
+            points(found[name], found["vanilla"], score).text() if score else found[name].cell.title
+            for name in names
+        ]
+        assert f"| {title} | {' | '.join(cells)} |\n" in page
+    for found in (methods, with_noisy_labels):  # GSAM does not beat SAM
+        gain = points(found["gsam"], found["sam"])
+        assert gain.mean < 0 or not gain.excludes_zero
 
 
 def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
