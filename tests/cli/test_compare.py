@@ -271,7 +271,7 @@ def test_columns_with_their_own_settings(tmp_path: Path) -> None:
         (("--seeds", 0), "seeds must be at least 1, got 0"),
         (("--gap-rho", 0), "gap_rho must be above 0 and finite, got 0.0"),
         (("--recipe", "fashion-mnist"), "recipe must be one of"),
-        (("--recipe",), "options must be those of surrogap compare, got"),
+        (("--recipe",), "options of surrogap compare must be valid, got"),
         (("--data", "none.npz"), "name_or_path must be one of"),
     ],
 )

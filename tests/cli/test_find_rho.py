@@ -165,7 +165,7 @@ def test_a_recipe_gives_the_defaults(
             "optimizer must be left out with a run, got adamw",
         ),
         ("--recipe nonsense", "recipe must be "),
-        ("--recipe", "options must be those of surrogap find-rho, got: Missing value"),
+        ("--recipe", "options of surrogap find-rho must be valid, got: Missing value"),
         ("{run} --batches 0", "batches must be at least 1, got 0"),
         ("--train-steps 0", "train_steps must be at least 1, got 0"),
         ("{run} --rhos -0.1", "rhos must be above 0 and finite, got -0.1"),

@@ -99,7 +99,7 @@ def test_theory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "fig-rho-alpha --alphas 0 0.2 0",
             "alphas must be distinct, and at least one, got 0 0.2",
         ),
-        ("fig-rho-alpha --alphas zero", "options must be those of surrogap reproduce, got"),
+        ("fig-rho-alpha --alphas zero", "options of surrogap reproduce must be valid, got"),
         ("fig-rho-alpha --steps 15", "steps must be at least 16, got 15"),
     ],
 )

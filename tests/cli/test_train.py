@@ -155,7 +155,7 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         ("train --recipe nonsense", "recipe must be one of .*, got 'nonsense'"),
         ("train --objective samm", "objective must be one of .*got 'samm'. The closest is 'sam'."),
-        ("train --objective", "options must be those of surrogap train, got: Missing value"),
+        ("train --objective", "options of surrogap train must be valid, got: Missing value"),
         (
             "train --objective sam --alpha 0.4",
             "surrogap: alpha has no effect on sam. Leave it out, or choose an objective that uses",
@@ -174,8 +174,8 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
             "train --lr -1",
             "surrogap: lr must be above 0 and finite, got -1.0. Pass a positive numb",
         ),
-        ("train --lr", "options must be those of surrogap train, got: Missing value for argument"),
-        ("train --recipe", "options must be those of surrogap train, got: Missing value"),
+        ("train --lr", "options of surrogap train must be valid, got: Missing value for argument"),
+        ("train --recipe", "options of surrogap train must be valid, got: Missing value"),
         (
             "train --rho-min 0.5",
             "surrogap: rho_min must not exceed rho, got rho_min=0.5 and rho=0.05. Pass",

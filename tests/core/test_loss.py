@@ -460,7 +460,9 @@ def test_hooks_of_parameters_act_once_on_each_gradient() -> None:
 def test_a_list_is_refused() -> None:
     model = toy_models.mlp()
     closure = toy_models.closure_of(model, toy_models.batch())
-    with pytest.raises(TypeError, match=r"closure must be one function, got list\. For several"):
+    with pytest.raises(
+        TypeError, match=r"closure must be one function, got list\. Pass one such as"
+    ):
         SAM(model).loss([closure, closure])
 
 

@@ -111,7 +111,7 @@ def test_a_column_has_its_own_settings() -> None:
             ["sam@seed=3"],
             r"objectives must have settings .* Any field except objective, seed and out ",
         ),
-        (["sam@everi=3"], r"field must be known, got 'everi'. The closest"),
+        (["sam@everi=3"], r"setting of sam@everi=3 must be one of .*, got 'everi'. The closest"),
         (["sam@every=x"], r"every must be an integer, got 'x'"),
         (["sam@every=0"], r"every must be at least 1, got 0"),
         (["sam@alpha=0.1"], r"alpha has no effect on sam"),

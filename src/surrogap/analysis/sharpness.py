@@ -145,7 +145,9 @@ def sharpness(
 def _listed(pairs: Eigenpairs) -> str:
     values = ", ".join(f"{float(value):.4g}" for value in pairs.values)
     error = f"residual up to {float(pairs.residuals.max()):.2g}"
-    return f"{values} ({error}{'' if pairs.has_converged else ', not converged'})"
+    return (
+        f"{values} ({error}{'' if pairs.has_converged else ', not converged: allow more products'})"
+    )
 
 
 def _row(gap: Gap) -> tuple[str, ...]:

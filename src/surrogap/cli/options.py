@@ -123,4 +123,4 @@ def _sentence(message: str, program: str) -> str:
     text = next((" ".join(group) for is_rule, group in groups if not is_rule), "").rstrip(".")
     close = re.search(r"Perhaps you meant:\W*(--[\w-]+)", " ".join(lines))
     guess = f" The closest is {close[1]}." if close else ""
-    return f"options must be those of {program}, got: {text}.{guess} See {program} --help."
+    return f"options of {program} must be valid, got: {text}.{guess} See {program} --help."

@@ -32,7 +32,7 @@ from surrogap.core.catalog import SHARED
 from surrogap.core.combine import Combine, Number, PerturbedGradient
 from surrogap.core.direction import Deferred, Direction
 from surrogap.core.geometry import Geometry, Perturb, check_perturb, kinds_of
-from surrogap.core.passes import Closure, Passes
+from surrogap.core.passes import EXAMPLE, Closure, Passes
 from surrogap.core.replicas import Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
@@ -240,8 +240,8 @@ class Objective:
         """
         if not callable(closure):
             raise InvalidTypeError(
-                f"closure must be one function, got {type(closure).__name__}. For several "
-                "micro-batches with one perturbation call objective.backward."
+                f"closure must be one function, got {type(closure).__name__}. {EXAMPLE} For a list "
+                "of micro-batches with one perturbation call objective.backward."
             )
         passes = Passes(closure, scaler)
         if not torch.is_grad_enabled():

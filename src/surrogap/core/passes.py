@@ -21,7 +21,7 @@ from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedErro
 
 Closure = Callable[[], Tensor | tuple[Tensor, Any]]
 
-_EXAMPLE = "Pass one such as lambda: loss_fn(model(x), y)."
+EXAMPLE = "Pass one such as lambda: loss_fn(model(x), y)."
 
 
 class Passes:
@@ -50,10 +50,10 @@ class Passes:
         if not isinstance(closures, list | tuple) or not all(map(callable, closures)):
             raise InvalidTypeError(
                 f"{name} must be a function that runs the forward pass and returns the loss, or a "
-                f"list of them, got {type(closure).__name__}. {_EXAMPLE}"
+                f"list of them, got {type(closure).__name__}. {EXAMPLE}"
             )
         if not closures:
-            raise InvalidValueError(f"{name} must not be an empty list, got []. {_EXAMPLE}")
+            raise InvalidValueError(f"{name} must not be an empty list, got []. {EXAMPLE}")
         _check_late_binding(name, closures)
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise InvalidTypeError(
@@ -99,7 +99,7 @@ class Passes:
             if is_first_call:
                 check_graph(loss, weights)
             guard = nullcontext() if self._backward is Tensor.backward else _unstepped(weights)
-            with _in_this_thread(weights.devices), guard:
+            with _in_this_thread(weights.devices), guard, self._new_graph():
                 self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled with CUDA graphs reuses the memory of its outputs. By a
         # multiplication, since in a profile memory copies took longer to launch.
@@ -109,6 +109,19 @@ class Passes:
         if aux is not None:  # the usual case: no walk over a tree in every pass
             aux = tree_map_only(Tensor, Tensor.detach, aux)
         return copy if copy.ndim == 0 else copy.reshape(()), aux
+
+    @contextmanager
+    def _new_graph(self) -> Iterator[None]:
+        """Context in which an error of torch about a graph that was freed gets a remedy."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "through the graph a second time" not in str(error):
+                raise
+            raise UnsupportedError(
+                f"{self._name} must run the forward pass, got a loss of a forward pass before it. "
+                f"Call the model inside {self._name}, since it runs once per pass. {EXAMPLE}"
+            ) from error
 
     def evaluate(self) -> tuple[Tensor, Any]:
         """Run the forward pass of a single closure, and return its loss and aux."""

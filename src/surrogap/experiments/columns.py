@@ -66,7 +66,7 @@ class Column:
                     f"objectives must have settings of the form FIELD=VALUE, got {text!r}. Any "
                     f"field except objective, seed and out can be set. {_REMEDY}"
                 )
-            settings[field] = _value(value)
+            settings[one_of(f"setting of {text}", field, FIELDS, remedy=_REMEDY)] = _value(value)
         return cls(text, objective, name.endswith(_TWICE), settings)
 
     def uses(self, field: str) -> bool:
