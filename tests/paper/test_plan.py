@@ -165,7 +165,7 @@ def test_the_whole_study_starts_with_the_most_telling_runs(ledger: Ledger) -> No
         if item.run.purpose == "final"
     )
     telling = [
-        *(("E", "sam"), ("C", "sam"), ("A", "sam-every-5"), ("B", "sam")),
+        *(("E", "sam"), ("A", "sam-every-5"), ("C", "sam"), ("B", "sam")),
         *(("D", "sam"), ("A", "sam"), ("A", "strong"), ("A", "asam"), ("F", "sam")),
     ]
     assert [one for one in order if one in telling] == telling
