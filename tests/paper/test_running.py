@@ -122,7 +122,7 @@ def test_image_files_are_refused(tmp_path: Path) -> None:
     """Those of Flowers-102 and Pets-37, as torchvision downloads them, have various sizes."""
     fake_pets(tmp_path)
     run = study_run(GPU, Cell("P", "sam"), {"rho": 0.1}, seed=0, purpose="final")
-    message = f"data_root must hold the archive pets37.npz, got {tmp_path} without it."
+    message = f"data_root must hold the archive pets37.npz, got {tmp_path}, which has image files."
     with pytest.raises(ValueError, match=re.escape(message)):
         finished(run, Environment(GPU, data_root=str(tmp_path)))
 

@@ -110,7 +110,7 @@ def test_an_error_in_a_worker_is_raised(scale: Scale, tmp_path: Path) -> None:
     gone = replace(setup, changes={**setup.changes, "data": str(tmp_path / "gone.npz")})
     environment = Environment(replace(scale, setups={"A": gone}, num_trials=1), jobs=2)
     ledger = Ledger(tmp_path / "study.jsonl")
-    with pytest.raises(ValueError, match=r"data_root must hold the archive .*gone\.npz"):
+    with pytest.raises(ValueError, match=r"name_or_path must .*gone\.npz.* how to get the images"):
         train_all([Stage([Cell("A", "vanilla")])], ledger, environment)
     assert len(ledger) == 0
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.core.catalog import DEFAULT_RHO
-from surrogap.data import Splits, TensorSet, archive_of
+from surrogap.data import Splits, TensorSet
 from surrogap.errors import InvalidValueError
 from surrogap.evaluation import corrupted, evaluate
 from surrogap.experiments.eval_scores import mean_scores
@@ -173,17 +173,22 @@ def _splits(name: str, root: str, train: int | None, val: int | None, labels: st
     """The splits of a data set, which many runs share.
 
     Raises:
-        ValueError: The archive of the images is missing.
+        ValueError: The images are missing, or not in an archive.
     """
-    if name != "embedded" and archive_of(name, root) is None:
-        raise InvalidValueError(
-            f"data_root must hold the archive {Path(name).stem}.npz, got {root} without it. Build "
-            "it as in docs/how-to/reproduce.md, and pass its folder as --data-root."
-        )
     config = Config().override(
         data=name, data_root=root, train_per_class=train, val_per_class=val, train_labels=labels
     )
-    return images_of(config.data)
+    remedy = "docs/how-to/reproduce.md shows how to get the images for --data-root."
+    try:
+        splits = images_of(config.data)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{error} {remedy}") from error
+    if not isinstance(splits.train, TensorSet):
+        raise InvalidValueError(
+            f"data_root must hold the archive {name}.npz, got {root}, which has image files. "
+            f"{remedy}"
+        )
+    return splits
 
 
 def _description(run: StudyRun, config: Config, environment: Environment) -> LedgerLine:
