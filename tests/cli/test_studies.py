@@ -100,9 +100,9 @@ def test_a_dry_run_lists_the_missing_runs(
     assert lines[1].startswith("tuning   A vanilla, lr 0.1, weight_decay 0.0005, seed 1000")
     assert lines[1].endswith(" 10 s")
     assert lines[5].startswith("final    A vanilla, as tuned, seed 0")
-    assert lines[-1] == f"{len(left)} runs are left, about 2 minutes."
+    assert lines[-1] == f"{len(left)} runs left, about 2 min."
     assert reproduce("table-1", "--dry-run", "--jobs", 4) == 0
-    assert capsys.readouterr().out.endswith("about 1 minutes, 4 at once.\n")
+    assert capsys.readouterr().out.endswith("about 1 min, 4 at once.\n")
     assert not instant
     assert not Path(scale.ledger).exists()
 
@@ -112,7 +112,7 @@ def test_the_time_limit_leaves_runs_out(
 ) -> None:
     assert reproduce("table-epochs", "--time-limit", 0) == 0
     assert not instant
-    assert "7 runs are left, about 1 minutes." in capsys.readouterr().out
+    assert "7 runs left, about 1 min." in capsys.readouterr().out
 
 
 def test_finished_runs_can_be_drawn_without_training(
@@ -142,9 +142,10 @@ def test_steps_are_timed_by_name(
     assert reproduce("timing") == 0
     assert [line["kind"] for line in Ledger(Path(scale.ledger))] == ["timing"]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split("  ")[0] == "method"
-    assert [line.split()[0] for line in lines[1:]] == ["vanilla", "sam"]
-    assert lines[1].split()[-1] == "1.00"
+    assert lines[0].startswith("1 measurement left, about ")
+    assert lines[1].split("  ")[0] == "method"
+    assert [line.split()[0] for line in lines[2:]] == ["vanilla", "sam"]
+    assert lines[2].split()[-1] == "1.00"
 
 
 def test_radii_are_suggested_by_name(
@@ -154,8 +155,8 @@ def test_radii_are_suggested_by_name(
     monkeypatch.setitem(SCALES, "laptop", scale)
     monkeypatch.chdir(tmp_path)
     assert reproduce("find-rho") == 0
-    left, why = capsys.readouterr().out.splitlines()
-    assert left == "1 measurement and 0 runs are left, about 1 minutes."
+    *left, why = capsys.readouterr().out.splitlines()
+    assert left == 2 * ["1 measurement left, about 1 min."]  # before and after
     assert why.endswith("To tune some, run surrogap reproduce table-1.")
     ledger = Ledger(Path(scale.ledger))
     for method in ("vanilla", "sam"):
@@ -167,7 +168,7 @@ def test_radii_are_suggested_by_name(
     assert reproduce("find-rho", "--page", tmp_path / "page.md") == 0
     *_, line = Ledger(ledger.path)
     assert line["kind"] == "find-rho"
-    printed = capsys.readouterr().out.splitlines()
+    _, *printed = capsys.readouterr().out.splitlines()
     for method, text in zip(line["suggestions"], printed, strict=False):
         assert text == f"A, {METHODS[method].title}: {line['suggestions'][method]['words']}"
     assert "## Radii: find-rho against the study" in (tmp_path / "page.md").read_text()

@@ -169,10 +169,10 @@ def _summary(measurements: Sequence[Measurement], left: Sequence[Todo], jobs: in
     if not measurements and not left:
         return "All runs are finished."
     seconds = sum(one.seconds for one in measurements) + sum(one.seconds for one in left) / jobs
-    num = len(measurements)
-    more = f"{num} measurement{'s' * (num > 1)} and " if num else ""
+    counts = {"measurement": len(measurements), "run": len(left)}
+    words = (f"{number} {name}{'s' * (number > 1)}" for name, number in counts.items() if number)
     at_once = f", {jobs} at once" if jobs > 1 else ""
-    return f"{more}{len(left)} runs are left, about {seconds / 60:.0f} minutes{at_once}."
+    return f"{' and '.join(words)} left, about {seconds / 60:.0f} min{at_once}."
 
 
 def _train(
@@ -201,6 +201,9 @@ def _train(
         weights=str(options.weights.expanduser()),
         commit=options.commit,
     )
+    planned = todo(scale, wanted, ledger, jobs=options.jobs)
+    if measurements or planned:
+        print(_summary(measurements, planned, options.jobs), flush=True)
     try:
         waiting, left = train_study(
             wanted,
