@@ -198,3 +198,24 @@ def test_asam_scales_all_but_biases() -> None:
     assert plain == {name for name in found if name.endswith("bias")}
     assert "block.self_attn.in_proj_bias" in plain
     assert found["block.norm1.weight"] == found["temperature"] == Kind.SCALED
+
+
+def test_a_batch_that_reaches_none_of_the_parameters_that_climb() -> None:
+    """Two heads, of which the first climbs: a batch of the second has the plain gradient."""
+    body, heads = nn.Linear(48, 4), nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+    model = nn.ModuleList([body, heads]).double()
+    x, y = toy_models.batch()
+
+    def loss(head: int) -> Tensor:
+        return nn.functional.cross_entropy(heads[head](body(x.flatten(1)).tanh()), y)
+
+    loss(1).backward()
+    expected = body.weight.grad.clone()
+    objective = SAM(model, rho=0.5, perturb=lambda name, _: name.startswith("1.0"))
+    for _ in range(2):  # from the second call on, the first pass computes fewer gradients
+        model.zero_grad()
+        report = objective.backward(lambda: loss(1))
+        assert float(report.gap) == 0
+        assert torch.equal(body.weight.grad, expected)
+    both = float(objective.backward([lambda: loss(0), lambda: loss(1)]).gap)
+    assert both == pytest.approx(float(objective.backward(lambda: loss(0)).gap), rel=1e-12)

@@ -100,7 +100,8 @@ class AscentStep:
             pairs = zip(weights.parameters, self._kinds, strict=True)
             idle = [parameter for parameter, kind in pairs if kind == Kind.FIXED]
         with gradients.disabled(weights, idle) if idle else nullcontext():
-            return (self._passes.first or self._passes).run(weights)
+            # A batch may reach none of the parameters that climb.
+            return (self._passes.first or self._passes).run(weights, needs_graph=not idle)
 
     def _task(self) -> Task:
         objective, indices = self._objective, self._indices

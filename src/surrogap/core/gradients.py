@@ -67,11 +67,11 @@ def _require(weights: Weights, parameters: Sequence[nn.Parameter], value: bool) 
             del module._parameters["requires_grad"]
 
 
-def take(weights: Weights) -> Gradients:
+def take(weights: Weights, *, needs_any: bool = True) -> Gradients:
     """Check and return the gradients, as this process's shards of them, and clear `.grad`."""
     weights.fsdp.reshard()
     gradients = shards(weights, current(weights))
-    if not are_any(gradients):
+    if needs_any and not are_any(gradients):
         raise UnsupportedError(
             "loss must depend on the model's trainable parameters, got no gradient for any of "
             "them. Build the objective from the model that the closure runs."

@@ -66,27 +66,34 @@ class Passes:
         self.first = first
         self._name = name
 
-    def run(self, weights: Weights) -> tuple[Tensor, Any]:
+    def run(self, weights: Weights, *, needs_graph: bool = True) -> tuple[Tensor, Any]:
         """Run one pass: add the gradient of the loss to `.grad`.
+
+        Args:
+            weights: The model's tensors.
+            needs_graph: Whether to refuse a loss that no gradient can be computed of.
 
         Returns:
             The unscaled loss, in at least float32, and aux.
         """
         results = [
-            self._run(closure, weights, index) for index, closure in enumerate(self._closures)
+            self._run(closure, weights, index, needs_graph)
+            for index, closure in enumerate(self._closures)
         ]
         loss = sum((loss for loss, _ in results[1:]), start=results[0][0])
         auxes = [aux for _, aux in results]
         return loss, auxes[0] if self._is_single else auxes
 
-    def _run(self, closure: Closure, weights: Weights, index: int) -> tuple[Tensor, Any]:
+    def _run(
+        self, closure: Closure, weights: Weights, index: int, needs_graph: bool
+    ) -> tuple[Tensor, Any]:
         versions = _versions(weights) if index else []  # no gradients before the first closure
         forget_weights()
         is_first_call = not weights.is_checked
         with torch.enable_grad():
             with outside_wrappers(weights) if is_first_call else nullcontext():
                 loss, aux = self._checked(closure())
-            if not loss.requires_grad:
+            if needs_graph and not loss.requires_grad:
                 raise UnsupportedError(
                     f"{self._name} must return a loss with a graph, got one without a graph. "
                     "Compute it from the model's output, without detach(), item() or no_grad()."
@@ -100,7 +107,8 @@ class Passes:
                 check_graph(loss, weights)
             guard = nullcontext() if self._backward is Tensor.backward else _unstepped(weights)
             with _in_this_thread(weights.devices), guard, self._new_graph():
-                self._backward(loss if self._scaler is None else self._scaler.scale(loss))
+                if loss.requires_grad:
+                    self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled with CUDA graphs reuses the memory of its outputs. By a
         # multiplication, since in a profile memory copies took longer to launch.
         copy = loss.detach().to(wide(loss.dtype)) * 1

@@ -90,7 +90,8 @@ class Workspace:
         Args:
             indices: The parameters whose gradients to return; None for all.
         """
-        g, tensors = gradients.take(self.weights), self.weights.tensors
+        # A batch may reach none of some parameters, but must reach one of all.
+        g, tensors = gradients.take(self.weights, needs_any=indices is None), self.weights.tensors
         if indices is not None and len(indices) < len(g):
             g, tensors = [g[i] for i in indices], [tensors[i] for i in indices]
         return self.replicas.mean_in_scope(g, tensors)
