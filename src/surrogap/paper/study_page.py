@@ -125,7 +125,7 @@ def _results(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
 
 
 def _reading(scale: Scale, ledger: Ledger, text: str) -> str:
-    """How the study was done, and the terms that a text uses."""
+    """The methodology of the study, and the terms that a text uses."""
     numbers = {
         "num_rounds": scale.timing[0],
         "num_corruptions": len(scale.corruptions),
