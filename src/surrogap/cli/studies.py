@@ -224,7 +224,7 @@ def _train(
         return 128 + received
     if wanted or waiting:
         print(_summary(waiting, left, options.jobs))
-    if waiting and not left:
+    if not left and not all(one.is_ready(scale, ledger) for one in waiting):
         print(
             "find-rho is compared with tuned radii. To tune some, run surrogap reproduce table-1."
         )
