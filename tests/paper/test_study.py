@@ -153,4 +153,4 @@ def test_the_whole_study_holds_all_cells() -> None:
     cells = {(c.setup, c.method, c.label) for stage in stages("all") for c in stage.cells}
     for artifact in ARTIFACTS.values():
         assert {(c.setup, c.method, c.label) for c in artifact.cells} <= cells
-    assert {("A", method, "") for method in METHODS} <= cells
+    assert {("A", method, "") for method in METHODS if method != "vanilla-short"} <= cells

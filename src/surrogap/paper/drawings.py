@@ -153,7 +153,15 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     figure, (axis,) = new_figure(1, 1, title, size=(_WIDTH, 5.6))
     measured = [(one, one.cost, one.interval("test")) for one in found]
     shown = [(one, cost, value) for one, cost, value in measured if cost and value]
-    places = _side_by_side([cost for _, cost, _ in shown])
+    places = [cost for _, cost, _ in shown]
+    for group in _equal(places):
+        group.sort(key=lambda index: shown[index][2].mean)
+        middle = sum(places[index] for index in group) / len(group)
+        for position, index in enumerate(group):
+            places[index] = middle + _SPACING * (position - (len(group) - 1) / 2)
+        if len(group) > 1:
+            width = _SPACING * len(group) / 2
+            axis.axvspan(middle - width, middle + width, color="black", alpha=0.06, linewidth=0)
     for x, (one, cost, value) in zip(places, shown, strict=True):
         kind = list(_KINDS)[0 if METHODS[one.cell.method].is_plain else 1 if cost > 1.9 else 2]
         colour, marker = _KINDS[kind]
@@ -167,25 +175,30 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     _legend(figure)
     points = [(x, value.mean) for x, (_, _, value) in zip(places, shown, strict=True)]
     errors = [value.half_width or 0.0 for _, _, value in shown]
-    place_labels(figure, axis, points, errors, [one.cell.title for one, _, _ in shown])
+    titles = (one.cell.title for one, _, _ in shown)
+    names = [",\n".join(t.rsplit(", ", 1)) if len(t) > _LONG else t for t in titles]
+    place_labels(figure, axis, points, errors, names)
     return figure
 
 
-def _side_by_side(costs: Sequence[float], distance: float = 0.012) -> list[float]:
-    """Positions for methods, side by side if their costs are nearly equal.
+_LONG = 22  # letters of a name in one line
+# Between the positions of methods whose costs are equal; relative to vanilla, as the costs are.
+_SPACING = 0.035
 
-    >>> [round(x, 3) for x in _side_by_side([1.0, 2.0, 1.99])]
-    [1.0, 2.001, 1.989]
+
+def _equal(costs: Sequence[float]) -> list[list[int]]:
+    """The indices of costs that differ by less than 0.012 from the next, in groups.
+
+    >>> _equal([1.0, 2.0, 1.99])
+    [[0], [2, 1]]
     """
-    places, group = list(costs), list[int]()
+    groups: list[list[int]] = []
     for index in sorted(range(len(costs)), key=costs.__getitem__):
-        if group and costs[index] - costs[group[-1]] >= distance:
-            group = []
-        group.append(index)
-        centre = sum(costs[i] for i in group) / len(group)
-        for position, i in enumerate(group):
-            places[i] = centre + distance * (position - (len(group) - 1) / 2)
-    return places
+        if groups and costs[index] - costs[groups[-1][-1]] < 0.012:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
 
 
 def _curve(line: LedgerLine, name: str) -> Points:
