@@ -188,8 +188,9 @@ def draw_timelines(record: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(len(lines), 1, figsize=size, sharex=True, layout="constrained")
     for axis, (name, kernels) in zip(axes, lines.items(), strict=True):
         busy = sum(length for _, length, _ in kernels)
-        # The longest pause is the profiler's, before the first pass.
-        ends = pairwise((start, start + length) for start, length, _ in kernels)
+        # The profiler pauses before or after the first kernel. Later pauses are of the step.
+        first = sorted(kernels)[:10]
+        ends = pairwise((start, start + length) for start, length, _ in first)
         _, zero = max((later - end, later) for (_, end), (later, _) in ends)
         for phase, colour in COLOURS.items():
             spans = [(start - zero, length) for start, length, other in kernels if other == phase]

@@ -248,7 +248,7 @@ def test_a_batch_is_freed_without_the_garbage_collector(name: str, way: str) -> 
 def test_a_forward_pass_outside_the_closure_is_refused() -> None:
     model, (x, y) = toy_models.mlp().double(), toy_models.batch()
     before, out = equality.bits(model), model(x)
-    message = "closure must run the forward pass, got a loss of a forward pass before it. Call the"
+    message = "closure must run the forward pass, got a loss whose forward pass ran outside of it"
     with pytest.raises(RuntimeError, match=message):
         SAM(model).backward(lambda: nn.functional.cross_entropy(out, y))
     assert equality.same_bits(before, equality.bits(model))

@@ -71,7 +71,7 @@ class Passes:
 
         Args:
             weights: The model's tensors.
-            needs_graph: Whether to refuse a loss that no gradient can be computed of.
+            needs_graph: Whether to refuse a loss without a graph.
 
         Returns:
             The unscaled loss, in at least float32, and aux.
@@ -120,15 +120,15 @@ class Passes:
 
     @contextmanager
     def _new_graph(self) -> Iterator[None]:
-        """Context in which an error of torch about a graph that was freed gets a remedy."""
+        """Context that explains torch's error about a graph that was freed."""
         try:
             yield
         except RuntimeError as error:
             if "through the graph a second time" not in str(error):
                 raise
             raise UnsupportedError(
-                f"{self._name} must run the forward pass, got a loss of a forward pass before it. "
-                f"Call the model inside {self._name}, since it runs once per pass. {EXAMPLE}"
+                f"{self._name} must run the forward pass, got a loss whose forward pass ran "
+                f"outside of it. {self._name} is called once per pass: call the model in it. {EXAMPLE}"
             ) from error
 
     def evaluate(self) -> tuple[Tensor, Any]:

@@ -90,7 +90,7 @@ class Workspace:
         Args:
             indices: The parameters whose gradients to return; None for all.
         """
-        # A batch may reach none of some parameters, but must reach one of all.
+        # A batch may miss all parameters that climb, but not all parameters of the model.
         g, tensors = gradients.take(self.weights, needs_any=indices is None), self.weights.tensors
         if indices is not None and len(indices) < len(g):
             g, tensors = [g[i] for i in indices], [tensors[i] for i in indices]

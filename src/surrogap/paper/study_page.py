@@ -268,12 +268,11 @@ def _val_error(scale: Scale, ledger: Ledger) -> str:
 
 def _more_trials(scale: Scale) -> str:
     """A sentence about the further trials of plain training, if there are some."""
-    setups = [letter for letter, setup in scale.setups.items() if setup.more_trials]
-    if not setups:
-        return ""
-    return (
-        f" In set-up {', '.join(setups)},\nplain training of each length gets up to three more, "
-        "with larger learning rates or weight decays."
+    numbers = {name: len(one.more_trials) for name, one in scale.setups.items() if one.more_trials}
+    return "".join(
+        f" In set-up {name},\nplain training of each length gets up to {number} more, with larger "
+        "learning rates or weight decays."
+        for name, number in numbers.items()
     )
 
 
