@@ -128,7 +128,8 @@ class Passes:
                 raise
             raise UnsupportedError(
                 f"{self._name} must run the forward pass, got a loss whose forward pass ran "
-                f"outside of it. {self._name} is called once per pass: call the model in it. {EXAMPLE}"
+                f"outside of it. {self._name} is called once per pass: call the model in it. "
+                f"{EXAMPLE}"
             ) from error
 
     def evaluate(self) -> tuple[Tensor, Any]:
