@@ -39,6 +39,22 @@ def test_no_test_image_is_trained_on() -> None:
     assert not rows[0] & rows[1]
 
 
+def test_two_fifths_of_the_noisy_labels_are_wrong() -> None:
+    train, again = embedded().train, embedded().train
+    assert isinstance(train, TensorSet)
+    assert isinstance(again, TensorSet)
+    assert train.noisy_labels is not None
+    assert train.noisy_labels.equal(again.noisy_labels)
+    is_wrong = train.noisy_labels != train.labels
+    # Four standard errors: sqrt(0.4 * 0.6 / 5000) = 0.007.
+    assert abs(is_wrong.double().mean() - 0.4) < 0.028
+    # Every wrong class is as likely as another: about 222 of 2,000.
+    offsets = (train.noisy_labels - train.labels)[is_wrong] % 10
+    counts = offsets.bincount(minlength=10)[1:]
+    assert counts.sum() == is_wrong.sum()
+    assert (counts - is_wrong.sum() / 9).abs().max() < 60
+
+
 def whole_set(per_class: int) -> dict[str, np.ndarray]:
     labels = np.arange(10).repeat(per_class)
     np.random.default_rng(0).shuffle(labels)

@@ -1,5 +1,6 @@
 """Balanced subsets against a loop over the images, and sets with noisy labels."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,9 @@ def test_what_a_set_does_not_have_is_refused(changes: dict[str, int], message: s
 
 
 def test_noisy_labels_must_be_there() -> None:
-    with pytest.raises(ValueError, match="train_labels must be clean for embedded, which has no"):
-        subset(load("embedded"), noisy_labels=True)
+    clean = replace(splits(), train=TensorSet(grey(LABELS).images, LABELS))
+    with pytest.raises(ValueError, match="train_labels must be clean for synthetic, which has no"):
+        subset(clean, noisy_labels=True)
 
 
 def archive(path: Path, **changes: Any) -> Path:

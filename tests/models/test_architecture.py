@@ -220,8 +220,10 @@ def test_parameters_of_the_small_networks(
         "small_resnet18_narrow": small_resnet18(16, channels=channels, classes=classes),
         "small_vit": vit(patch, 384, 12, **image),
         "small_vit_narrow": vit(patch, 96, 6, **image),
+        "small_vit_tiny": vit(size // 4, 64, 4, **image),
         "small_mixer": mixer(patch, 512, 8, **image),
         "small_mixer_narrow": mixer(patch, 128, 4, **image),
+        "small_mixer_tiny": mixer(size // 4, 64, 4, **image),
         "small_mlp": mlp(512, **image),
     }
     assert [*PAPER, *expected] == models.names()

@@ -13,7 +13,7 @@ from surrogap import GSAM, models
 from tests import equality
 
 SMALL = [name for name in models.names() if name.startswith("small_")]
-NARROW = [name for name in SMALL if name.endswith("_narrow")]
+NARROW = [name for name in SMALL if name.endswith(("_narrow", "_tiny"))]
 every_small = pytest.mark.parametrize("name", SMALL)
 
 

@@ -172,7 +172,7 @@ def _summary(measurements: Sequence[Measurement], left: Sequence[Todo], jobs: in
     counts = {"measurement": len(measurements), "run": len(left)}
     words = (f"{number} {name}{'s' * (number > 1)}" for name, number in counts.items() if number)
     at_once = f", {jobs} at once" if jobs > 1 else ""
-    return f"{' and '.join(words)} left, about {seconds / 60:.0f} min{at_once}."
+    return f"{' and '.join(words)} left, about {max(round(seconds / 60), 1)} min{at_once}."
 
 
 def _train(

@@ -14,10 +14,14 @@ from surrogap.data.archives import splits_of_arrays
 from surrogap.data.splits import Splits
 
 PATH = Path(__file__).with_name("fashion_mnist.npz.xz")
+# About the share of wrong labels in CIFAR-10N's worst set.
+_WRONG = 0.4
 
 
 def embedded(path: str | Path = PATH) -> Splits:
     """Return 5,000 training and 2,000 test images of clothes: grey, 28 x 28, in ten classes.
+
+    Its noisy labels are synthetic: 40 % of them are wrong, drawn at random among the other classes.
 
     Args:
         path: The file, if not the one in the package.
@@ -26,4 +30,13 @@ def embedded(path: str | Path = PATH) -> Splits:
     Splits('embedded', 10 classes, train: 5000, test: 2000)
     """
     with np.load(io.BytesIO(lzma.decompress(Path(path).read_bytes()))) as archive:
-        return splits_of_arrays("embedded", dict(archive))
+        arrays = dict(archive)
+    noisy = _with_errors(arrays["train_labels"], len(arrays["classes"]))
+    return splits_of_arrays("embedded", {**arrays, "train_noisy_labels": noisy})
+
+
+def _with_errors(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return the labels, 40 % of them replaced; the same ones each time."""
+    random = np.random.default_rng(0)
+    is_wrong = random.random(len(labels)) < _WRONG
+    return (labels + is_wrong * random.integers(1, num_classes, len(labels))) % num_classes

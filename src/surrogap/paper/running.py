@@ -3,7 +3,6 @@
 import gc
 import hashlib
 import math
-import platform
 import signal
 import statistics
 import subprocess
@@ -216,11 +215,12 @@ def _description(run: StudyRun, config: Config, environment: Environment) -> Led
 
 def provenance(device: torch.device, environment: Environment) -> dict[str, Any]:
     """Date, commit, hardware and versions."""
+    found = versions()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": environment.commit or _commit(),
-        "hardware": device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-        "versions": versions(),
+        "hardware": device_name(device) if device.type == "cuda" else found["processor"],
+        "versions": found,
     }
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 from surrogap.experiments.columns import with_lr_of_gradient
-from surrogap.paper.methods import METHODS, NOISY, SHORT, TRANSFERRED, Changes
+from surrogap.paper.methods import MAIN, METHODS, NOISY, SHORT, TRANSFERRED, Changes
 from surrogap.training.config import Config
 from surrogap.training.identity import FREE
 
@@ -195,54 +195,80 @@ GPU = Scale(
     ledger="results/study.jsonl",
 )
 
+# Without augmentation, 20 epochs are enough to memorise the images.
 _SMALL: Changes = {
     **_A,
     "model": "small_resnet18_narrow",
     "image_size": 14,  # half the size of the images: a quarter of the time
     "data": "embedded",
-    "train_per_class": 30,
-    "val_per_class": 20,
+    "train_per_class": 150,
+    "val_per_class": 200,
+    "augmentation": "none",
     "batch_size": 50,
-    "epochs": 3,
+    "lr": 0.1,
+    "epochs": 20,
     "precision": "fp32",
     "capture": False,
-    "channels_last": False,
     "device": "cpu",
 }
-_SMALL_TOKENS: Changes = {**_SMALL, **_ADAMW, "warmup_epochs": 1.0}
+_SMALL_TOKENS: Changes = {
+    **_SMALL,
+    **_ADAMW,
+    "image_size": None,
+    "epochs": 40,
+    "warmup_epochs": 3.0,
+    "channels_last": False,
+}
+_SMALL_SGD_TRIALS: list[Changes] = [
+    {"lr": lr, "weight_decay": decay} for lr in (0.05, 0.1) for decay in (1e-3, 4e-3)
+]
+_SMALL_ADAMW_TRIALS: list[Changes] = [
+    {"lr": lr, "weight_decay": decay} for lr in (1e-3, 2e-3) for decay in (0.1, 0.3)
+]
 
 LAPTOP = Scale(
     name="laptop",
     setups={
-        "A": Setup("narrow ResNet-18, 300 images", _SMALL, _SGD_TRIALS, 1.0, tuple(METHODS)),
+        "A": Setup(
+            "narrow ResNet-18, 1,500 images of Fashion-MNIST",
+            *(_SMALL, _SMALL_SGD_TRIALS, 0.6, tuple(METHODS)),
+            remark="Images of 14 px.",
+        ),
         "C": Setup(
-            "narrow ViT, 300 images",
-            {**_SMALL_TOKENS, "model": "small_vit_narrow"},
-            *(_ADAMW_TRIALS, 1.0, SHORT),
+            "tiny ViT, 1,500 images of Fashion-MNIST",
+            {**_SMALL_TOKENS, "model": "small_vit_tiny"},
+            *(_SMALL_ADAMW_TRIALS, 0.5, SHORT),
         ),
         "D": Setup(
-            "narrow Mixer, 300 images",
-            {**_SMALL_TOKENS, "model": "small_mixer_narrow"},
-            *(_ADAMW_TRIALS, 1.0, SHORT),
+            "tiny Mixer, 1,500 images of Fashion-MNIST",
+            {**_SMALL_TOKENS, "model": "small_mixer_tiny"},
+            *(_SMALL_ADAMW_TRIALS, 0.4, SHORT),
+        ),
+        "E": Setup(
+            "narrow ResNet-18, 40 % wrong labels",
+            {**_SMALL, "train_labels": "noisy"},
+            *(_SMALL_SGD_TRIALS, 0.6, NOISY),
+            remark="A's images, with labels replaced at random. Validation labels are clean.",
         ),
         "F": Setup(
-            "A's weights fine-tuned to 200 images",
+            "A's weights fine-tuned to 500 of its images",
             {**_SMALL, "objective": "vanilla", "lr": 0.01, "weight_decay": 0.0}
-            | {"train_per_class": 20, "decay": "linear", "epochs": 2},
-            *((), 1.0, TRANSFERRED, "A"),
+            | {"train_per_class": 50, "decay": "linear", "epochs": 5},
+            *((), 0.2, TRANSFERRED, "A"),
+            remark="To try the command: it says nothing about transfer to other images.",
         ),
     },
-    num_seeds={"A": 2, "C": 2, "D": 2, "F": 2},
-    num_seeds_main=2,
-    many=(),
-    num_ablation_seeds=2,
-    num_trials=2,
-    num_evaluations=1,
-    corruptions=("contrast",),
+    num_seeds={"A": 5, "C": 5, "D": 5, "E": 5, "F": 3},
+    num_seeds_main=10,
+    many=MAIN,
+    num_ablation_seeds=3,
+    num_trials=4,
+    num_evaluations=10,
+    corruptions=GPU.corruptions,
     severities=(3,),
-    sharpness_images=10,
-    timing=(2, 5),
-    find_rho=(6, 1),
+    sharpness_images=100,
+    timing=(7, 10),
+    find_rho=GPU.find_rho,
     ledger="runs/study-laptop/study.jsonl",
 )
 
