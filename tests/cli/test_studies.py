@@ -30,7 +30,7 @@ def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
     """The laptop's study with one trial and one seed, on noise; its ledger is in the folder."""
     found = synthetic_study.tiny(tmp_path)
     found = replace(
-        found, num_trials=1, num_seeds={"A": 1, "F": 1}, num_seeds_main=1, num_ablation_seeds=1
+        found, num_trials=1, num_seeds={"A": 1, "G": 1}, num_seeds_main=1, num_ablation_seeds=1
     )
     monkeypatch.setitem(SCALES, "laptop", found)
     monkeypatch.chdir(tmp_path)

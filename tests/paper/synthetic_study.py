@@ -106,15 +106,15 @@ def tiny(folder: Path, **changes: Any) -> Scale:
         "batch_size": 8,
         "epochs": 2,
     }
-    chosen = {"A": LAPTOP.setups["A"], "F": LAPTOP.setups["F"]}
+    chosen = {"A": LAPTOP.setups["A"], "G": LAPTOP.setups["G"]}
     setups = {
-        letter: replace(setup, changes={**setup.changes, **small, **changes})
+        letter: replace(setup, changes={**setup.changes, **small, **changes}, more_trials=())
         for letter, setup in chosen.items()
     }
     return replace(
         LAPTOP,
         setups=setups,
-        num_seeds={"A": 2, "F": 1},
+        num_seeds={"A": 2, "G": 1},
         many=(),
         num_ablation_seeds=2,
         num_trials=2,

@@ -45,7 +45,8 @@ def accuracies(method: str, num_seeds: int) -> list[float]:
 @pytest.mark.parametrize("name", ARTIFACTS)
 def test_all_are_drawn(name: str, ledger: Ledger, tmp_path: Path) -> None:
     found = drawn(name, GPU, ledger)
-    assert len(found.table.rows) == len(ARTIFACTS[name].cells)
+    cells = [cell for cell in ARTIFACTS[name].cells if cell.setup in GPU.setups]
+    assert len(found.table.rows) == len(cells)
     assert (ARTIFACTS[name].draw is not None) == bool(found.writers)
     for file, write in found.writers.items():
         write(tmp_path / file)

@@ -130,7 +130,7 @@ def test_image_files_are_refused(tmp_path: Path) -> None:
 def test_fine_tuning_starts_from_weights_that_are_trained_once(
     scale: Scale, environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = study_run(scale, Cell("F", "sam"), {"rho": 0.1}, seed=0, purpose="final")
+    run = study_run(scale, Cell("G", "sam"), {"rho": 0.1}, seed=0, purpose="final")
     assert run.source is not None
     source = finished(run.source, environment)
     steps = []

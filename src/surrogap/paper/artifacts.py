@@ -150,7 +150,7 @@ ARTIFACTS: dict[str, Artifact] = {
     ),
     "table-transfer": Artifact(
         "Weights trained under each objective, fine-tuned to other images.",
-        [cell for setup in "FP" for cell in _cells(setup, TRANSFERRED)],
+        [cell for setup in "FPG" for cell in _cells(setup, TRANSFERRED)],
         _pairs(("sam", "vanilla"), ("gsam", "vanilla"), ("gsam", "sam")),
         ("test", "train"),
         notes="Fine-tuning was not tuned: one learning rate, as in the paper's appendix.",
@@ -180,8 +180,8 @@ ARTIFACTS: dict[str, Artifact] = {
             ),
         ],
         draw=drawings.ablation_figure,
-        notes="The settings are those chosen with light augmentation and SGD, and were not tuned "
-        "again.",
+        notes="The settings are those chosen with set-up A's own augmentation and SGD, and were "
+        "not tuned again.",
     ),
     "table-epochs": Artifact(
         "GSAM against vanilla training with the same number of epochs and with twice as many.",

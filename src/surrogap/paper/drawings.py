@@ -57,19 +57,20 @@ def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "
                 grouped.setdefault(str(one.cell.changes[name]), []).append(one)
         return grouped
 
+    own = str(scale.setups["A"].changes["augmentation"])
     panels = {
-        "augmentation": groups("light", ("vanilla-2x", "sam", "gsam", "sam-norms"), "augmentation"),
+        "augmentation": groups(own, ("vanilla-2x", "sam", "gsam", "sam-norms"), "augmentation"),
         "base optimizer": groups("sgd", ("vanilla", "sam", "gsam"), "optimizer"),
         "minimized by GSAM": {"(f_p, h)": [tuned["gsam"]], "(f, h)": [tuned["gsam-plain"]]},
     }
     figure, axes = new_figure(1, 3, _title(scale, found), size=(_WIDTH + 2, 4.0))
     for axis, (title, grouped) in zip(axes, panels.items(), strict=True):
-        for position, own in enumerate(grouped.values()):
-            for index, one in enumerate(own):
+        for position, group in enumerate(grouped.values()):
+            for index, one in enumerate(group):
                 value = one.interval("test")
                 if value is not None:
                     colour, marker = _ABLATED[one.cell.method]
-                    x, error = position + 0.18 * (index - (len(own) - 1) / 2), value.half_width
+                    x, error = position + 0.18 * (index - (len(group) - 1) / 2), value.half_width
                     style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3}
                     style["label"] = METHODS[one.cell.method].title
                     axis.errorbar(x, value.mean, yerr=error or 0.0, **style)

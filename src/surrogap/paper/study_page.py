@@ -10,6 +10,7 @@ from surrogap.paper.artifacts import ARTIFACTS, Artifact
 from surrogap.paper.intervals import paired_difference
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import MAIN, METHODS
+from surrogap.paper.plan import TIMED_SETUP
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import (
     Comparison,
@@ -26,7 +27,7 @@ from surrogap.paper.tuning_sections import radii_section, trials_section
 _READING = """## How to read this page
 
 All tables and figures come from the ledger, `{ledger}`: one line for each finished run. This page
-is the output of `surrogap reproduce all --scale {scale} --no-train --page docs/results.md`;
+is the output of `surrogap reproduce all --scale {scale} --no-train --page docs/{page}`;
 [how to reproduce it](how-to/reproduce.md).
 
 **Settings.** In each set-up, a method gets {trials} [trials](#trials) with one seed each, scored on
@@ -67,8 +68,7 @@ _TERMS = {
     "+ ascent": "also reduces the surrogate gap, by GSAM's ascent along `g_perp`",
     "light augmentation": "random crops and horizontal flips",
     "| cost |": "time of a training step relative to vanilla, times the number of steps, so that "
-    "2x epochs costs 2.00 by definition. Steps are captured (one CUDA graph each) and timed on one "
-    "GPU, the best of {num_rounds} rounds",
+    "2x epochs costs 2.00 by definition. Steps are {timed}, the best of {num_rounds} rounds",
     "test %": "test accuracy after the last epoch",
     "test %, best epoch": "test accuracy after the epoch with the best validation accuracy",
     "corrupted %": "mean accuracy over {num_corruptions} corruptions of the test images, such as "
@@ -102,10 +102,12 @@ def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
 def _page(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
     results = "\n".join(_results(folder, scale, ledger))
     details = "\n".join(_details(scale, ledger))
-    yield "# Results\n"
+    title, about = scale.page
+    yield f"# {title}\n"
+    yield f"{about}\n"
     yield from _in_short(scale, ledger)
     yield results
-    yield _reading(scale, ledger, results + details)
+    yield _reading(f"{folder.name}.md", scale, ledger, results + details)
     yield details
 
 
@@ -124,9 +126,13 @@ def _results(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
         yield f"{rows}\n"
 
 
-def _reading(scale: Scale, ledger: Ledger, text: str) -> str:
+def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
     """The methodology of the study, and the terms that a text uses."""
+    is_captured = scale.setups[TIMED_SETUP].changes["capture"]
     numbers = {
+        "timed": "captured (one CUDA graph each) and timed on one GPU"
+        if is_captured
+        else "timed on one core of a CPU",
         "num_rounds": scale.timing[0],
         "num_corruptions": len(scale.corruptions),
         "severities": ", ".join(map(str, scale.severities)),
@@ -140,6 +146,7 @@ def _reading(scale: Scale, ledger: Ledger, text: str) -> str:
     }
     return _READING.format(
         ledger=ledger.path,
+        page=page,
         scale=scale.name,
         trials=scale.num_trials,
         val_error=_val_error(scale, ledger),
@@ -208,7 +215,7 @@ def _setups(scale: Scale, ledger: Ledger) -> Table:
         minutes = sum(line["seconds"] / line["jobs"] for line in lines) / 60
         words = (letter, setup.title, str(len(lines)), f"{minutes:.0f}", hardware or "-")
         rows.append((*words, setup.remark))
-    columns = ("set-up", "model and images", "runs", "GPU minutes", "hardware", "remarks")
+    columns = ("set-up", "model and images", "runs", "minutes", "hardware", "remarks")
     return Table(columns, rows)
 
 
@@ -245,7 +252,7 @@ def _training(scale: Scale, ledger: Ledger) -> Iterator[str]:
             f"{own['warmup_steps']} steps of warm-up" if "warmup_steps" in own else "",
             f"weight decay {own['weight_decay']:g}",
             f"gradients clipped to norm {own['clip_norm']:g}" if "clip_norm" in own else "",
-            f"{own['augmentation']} augmentation",
+            f"{own['augmentation']} augmentation".replace("none", "no"),
             own["precision"],
             *(f"{number:,} {split} images" for split, number in images.items()),
         ]

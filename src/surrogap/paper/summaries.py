@@ -114,7 +114,7 @@ def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summa
 SIMILAR, TOO_FEW = "no difference shown", "too few seeds"
 
 # The paper's findings for pairs of methods; for a method with itself, rho_t against a constant rho.
-# With a set-up where the finding depends on the images. The paper has no noisy labels, set-up E.
+# With a set-up where the finding depends on the images.
 _IN_PAPER = {
     ("sam", "vanilla"): "better",
     ("sam", "vanilla-2x"): "better",
@@ -131,6 +131,8 @@ _IN_PAPER = {
     ("gsam", "gsam"): "better",
     ("F", "gsam", "sam"): "worse",
 }
+# The paper has neither noisy labels nor fine-tuning to the same images.
+_NOT_IN_PAPER = ("E", "G")
 
 
 @final
@@ -161,7 +163,7 @@ class Comparison:
     def in_paper(self) -> str | None:
         """The paper's finding for the two methods on ImageNet, if it has one."""
         pair = (self.first.cell.method, self.second.cell.method)
-        if self.first.cell.setup == "E":
+        if self.first.cell.setup in _NOT_IN_PAPER:
             return None
         return _IN_PAPER.get((self.first.cell.setup, *pair)) or _IN_PAPER.get(pair)
 

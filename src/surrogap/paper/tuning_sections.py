@@ -20,8 +20,8 @@ study's trials, with validation accuracy in percent.
 
 {table}
 
-The limits of 0.05 and 0.5 were chosen after the trials of set-ups A and E, so those do not validate
-them. The ranges {widths}contain {inside} of the {tried} radii tried. With one seed each, radii next
+The limits of 0.05 and 0.5 were chosen after the trials of set-ups A and E at scale `gpu`, so
+{validity}. The ranges {widths}contain {inside} of the {tried} radii tried. With one seed each, radii next
 to the best one may be as good.
 """
 
@@ -118,6 +118,9 @@ def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
         yield _RADII.format(
             scale=scale.name,
             train_steps=scale.find_rho[0],
+            validity="those do not validate them"
+            if scale.name == "gpu"
+            else "the trials here test them",
             table=Table((*columns, "best within range"), rows).markdown(),
             widths=f"span a factor of {min(factors):.0f} to {max(factors):.0f} and "
             if factors
