@@ -229,7 +229,7 @@ _SMALL_TOKENS: Changes = {
 _SMALL_SGD_TRIALS: list[Changes] = [
     {"lr": lr, "weight_decay": decay} for lr in (0.05, 0.1) for decay in (1e-3, 4e-3)
 ]
-_SMALL_MORE_TRIALS: list[Changes] = [{"lr": 0.2, "weight_decay": decay} for decay in (1e-3, 4e-3)]
+_SMALL_MORE_TRIALS: list[Changes] = [{"lr": lr, "weight_decay": 1e-3} for lr in (0.025, 0.2)]
 _SMALL_ADAMW_TRIALS: list[Changes] = [
     {"lr": lr, "weight_decay": decay} for lr in (1e-3, 2e-3) for decay in (0.1, 0.3)
 ]

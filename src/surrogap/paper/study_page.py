@@ -277,8 +277,8 @@ def _more_trials(scale: Scale) -> str:
     """A sentence about the further trials of plain training, if there are some."""
     numbers = {name: len(one.more_trials) for name, one in scale.setups.items() if one.more_trials}
     return "".join(
-        f" In set-up {name},\nplain training of each length gets up to {number} more, with larger "
-        "learning rates or weight decays."
+        f" In set-up {name},\nplain training of each length gets up to {number} more, with "
+        "learning rates or weight decays beyond these."
         for name, number in numbers.items()
     )
 

@@ -21,8 +21,8 @@ study's trials, with validation accuracy in percent.
 {table}
 
 The limits of 0.05 and 0.5 were chosen after the trials of set-ups A and E at scale `gpu`, so
-{validity}. The ranges {widths}contain {inside} of the {tried} radii tried. With one seed each, radii next
-to the best one may be as good.
+{validity}. The ranges {widths}contain {inside} of the
+{tried} radii tried. With one seed each, radii next to the best one may be as good.
 """
 
 
