@@ -72,6 +72,7 @@ def test_lr_above_lr_max_is_a_mistake_in_units(lr: float) -> None:
         ({"lr_max": float("nan")}, ValueError, "lr_max must be at least 0 and finite, got nan"),
         ({"lr_min": -0.1}, ValueError, "lr_min must be at least 0 and finite, got -0.1"),
         ({"rho_min": "0"}, TypeError, "rho_min must be a number, got str"),
+        ({"group": 1}, ValueError, "group must be at most 0, got 1. Pass 0."),
     ],
 )
 def test_bad_bounds(change: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -190,3 +190,7 @@ def test_fine_tuning_takes_as_long_as_its_source_on_top(ledger: Ledger) -> None:
     source = expected_seconds(GPU, run.source, ledger, jobs=1)
     own = OVERHEAD + 72 * GPU.setups["F"].seconds
     assert expected_seconds(GPU, run, ledger, jobs=1) == pytest.approx(source + own)
+    # The source is not counted twice if it is trained before.
+    left = todo(GPU, [Stage([Cell("A", "sam"), Cell("F", "sam")], max_seeds=1)], ledger)
+    assert left[-1].run.setup == "F"
+    assert left[-1].seconds == pytest.approx(own)

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch.optim import Optimizer
 
-from surrogap.checks import number
+from surrogap.checks import integer, number
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
 _REMEDY = "Pass a non-negative number, such as 0.05."
@@ -62,8 +62,9 @@ class ProportionalToLR(Schedule):
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: A bound is negative or not a number, `lr_min` is not below `lr_max`, or
-            `rho_min` is above `rho_max`. At a step: the learning rate is above `lr_max`.
+        ValueError: A bound is negative or not a number, `lr_min` is not below `lr_max`, `rho_min`
+            is above `rho_max`, or there is no such group. At a step: the learning rate is above
+            `lr_max`.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
@@ -92,7 +93,8 @@ class ProportionalToLR(Schedule):
         self.rho_min = number("rho_min", rho_min, remedy=_REMEDY)
         self.lr_max = number("lr_max", lr_max, remedy="Pass the schedule's peak learning rate.")
         self.lr_min = number("lr_min", lr_min, remedy="Pass the schedule's last learning rate.")
-        self.group = group
+        largest = len(optimizer.param_groups) - 1
+        self.group = integer("group", group, at_least=0, at_most=largest, remedy="Pass 0.")
         if self.lr_min >= self.lr_max:
             raise InvalidValueError(
                 f"lr_min must be below lr_max, got lr_min={lr_min} and lr_max={lr_max}. "
