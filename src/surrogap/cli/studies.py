@@ -55,7 +55,7 @@ class StudyOptions:
 
     ledger: OptionalPath = None
     """The file with the finished runs of the study. By default results/study.jsonl, or
-    runs/study-laptop/study.jsonl for --scale laptop."""
+    results/study_laptop.jsonl for --scale laptop."""
 
     jobs: int = 1
     """The number of runs to train at once, each in its own process."""
