@@ -38,6 +38,7 @@ def line(run: StudyRun, scale: Scale, **changes: Any) -> LedgerLine:
         "method": run.method,
         "label": run.label,
         "settings": dict(run.settings),
+        "config": {"optimizer": {name: run.changes[name] for name in ("lr", "weight_decay")}},
         "seed": run.seed,
         "num_epochs": num_epochs,
         "num_steps": num_steps,

@@ -39,10 +39,8 @@ def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
             f"(with two values tried, both are edges): {'; '.join(edges)}.\n"
         )
     if superseded := _superseded(scale, ledger):
-        yield (
-            "Superseded trials, with a learning rate or radius that the study no longer uses: "
-            f"{'; '.join(superseded)}.\n"
-        )
+        yield "Superseded trials, with a learning rate or radius that the study no longer uses:\n"
+        yield Table(("set-up", "method", "shared settings", "trials"), superseded).markdown() + "\n"
 
 
 def _tuned(scale: Scale) -> list[tuple[str, str]]:
@@ -84,15 +82,18 @@ def _edges(scale: Scale, ledger: Ledger) -> list[str]:
     return found
 
 
-def _superseded(scale: Scale, ledger: Ledger) -> list[str]:
-    """The tuning runs that are not a trial of the study any more."""
+def _superseded(scale: Scale, ledger: Ledger) -> list[tuple[str, str, str, str]]:
+    """The tuning runs that are not a trial of the study any more, by method and shared settings."""
     keys = {run.key for tuned in _tuned(scale) for run in trials(scale, *tuned, ledger)}
-    return [
-        f"{line['setup']} {METHODS[line['method']].title} ({settings_text(line['settings'])}): "
-        f"{100 * line['val']['accuracy']:.2f}"
-        for line in ledger.of_kind("run", scale=scale.name, purpose="tuning")
-        if line["key"] not in keys
-    ]
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for line in ledger.of_kind("run", scale=scale.name, purpose="tuning"):
+        if line["key"] not in keys:
+            optimizer = line["config"]["optimizer"]
+            shared = settings_text({name: optimizer[name] for name in ("lr", "weight_decay")})
+            own = f"{settings_text(line['settings'])}: {100 * line['val']['accuracy']:.2f}"
+            group = (line["setup"], METHODS[line["method"]].title, shared)
+            found.setdefault(group, []).append(own)
+    return [(*group, "; ".join(cells)) for group, cells in found.items()]
 
 
 def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
