@@ -244,20 +244,22 @@ LAPTOP = Scale(
     ),
     setups={
         "A": Setup(
-            "narrow ResNet-18, 1,500 images of Fashion-MNIST",
+            "narrow ResNet-18, Fashion-MNIST",
             *(_SMALL, _SMALL_SGD_TRIALS, 0.6, tuple(METHODS)),
-            remark="Images of 14 px.",
+            remark="1,500 images of 14 px.",
             more_trials=_SMALL_MORE_TRIALS,
         ),
         "C": Setup(
-            "tiny ViT, 1,500 images of Fashion-MNIST",
+            "tiny ViT, Fashion-MNIST",
             {**_SMALL_TOKENS, "model": "small_vit_tiny"},
             *(_SMALL_ADAMW_TRIALS, 0.5, SHORT),
+            remark="A's images, of 28 px.",
         ),
         "D": Setup(
-            "tiny Mixer, 1,500 images of Fashion-MNIST",
+            "tiny Mixer, Fashion-MNIST",
             {**_SMALL_TOKENS, "model": "small_mixer_tiny"},
             *(_SMALL_ADAMW_TRIALS, 0.4, SHORT),
+            remark="A's images, of 28 px.",
         ),
         "E": Setup(
             "narrow ResNet-18, 40 % wrong labels",
