@@ -150,25 +150,24 @@ def test_set_ups_that_a_scale_lacks_are_left_out(ledger: Ledger, tmp_path: Path)
     assert todo(scale, [Stage([Cell("B", "sam")])], ledger) == []
 
 
-def test_wantedfollow_each_other(ledger: Ledger) -> None:
+def test_setups_follow_each_other(ledger: Ledger) -> None:
     setups = [item.run.setup for item in todo(GPU, stages("table-setups"), ledger)]
     assert setups == sorted(setups)
     assert set(setups) == set("ABCDE")
 
 
 def test_the_whole_study_starts_with_the_most_telling_runs(ledger: Ledger) -> None:
+    left = [item.run for item in todo(GPU, stages("all"), ledger) if item.run.purpose == "final"]
     order = dict.fromkeys(
-        (item.run.setup, item.run.changes["augmentation"])
-        if item.run.label
-        else (item.run.setup, item.run.method)
-        for item in todo(GPU, stages("all"), ledger)
-        if item.run.purpose == "final"
+        (run.setup, run.changes["augmentation"] if run.label else run.method) for run in left
     )
     telling = [
         *(("E", "sam"), ("A", "sam-every-5"), ("C", "sam"), ("B", "sam")),
         *(("D", "sam"), ("A", "sam"), ("A", "strong"), ("A", "asam"), ("F", "sam")),
     ]
     assert [one for one in order if one in telling] == telling
+    # Further seeds of the same rows come last.
+    assert all(run.setup == "A" and not run.label and run.seed >= 3 for run in left[-35:])
 
 
 def test_estimates_come_from_the_closest_runs(ledger: Ledger) -> None:
