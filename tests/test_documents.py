@@ -19,8 +19,8 @@ from surrogap.experiments.eval_sets import archived_votes
 from surrogap.experiments.recipes import RECIPES
 from surrogap.paper.intervals import Interval, paired_difference
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.methods import MAIN, NOISY
-from surrogap.paper.study import GPU, Cell
+from surrogap.paper.methods import MAIN, NOISY, SHORT
+from surrogap.paper.study import GPU, LAPTOP, Cell, Scale
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import Summary, summaries, table
 from surrogap.paper.tuning import chosen, trials
@@ -198,17 +198,18 @@ def test_the_profile_of_a_step_is_that_of_the_record() -> None:
         assert [f"{times[0]:.2f}", f"{times[1]:.2f}", f"{times[2]:.2f} |"] in rows
 
 
-def test_the_page_of_results_is_that_of_the_ledger(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("page", "scale"), [("results.md", GPU), ("results-laptop.md", LAPTOP)])
+def test_the_pages_of_results_are_those_of_the_ledgers(
+    page: str, scale: Scale, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(ROOT)
-    write_page(tmp_path / "results.md", GPU, Ledger(Path(GPU.ledger)))
-    assert (ROOT / "docs" / "results.md").read_text() == (tmp_path / "results.md").read_text()
+    write_page(tmp_path / page, scale, Ledger(Path(scale.ledger)))
+    assert (ROOT / "docs" / page).read_text() == (tmp_path / page).read_text()
 
 
-def in_setup(setup: str, names: Sequence[str]) -> dict[str, Summary]:
+def in_setup(setup: str, names: Sequence[str], scale: Scale = GPU) -> dict[str, Summary]:
     """Methods by name, from the ledger."""
-    found = summaries(GPU, [Cell(setup, name) for name in names], Ledger(ROOT / GPU.ledger))
+    found = summaries(scale, [Cell(setup, name) for name in names], Ledger(ROOT / scale.ledger))
     return dict(zip(names, found, strict=True))
 
 
@@ -266,22 +267,47 @@ def on_validation(first: Summary, second: Summary) -> Interval:
     return difference
 
 
-def test_the_gains_in_the_readme_are_those_of_the_ledger(
+GAINING = ("sam", "gsam", "sam-norms", "vanilla-2x")
+# The set-ups of the study on a CPU, by their names in tables.
+ON_CPU = {
+    "narrow ResNet-18": "A",
+    "tiny ViT": "C",
+    "tiny Mixer": "D",
+    "narrow ResNet-18, 40 % wrong labels": "E",
+}
+
+CHEAPER = ("sam-quarter", "sam-norms-quarter", "sam-every-5", "sam-late", "sam-norms-late")
+
+
+def gains(found: dict[str, Summary], score: str = "test") -> str:
+    """The cells of a row of gains over plain training."""
+    return " | ".join(
+        points(found[name], found["vanilla"], score).text(sign="+") for name in GAINING
+    )
+
+
+def test_the_gains_in_the_readme_are_those_of_the_ledgers(
     methods: dict[str, Summary], with_noisy_labels: dict[str, Summary]
 ) -> None:
-    page, names = (ROOT / "README.md").read_text(), ("sam", "gsam", "sam-norms", "vanilla-2x")
-    for title, found, score in (
-        ("labels", methods, ""),
-        ("clean", methods, "test"),
-        ("noisy (CIFAR-10N, about 40 % wrong)", with_noisy_labels, "test"),
-        ("noisy, each at its best epoch", with_noisy_labels, "best"),
-    ):
-        cells = [
-            points(found[name], found["vanilla"], score).text() if score else found[name].cell.title
-            for name in names
-        ]
-        assert f"| {title} | {' | '.join(cells)} |\n" in page
-    for found in (methods, with_noisy_labels):  # GSAM does not beat SAM
+    page = (ROOT / "README.md").read_text()
+    titles = " | ".join(methods[name].cell.title for name in GAINING)
+    assert f"| model | images | {titles} |\n" in page
+    noisy = "CIFAR-10N, about 40 % of the labels wrong"
+    assert f"| ResNet-18 | 10,000 of CIFAR-10 | {gains(methods)} |\n" in page
+    assert f"| ResNet-18 | {noisy} | {gains(with_noisy_labels)} |\n" in page
+    on_cpu = {name: in_setup(letter, SHORT, LAPTOP) for name, letter in ON_CPU.items()}
+    for name, found in on_cpu.items():
+        model, _, labels = name.partition(", ")
+        images = f"Fashion-MNIST, {labels}" if labels else "1,500 of Fashion-MNIST"
+        assert f"| {model} | {images} | {gains(found)} |\n" in page
+    early = [
+        points(found["vanilla-short"], found["vanilla"]).text(sign="+")
+        for found in (with_noisy_labels, in_setup("E", NOISY, LAPTOP))
+    ]
+    assert (
+        f"a quarter of the epochs gains {early[0]} points on CIFAR-10N, and {early[1]} on Fashion"
+    ) in words_of("README.md")
+    for found in (methods, with_noisy_labels, *on_cpu.values()):  # GSAM does not beat SAM
         gain = points(found["gsam"], found["sam"])
         assert gain.mean < 0 or not gain.excludes_zero
 
@@ -355,6 +381,49 @@ def test_the_numbers_with_noisy_labels_are_those_of_the_ledger(
     assert not any(
         points(*pair).excludes_zero for pair in ((gsam, sam), (norms, sam), (norms, gsam))
     )
+
+
+def test_the_numbers_of_small_models_are_those_of_the_ledger() -> None:
+    text, page = words_of("docs/how-to/choose.md"), (ROOT / "docs/how-to/choose.md").read_text()
+    for name, letter in ON_CPU.items():
+        assert f"| {name} | {gains(in_setup(letter, SHORT, LAPTOP))} |\n" in page
+    vit, mixer = (in_setup(letter, SHORT, LAPTOP) for letter in "CD")
+    noisy = in_setup("E", NOISY, LAPTOP)
+    assert {len(one.lines) for found in (vit, mixer, noisy) for one in found.values()} == {5}
+
+    def gain(found: dict[str, Summary], first: str, second: str) -> str:
+        return points(found[first], found[second]).text(sign="+")
+
+    errors = (mean(vit[name], "calibration") for name in ("vanilla", "sam", "vanilla-2x"))
+    for sentence in (
+        f"SAM gains most, over twice the epochs too ({gain(mixer, 'sam', 'vanilla-2x')}).",
+        f"gains less than SAM ({gain(mixer, 'sam-norms', 'sam')}).",
+        "SAM also reduces the calibration error from {} % to {} %; twice the epochs leave it at "
+        "{} %.".format(*errors),
+        f"with a larger learning rate, gains {gain(noisy, 'vanilla-short', 'vanilla')} over plain "
+        f"training. SAM gains only {gain(noisy, 'sam', 'vanilla-short')} over that, and GSAM "
+        f"{gain(noisy, 'gsam', 'vanilla-short')}, at eight times the cost.",
+    ):
+        assert sentence in text
+    resnet = in_setup("A", [*MAIN, *CHEAPER], LAPTOP)
+    late = resnet["sam-norms-late"]
+    differences = [gain(found, "gsam", "sam") for found in (resnet, vit, mixer, noisy)]
+    for sentence in (
+        "small models on a CPU: {} (ResNet-18), {} (ViT), {} (Mixer) and {} (wrong labels).".format(
+            *differences
+        ),
+        f"narrow ResNet-18 on a CPU, it gains {gain(resnet, 'momentum-sam', 'vanilla')} points.",
+        f"last third of the epochs gains {gain(resnet, 'sam-norms-late', 'vanilla')} points for "
+        f"{late.cost:.2f} times the cost of plain training.",
+    ):
+        assert sentence in text
+    for name in CHEAPER:
+        is_clear = points(resnet[name], resnet["vanilla"]).excludes_zero
+        assert is_clear == (name == "sam-norms-late")
+        assert len(resnet[name].lines) == 3
+    assert not points(vit["sam"], vit["vanilla-2x"]).excludes_zero
+    assert max(mixer, key=lambda name: float(mean(mixer[name], "test", 3))) == "sam"
+    assert float(mean(noisy["vanilla-2x"], "train")) == 100
 
 
 def test_the_radii_with_noisy_labels_are_those_of_the_ledger() -> None:
