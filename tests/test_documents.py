@@ -401,8 +401,10 @@ def test_the_numbers_of_small_models_are_those_of_the_ledger() -> None:
         "SAM also reduces the calibration error from {} % to {} %; twice the epochs leave it at "
         "{} %.".format(*errors),
         f"with a larger learning rate, gains {gain(noisy, 'vanilla-short', 'vanilla')} over plain "
-        f"training. SAM gains only {gain(noisy, 'sam', 'vanilla-short')} over that, and GSAM "
-        f"{gain(noisy, 'gsam', 'vanilla-short')}, at eight times the cost.",
+        f"training. Over that, at eight times the cost, SAM gains only "
+        f"{gain(noisy, 'sam', 'vanilla-short')}, GSAM {gain(noisy, 'gsam', 'vanilla-short')}, and "
+        f"SAM on norm layers shows no gain ({gain(noisy, 'sam-norms', 'vanilla-short')}).",
+        f"raise the calibration error, from {mean(noisy['vanilla'], 'calibration')} % to 28 % or",
     ):
         assert sentence in text
     resnet = in_setup("A", [*MAIN, *CHEAPER], LAPTOP)
@@ -422,6 +424,20 @@ def test_the_numbers_of_small_models_are_those_of_the_ledger() -> None:
         assert is_clear == (name == "sam-norms-late")
         assert len(resnet[name].lines) == 3
     assert not points(vit["sam"], vit["vanilla-2x"]).excludes_zero
+    ledger = Ledger(ROOT / LAPTOP.ledger)
+    tried = {
+        line["config"]["optimizer"]["lr"]: line["val"]["accuracy"]
+        for line in sorted(
+            ledger.of_kind("run", setup="E", method="sam", purpose="tuning"),
+            key=lambda line: float(line["val"]["accuracy"]),
+        )
+    }  # the best trial at each learning rate
+    assert chosen(LAPTOP, "E", "vanilla", ledger) == {"lr": 0.025, "weight_decay": 1e-3}
+    best = [f"{100 * tried[lr]:.1f} %" for lr in (0.05, 0.025)]
+    sentence = "with twice that rate, SAM reached {} on validation images, and {} with it."
+    assert sentence.format(*best) in text
+    errors_with_noise = [float(mean(noisy[m], "calibration")) for m in ("sam", "gsam", "sam-norms")]
+    assert min(errors_with_noise) >= 28
     assert max(mixer, key=lambda name: float(mean(mixer[name], "test", 3))) == "sam"
     assert float(mean(noisy["vanilla-2x"], "train")) == 100
 

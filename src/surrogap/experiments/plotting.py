@@ -31,12 +31,16 @@ def new_figure(
 
 
 def curves_with_bands(
-    axis: "Axes", label: str, curves: Sequence[Points], factor: float = 1.0
+    axis: "Axes",
+    label: str,
+    curves: Sequence[Points],
+    factor: float = 1.0,
+    colour: str | None = None,
 ) -> None:
     """Plot `factor` times the mean of curves with the same x, and a band from lowest to highest."""
     x = [point[0] for point in curves[0]]
     columns = list(zip(*([factor * y for _, y in curve] for curve in curves), strict=False))
     x = x[: len(columns)]
-    (line,) = axis.plot(x, [statistics.fmean(ys) for ys in columns], label=label)
+    (line,) = axis.plot(x, [statistics.fmean(ys) for ys in columns], label=label, color=colour)
     low, high = [min(ys) for ys in columns], [max(ys) for ys in columns]
     axis.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)

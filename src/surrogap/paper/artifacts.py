@@ -99,9 +99,9 @@ ARTIFACTS: dict[str, Artifact] = {
         ],
         draw=drawings.cost_figure,
         notes="Filled markers are means, with 95 % intervals for three seeds or more; small rings "
-        "are single seeds. Methods in a grey band have the same cost, and are drawn side by side. "
-        "The cost excludes data loading and evaluation. Differences are paired by seed, so two "
-        "methods can differ although their intervals in the figure overlap.",
+        "are single seeds. Methods in a grey band have nearly the same cost, and are drawn side by "
+        "side. The cost excludes data loading and evaluation. Differences are paired by seed, so "
+        "two methods can differ although their intervals in the figure overlap.",
     ),
     "fig-accuracy-curves": Artifact(
         "Test accuracy during training, with clean and with noisy labels.",
@@ -120,11 +120,12 @@ ARTIFACTS: dict[str, Artifact] = {
         "few, so neither the size nor the sign of a difference need carry over to ImageNet.",
     ),
     "table-setups": Artifact(
-        "SAM, GSAM and SAM on norm layers in set-ups A to E.",
+        "SAM, GSAM and SAM on norm layers in all set-ups.",
         [*(cell for setup in "ABCD" for cell in _cells(setup, SHORT)), *_cells("E", NOISY)],
         [
             *_against(SHORT[2:], *_BASELINES, "vanilla-short"),
-            *_pairs(("vanilla-short", "vanilla"), ("gsam", "sam"), ("sam-norms", "sam")),
+            *_pairs(("vanilla-2x", "vanilla"), ("vanilla-short", "vanilla")),
+            *_pairs(("gsam", "sam"), ("sam-norms", "sam")),
         ],
         _ALL_SCORES,
         notes="With noisy labels (E), compare the best epoch too: a method may memorise wrong "
@@ -180,8 +181,7 @@ ARTIFACTS: dict[str, Artifact] = {
             ),
         ],
         draw=drawings.ablation_figure,
-        notes="The settings are those chosen with set-up A's own augmentation and SGD, and were "
-        "not tuned again.",
+        notes="The settings are those chosen for set-up A, and were not tuned again.",
     ),
     "table-epochs": Artifact(
         "GSAM against vanilla training with the same number of epochs and with twice as many.",

@@ -35,8 +35,10 @@ def methods_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "F
     return figure
 
 
-_ABLATED = {
+# The colours and markers of the methods that several figures show.
+_STYLES = {
     "vanilla": (PALETTE[6], "s"),
+    "vanilla-short": (PALETTE[5], "<"),
     "vanilla-2x": (PALETTE[3], "v"),
     "sam": (PALETTE[0], "o"),
     "gsam": (PALETTE[1], "D"),
@@ -69,7 +71,7 @@ def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "
             for index, one in enumerate(group):
                 value = one.interval("test")
                 if value is not None:
-                    colour, marker = _ABLATED[one.cell.method]
+                    colour, marker = _STYLES[one.cell.method]
                     x, error = position + 0.18 * (index - (len(group) - 1) / 2), value.half_width
                     style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3}
                     style["label"] = METHODS[one.cell.method].title
@@ -103,11 +105,11 @@ def _over_epochs(
     setups = dict.fromkeys(one.cell.setup for one in found)
     figure, axes = new_figure(1, len(setups), "", size=(_WIDTH, 4.0))
     for axis, setup in zip(axes, setups, strict=True):
-        axis.set_prop_cycle(color=PALETTE)
         for one in (one for one in found if one.cell.setup == setup):
             curves = [curve for line in one.lines.values() if (curve := _curve(line, name))]
             if curves:
-                curves_with_bands(axis, one.cell.title, curves, factor)
+                colour, _ = _STYLES[one.cell.method]
+                curves_with_bands(axis, one.cell.title, curves, factor, colour)
         axis.set(title=scale.setups[setup].title, xlabel="epoch")
     axes[0].set_ylabel(label)
     _legend(figure)
@@ -175,7 +177,10 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     axis.margins(x=0.28, y=0.15)
     _legend(figure)
     points = [(x, value.mean) for x, (_, _, value) in zip(places, shown, strict=True)]
-    errors = [value.half_width or 0.0 for _, _, value in shown]
+    errors = [  # to the end of the bar, or to the farthest ring
+        max(value.half_width or 0.0, *(abs(y - value.mean) for y in one.values("test").values()))
+        for one, _, value in shown
+    ]
     titles = (one.cell.title for one, _, _ in shown)
     names = [",\n".join(t.rsplit(", ", 1)) if len(t) > _LONG else t for t in titles]
     place_labels(figure, axis, points, errors, names)

@@ -239,7 +239,7 @@ LAPTOP = Scale(
     page=(
         "Results on a CPU",
         "Small models, trained on 1,500 of the Fashion-MNIST images that come with the package, so "
-        "that everybody can repeat all runs without a GPU. [Results](results.md) has larger "
+        "that anyone can repeat every run without a GPU. [Results](results.md) has larger "
         "models, trained on CIFAR.",
     ),
     setups={

@@ -68,7 +68,8 @@ _TERMS = {
     "+ ascent": "also reduces the surrogate gap, by GSAM's ascent along `g_perp`",
     "light augmentation": "random crops and horizontal flips",
     "| cost |": "time of a training step relative to vanilla, times the number of steps, so that "
-    "2x epochs costs 2.00 by definition. Steps are {timed}, the best of {num_rounds} rounds",
+    "2x epochs costs 2.00 by definition. Measured in set-up A only. Steps are {timed}, the best of "
+    "{num_rounds} rounds",
     "test %": "test accuracy after the last epoch",
     "test %, best epoch": "test accuracy after the epoch with the best validation accuracy",
     "corrupted %": "mean accuracy over {num_corruptions} corruptions of the test images, such as "
@@ -76,9 +77,9 @@ _TERMS = {
     "human labels %": "test accuracy with the majority labels of human annotators (CIFAR-10H)",
     "calibration error %": "expected calibration error (ECE) on the test images, with 15 bins",
     "training %": "accuracy on the training images, without augmentation",
-    "top eigenvalue": "largest eigenvalue of the Hessian of the loss on {sharpness_images} "
-    "training images, in evaluation mode: median (lowest to highest seed). Where these ranges "
-    "overlap, we conclude nothing",
+    "top eigenvalue": "eigenvalue of the Hessian with the largest magnitude, of the loss on "
+    "{sharpness_images} training images, in evaluation mode: median (lowest to highest seed). "
+    "Where these ranges overlap, we conclude nothing",
 }
 
 
@@ -187,7 +188,7 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         yield Table(columns, rows).markdown() + "\n"
         yield (
             'For "best epoch", both are scored after their epoch with the best validation '
-            "accuracy. Results with three seeds are preliminary: more seeds may change them. "
+            "accuracy. With so few seeds, results are preliminary: more may change them. "
             "[How to read this page](#how-to-read-this-page) explains intervals and terms.\n"
         )
     final = {line["setup"] for line in ledger.of_kind("run", purpose="final")}
@@ -276,10 +277,12 @@ def _val_error(scale: Scale, ledger: Ledger) -> str:
 def _more_trials(scale: Scale) -> str:
     """A sentence about the further trials of plain training, if there are some."""
     numbers = {name: len(one.more_trials) for name, one in scale.setups.items() if one.more_trials}
-    return "".join(
-        f" In set-up {name},\nplain training of each length gets up to {number} more, with "
-        "learning rates or weight decays beyond these."
-        for name, number in numbers.items()
+    if not numbers:
+        return ""
+    setups = f"set-up{'s' * (len(numbers) > 1)} {' and '.join(numbers)}"
+    return (
+        f" In {setups},\nplain training of each length gets up to {max(numbers.values())} more, "
+        "with learning rates or weight decays beyond these."
     )
 
 
