@@ -17,13 +17,16 @@ from surrogap import cli
 from surrogap.data import load
 from surrogap.experiments.eval_sets import archived_votes
 from surrogap.experiments.recipes import RECIPES
+from surrogap.paper.artifacts import ARTIFACTS
 from surrogap.paper.intervals import Interval, paired_difference
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import MAIN, NOISY, SHORT
+from surrogap.paper.plan import radius_suggestions
 from surrogap.paper.study import GPU, LAPTOP, Cell, Scale
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import Summary, summaries, table
 from surrogap.paper.tuning import chosen, trials
+from surrogap.paper.tuning_sections import radii_section
 from surrogap.training.config import Config
 from tests.data.downloads import fake_cifar, fake_flowers, fake_pets
 from tests.distributed.torchrun import torchrun
@@ -278,6 +281,8 @@ ON_CPU = {
 
 CHEAPER = ("sam-quarter", "sam-norms-quarter", "sam-every-5", "sam-late", "sam-norms-late")
 
+OTHERS = ("gsam-plain", "asam", "asam-ascent", "gap-penalty", "entropy-sgd")
+
 
 def gains(found: dict[str, Summary], score: str = "test") -> str:
     """The cells of a row of gains over plain training."""
@@ -347,8 +352,26 @@ def test_the_numbers_of_the_page_on_choosing_are_those_of_the_ledger(
     assert {(row[1], row[-1]) for row in suggested} == {
         (name, "yes |") for name in ("SAM", "SAM, norm layers", "Momentum-SAM")
     }
-    spans = next(line for line in results if "The ranges span" in line)
-    assert "The ranges span a factor of 4 to 9 and" in spans
+
+
+def test_find_rho_does_as_well_as_the_pages_say() -> None:
+    ledger, ratios, factors = Ledger(ROOT / LAPTOP.ledger), dict[str, list[float]](), list[float]()
+    for scale, found in ((GPU, Ledger(ROOT / GPU.ledger)), (LAPTOP, ledger)):
+        section = "\n".join(radii_section(scale, found))
+        factors += map(float, re.findall(r"a factor of (\d+) to (\d+)", section)[0])
+    assert (min(factors), max(factors)) == (4, 12)
+    for one in radius_suggestions(LAPTOP, ledger):
+        for method in ("sam", "sam-norms"):
+            best = chosen(LAPTOP, one.setup, method, ledger)
+            suggestion = ledger[one.key(LAPTOP, ledger)]["suggestions"][method]
+            assert best is not None
+            assert best["rho"] > suggestion["low"]
+            ratios.setdefault(one.setup, []).append(best["rho"] / suggestion["high"])
+    assert max(*ratios["A"], *ratios["E"]) <= 1  # the ResNets
+    assert all(1.5 < ratio < 2.5 for setup in "CD" for ratio in ratios[setup])
+    for path in ("docs/how-to/choose.md", "docs/how-to/sharpness.md"):
+        assert "about twice" in words_of(path)
+    assert "spans a factor of 4 to 12" in words_of("docs/how-to/choose.md")
 
 
 def test_the_numbers_with_noisy_labels_are_those_of_the_ledger(
@@ -419,6 +442,15 @@ def test_the_numbers_of_small_models_are_those_of_the_ledger() -> None:
         f"{late.cost:.2f} times the cost of plain training.",
     ):
         assert sentence in text
+    others = in_setup("A", ["vanilla", *OTHERS], LAPTOP)
+    assert (
+        f"ASAM gains {gain(others, 'asam', 'vanilla')} points, and Entropy-SGD loses "
+        f"({gain(others, 'entropy-sgd', 'vanilla')})."
+    ) in text
+    for name in OTHERS:
+        is_clear = points(others[name], others["vanilla"]).excludes_zero
+        assert is_clear == (name in ("asam", "entropy-sgd"))
+        assert len(others[name].lines) == 3
     for name in CHEAPER:
         is_clear = points(resnet[name], resnet["vanilla"]).excludes_zero
         assert is_clear == (name == "sam-norms-late")
@@ -440,6 +472,16 @@ def test_the_numbers_of_small_models_are_those_of_the_ledger() -> None:
     assert min(errors_with_noise) >= 28
     assert max(mixer, key=lambda name: float(mean(mixer[name], "test", 3))) == "sam"
     assert float(mean(noisy["vanilla-2x"], "train")) == 100
+
+
+def test_the_loss_with_strong_augmentation_is_that_of_the_ledger() -> None:
+    cells = [c for c in ARTIFACTS["fig-ablation"].cells if c.changes == {"augmentation": "strong"}]
+    found = summaries(LAPTOP, cells, Ledger(ROOT / LAPTOP.ledger))
+    twice, sam = (next(s for s in found if s.cell.method == m) for m in ("vanilla-2x", "sam"))
+    assert (
+        f"fits only {mean(sam, 'train', 0)} % of its training images with SAM, which then loses "
+        f"{points(twice, sam).text()} points against plain training for twice the epochs."
+    ) in words_of("docs/how-to/choose.md")
 
 
 def test_the_radii_with_noisy_labels_are_those_of_the_ledger() -> None:
