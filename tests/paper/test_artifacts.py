@@ -21,7 +21,7 @@ from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import METHODS
 from surrogap.paper.study import GPU, LAPTOP, Cell
 from surrogap.paper.study_page import write_page
-from surrogap.paper.summaries import comparisons, in_words, summaries, table
+from surrogap.paper.summaries import comparisons, disagreements, in_words, summaries, table
 from surrogap.paper.tuning import trials
 from tests.paper import synthetic_study
 
@@ -101,9 +101,7 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     # The paper finds no improvement from longer training.
     longer = made["vanilla, 2x epochs", "vanilla"]
     assert (longer["verdict"], longer["in_paper"]) == ("better", "no difference shown")
-    assert found.words[3].endswith(
-        "The paper makes 3 of these comparisons; 2 verdicts agree. " + found.words[0]
-    )
+    assert found.words[3].endswith("The paper makes 3 of these comparisons; 2 verdicts agree.")
 
 
 def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) -> None:
@@ -117,13 +115,14 @@ def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) 
         lines[seed] = line | {"scores": {"test": {"accuracy": accuracy}}}
     (one,) = comparisons([sam, replace(gsam, lines=lines)], [("GSAM", "SAM")])
     assert one.verdict == "no difference shown"
-    assert in_words([one])[-1].endswith("0 verdicts agree. " + one.sentence)
+    assert in_words([one])[-1].endswith("0 verdicts agree.")
+    assert disagreements([one]) == [one.sentence]
     (one,) = comparisons([gsam, sam], [("SAM", "GSAM")])
     assert one.verdict == "worse"
     worse = {seed: line | {"scores": {"test": {"accuracy": 0.0}}} for seed, line in lines.items()}
     (one,) = comparisons([sam, replace(gsam, lines=worse)], [("GSAM", "SAM")])
     assert one.sentence.endswith(", worse. In the paper: better.")
-    assert in_words([one])[-1].endswith(one.sentence)
+    assert disagreements([one]) == [one.sentence]
     assert in_words([]) == []
 
 

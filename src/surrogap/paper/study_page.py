@@ -16,6 +16,7 @@ from surrogap.paper.summaries import (
     Comparison,
     Summary,
     comparisons,
+    disagreements,
     missing,
     summaries,
     table,
@@ -46,7 +47,7 @@ after the last epoch, paired by seed. The verdict is "better" or "worse" only if
 the difference excludes zero.
 
 **Comparisons.** {tally} Differences at the best epoch, on validation images and of other scores are
-not counted.
+not counted.{disagreements}
 
 | term | meaning |
 | --- | --- |
@@ -145,6 +146,7 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         for artifact in ARTIFACTS.values()
         for one in comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
     }
+    others = "\n".join(f"* {sentence}" for sentence in disagreements(list(made.values())))
     return _READING.format(
         ledger=ledger.path,
         page=page,
@@ -153,6 +155,7 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         val_error=_val_error(scale, ledger),
         more=_more_trials(scale),
         tally=tally(list(made.values())),
+        disagreements=f" Verdicts that differ from the paper's:\n\n{others}" if others else "",
         terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
     )
 

@@ -210,8 +210,13 @@ def tally(made: Sequence[Comparison]) -> str:
     if stated:
         same = sum(one.verdict == one.in_paper for one in stated)
         words.append(f"The paper makes {len(stated)} of these comparisons; {same} verdicts agree.")
-        words += [one.sentence for one in stated if one.verdict != one.in_paper]
     return " ".join(words)
+
+
+def disagreements(made: Sequence[Comparison]) -> list[str]:
+    """The comparisons with enough seeds whose verdict is not the paper's, in words."""
+    enough = (one for one in made if one.verdict != TOO_FEW and one.in_paper is not None)
+    return [one.sentence for one in enough if one.verdict != one.in_paper]
 
 
 def in_words(made: Sequence[Comparison]) -> list[str]:
