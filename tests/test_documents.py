@@ -361,13 +361,16 @@ def test_find_rho_does_as_well_as_the_pages_say() -> None:
         factors += map(float, re.findall(r"a factor of (\d+) to (\d+)", section)[0])
     assert (min(factors), max(factors)) == (4, 12)
     for one in radius_suggestions(LAPTOP, ledger):
-        for method in ("sam", "sam-norms"):
+        for method in one.methods:
             best = chosen(LAPTOP, one.setup, method, ledger)
             suggestion = ledger[one.key(LAPTOP, ledger)]["suggestions"][method]
             assert best is not None
             assert best["rho"] > suggestion["low"]
-            ratios.setdefault(one.setup, []).append(best["rho"] / suggestion["high"])
+            name = one.setup if method in ("sam", "sam-norms") else "others"
+            ratios.setdefault(name, []).append(best["rho"] / suggestion["high"])
     assert max(*ratios["A"], *ratios["E"]) <= 1  # the ResNets
+    assert len(ratios["others"]) == 2  # Momentum-SAM and ASAM
+    assert min(ratios["others"]) > 1
     assert all(1.5 < ratio < 2.5 for setup in "CD" for ratio in ratios[setup])
     for path in ("docs/how-to/choose.md", "docs/how-to/sharpness.md"):
         assert "about twice" in words_of(path)
