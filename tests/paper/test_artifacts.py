@@ -19,7 +19,8 @@ from surrogap.paper.intervals import t_quantile
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import METHODS
-from surrogap.paper.study import GPU, LAPTOP, Cell
+from surrogap.paper.scales import GPU, LAPTOP
+from surrogap.paper.study import Cell
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import comparisons, disagreements, in_words, summaries, table
 from surrogap.paper.tuning import trials

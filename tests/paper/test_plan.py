@@ -7,7 +7,8 @@ import pytest
 from surrogap.paper.artifacts import stages
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.plan import OVERHEAD, Stage, expected_seconds, todo
-from surrogap.paper.study import GPU, Cell, study_run
+from surrogap.paper.scales import GPU
+from surrogap.paper.study import Cell, study_run
 from surrogap.paper.tuning import chosen, trials
 from tests.paper import synthetic_study
 
