@@ -22,7 +22,8 @@ from surrogap.paper.intervals import Interval, paired_difference
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import MAIN, NOISY, SHORT
 from surrogap.paper.plan import radius_suggestions
-from surrogap.paper.study import GPU, LAPTOP, Cell, Scale
+from surrogap.paper.scales import GPU, LAPTOP
+from surrogap.paper.study import Cell, Scale
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import Summary, summaries, table
 from surrogap.paper.tuning import chosen, trials

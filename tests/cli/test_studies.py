@@ -17,7 +17,8 @@ from surrogap.paper.artifacts import ARTIFACTS, stages
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import todo
-from surrogap.paper.study import SCALES, Scale
+from surrogap.paper.scales import SCALES
+from surrogap.paper.study import Scale
 from surrogap.paper.tuning import trials
 from surrogap.training.config import Config
 from surrogap.training.records import read_records

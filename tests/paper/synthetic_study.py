@@ -11,7 +11,8 @@ from surrogap.paper.artifacts import stages
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import todo
-from surrogap.paper.study import LAPTOP, Scale, StudyRun
+from surrogap.paper.scales import LAPTOP
+from surrogap.paper.study import Scale, StudyRun
 from surrogap.paper.tuning import trials
 from tests.training import small_runs
 

@@ -19,10 +19,11 @@ from surrogap.paper.intervals import t_quantile
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import METHODS
-from surrogap.paper.study import GPU, LAPTOP, Cell
+from surrogap.paper.scales import GPU, LAPTOP
+from surrogap.paper.study import Cell
 from surrogap.paper.study_page import write_page
 from surrogap.paper.summaries import comparisons, disagreements, in_words, summaries, table
-from surrogap.paper.tuning import trials
+from surrogap.paper.tuning import chosen, trials
 from tests.paper import synthetic_study
 
 
@@ -229,6 +230,25 @@ def test_accuracy_curves_are_in_percent_and_show_the_end_of_training(ledger: Led
         (line,) = axis.lines
         assert line.get_ydata() == pytest.approx([30, 50, 80, 85, 90])
         assert axis.get_ylim()[0] == pytest.approx(80 - 2)  # from the second half
+
+
+def test_gains_against_rho_are_paired_and_stand_above_the_range_of_find_rho(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawings, "suggested_ranges", lambda *_: {("A", "sam"): (0.03, 0.3)})
+    found = summaries(GPU, ARTIFACTS["fig-rho"].cells, ledger)
+    axes = drawings.rho_figure(GPU, found, ledger).axes
+    assert [axis.get_title() for axis in axes] == [GPU.setups[letter].title for letter in "ACDE"]
+    lines = [list(line.get_xdata()) for line in axes[0].lines]
+    assert [0.03, 0.3] in lines
+    sam = axes[0].lines[lines.index([0.05, 0.1, 0.2, 0.4])]
+    # The second radius is the best, by one point on validation images.
+    own, plain = accuracies("sam", 3), accuracies("vanilla", 3)
+    gain = statistics.fmean(x - y for x, y in zip(own, plain, strict=True))
+    offset = 0.0 if GPU.setups["A"].trials[1] == chosen(GPU, "A", "vanilla", ledger) else 1.0
+    first, second, third, _ = sam.get_ydata()
+    assert second - first == second - third == pytest.approx(1.0)
+    assert first == pytest.approx(gain - 1.0 + offset)
 
 
 def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:

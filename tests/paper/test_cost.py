@@ -11,7 +11,7 @@ from surrogap.paper.ledger import Ledger
 from surrogap.paper.measuring import measured
 from surrogap.paper.plan import Measurement, missing_measurements, relative_cost
 from surrogap.paper.running import Environment
-from surrogap.paper.study import GPU
+from surrogap.paper.scales import GPU
 from tests.paper import synthetic_study
 
 

@@ -23,7 +23,8 @@ from surrogap.paper.plan import (
     step_timing,
 )
 from surrogap.paper.running import Environment, Stopped
-from surrogap.paper.study import GPU, LAPTOP, Cell, Scale
+from surrogap.paper.scales import GPU, LAPTOP
+from surrogap.paper.study import Cell, Scale
 from surrogap.paper.study_page import write_page
 from surrogap.paper.tuning import chosen, trials
 from surrogap.paper.workers import train_study

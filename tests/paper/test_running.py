@@ -12,7 +12,8 @@ from surrogap.paper import running
 from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.methods import METHODS
 from surrogap.paper.running import Environment, finished
-from surrogap.paper.study import GPU, Cell, Scale, StudyRun, study_run
+from surrogap.paper.scales import GPU
+from surrogap.paper.study import Cell, Scale, StudyRun, study_run
 from surrogap.paper.tuning import trials
 from surrogap.training.failure import RunFailedError
 from surrogap.training.images import images_of

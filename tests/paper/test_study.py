@@ -8,7 +8,8 @@ import pytest
 from surrogap.paper.artifacts import ARTIFACTS, stages
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import METHODS
-from surrogap.paper.study import GPU, SCALES, TUNING_SEED, Cell, Scale, study_run
+from surrogap.paper.scales import GPU, SCALES
+from surrogap.paper.study import TUNING_SEED, Cell, Scale, study_run
 from surrogap.paper.tuning import chosen, shared_settings, trials
 from surrogap.training.config import Config
 

@@ -27,7 +27,8 @@ from surrogap.paper.plan import (
     todo,
 )
 from surrogap.paper.reproductions import Reproduced
-from surrogap.paper.study import SCALES, Scale
+from surrogap.paper.scales import SCALES
+from surrogap.paper.study import Scale
 from surrogap.paper.study_page import write_page
 from surrogap.training.flags import OptionalFloat, OptionalPath, OptionalStr, optional
 

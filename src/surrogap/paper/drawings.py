@@ -1,12 +1,15 @@
 """The study's figures, in colours that colour-blind readers can distinguish."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
+from surrogap.paper.intervals import paired_difference
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import METHODS
+from surrogap.paper.plan import suggested_ranges
 from surrogap.paper.study import Scale
 from surrogap.paper.summaries import Summary
 from surrogap.paper.tuning import trials
@@ -141,6 +144,44 @@ def gap_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) ->
     return figure
 
 
+def rho_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
+    """Validation accuracy gained over vanilla against the radius, a panel for each set-up.
+
+    Bars at the bottom are the ranges that find-rho suggests.
+    """
+    setups = list(dict.fromkeys(one.cell.setup for one in found))
+    figure, axes = new_figure(2, math.ceil(len(setups) / 2), "", size=(_WIDTH, 6.4))
+    suggested = suggested_ranges(scale, ledger)
+    for axis, setup in zip(axes, setups, strict=False):
+        own = [one for one in found if one.cell.setup == setup]
+        plain = next(one.values("val") for one in own if not one.cell.changes)
+        axis.axhline(0.0, color=PALETTE[6], linewidth=0.8)
+        for method in dict.fromkeys(one.cell.method for one in own if one.cell.changes):
+            points = [
+                (one.cell.changes["rho"], gain.mean, gain.half_width or 0.0)
+                for one in own
+                if one.cell.method == method
+                and (gain := paired_difference(one.values("val"), plain)) is not None
+            ]
+            colour, marker = _STYLES[method]
+            if points:
+                x, y, errors = zip(*points, strict=True)
+                style: dict[str, Any] = {"fmt": f"{marker}-", "color": colour, "capsize": 3}
+                axis.errorbar(x, y, yerr=errors, label=METHODS[method].title, **style)
+            if points and (setup, method) in suggested:
+                low, high = suggested[setup, method]
+                height = {"sam": 0.02, "sam-norms": 0.045}[method]
+                place = axis.get_xaxis_transform()  # heights are fractions of the panel
+                axis.plot([low, min(high, 8.0)], [height] * 2, color=colour, lw=4, transform=place)
+        axis.set_xscale("log")
+        axis.set(title=scale.setups[setup].title, xlabel="rho", ylabel="points over vanilla")
+        ticks = sorted({one.cell.changes["rho"] for one in own if one.cell.changes})
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+    _legend(figure)
+    return figure
+
+
 _KINDS = {
     "plain training": (PALETTE[6], "s"),
     "full cost (two passes or more)": (PALETTE[0], "o"),
@@ -155,7 +196,13 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     title = f"{_title(scale, found)}, {seeds} seeds"
     figure, (axis,) = new_figure(1, 1, title, size=(_WIDTH, 5.6))
     measured = [(one, one.cost, one.interval("test")) for one in found]
-    shown = [(one, cost, value) for one, cost, value in measured if cost and value]
+    known = [(one, cost, value) for one, cost, value in measured if cost and value]
+    shown = [point for point in known if point[1] <= _MAX_COST]
+    beyond = [
+        f"{one.cell.title} ({value.mean:.1f} %, cost {cost:.1f})"
+        for one, cost, value in known
+        if cost > _MAX_COST
+    ]
     places = [cost for _, cost, _ in shown]
     for group in _equal(places):
         group.sort(key=lambda index: shown[index][2].mean)
@@ -172,7 +219,8 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
             axis.plot(x, accuracy, "o", color=colour, ms=4, mfc="white", mew=0.8)
         axis.errorbar(x, value.mean, value.half_width, color=colour, capsize=3, zorder=1)
         axis.plot(x, value.mean, marker, color=colour, label=kind)
-    axis.set_xlabel("cost of training relative to vanilla (time of a step x number of steps)")
+    outside = f"\nnot shown: {', '.join(beyond)}" if beyond else ""
+    axis.set_xlabel(f"cost of training relative to vanilla (time of a step x steps){outside}")
     axis.set_ylabel("test accuracy, %")
     axis.margins(x=0.28, y=0.15)
     _legend(figure)
@@ -188,19 +236,20 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
 
 
 _LONG = 22  # letters of a name in one line
+_MAX_COST = 2.5  # a method that costs more would squeeze the others
 # Between the positions of methods whose costs are equal; relative to vanilla, as the costs are.
 _SPACING = 0.035
 
 
 def _equal(costs: Sequence[float]) -> list[list[int]]:
-    """The indices of costs that differ by less than 0.012 from the next, in groups.
+    """The indices of costs that differ by less than `_SPACING` from the next, in groups.
 
     >>> _equal([1.0, 2.0, 1.99])
     [[0], [2, 1]]
     """
     groups: list[list[int]] = []
     for index in sorted(range(len(costs)), key=costs.__getitem__):
-        if groups and costs[index] - costs[groups[-1][-1]] < 0.012:
+        if groups and costs[index] - costs[groups[-1][-1]] < _SPACING:
             groups[-1].append(index)
         else:
             groups.append([index])

@@ -38,11 +38,18 @@ class Interval:
     def text(self, decimals: int = 2, sign: str = "") -> str:
         """The mean, and half the width of the interval if there is one.
 
+        With one decimal more if both would look equal, which would hide the side that zero is on.
+
         >>> Interval(mean=1.25, half_width=0.5, num_seeds=3).text(sign="+")
         '+1.25 ± 0.50'
+        >>> Interval(mean=0.501, half_width=0.502, num_seeds=3).text()
+        '0.501 ± 0.502'
         """
-        mean = f"{self.mean:{sign}.{decimals}f}"
-        return mean if self.half_width is None else f"{mean} ± {self.half_width:.{decimals}f}"
+        if self.half_width is None:
+            return f"{self.mean:{sign}.{decimals}f}"
+        if f"{abs(self.mean):.{decimals}f}" == f"{self.half_width:.{decimals}f}":
+            decimals += 1
+        return f"{self.mean:{sign}.{decimals}f} ± {self.half_width:.{decimals}f}"
 
 
 def interval(values: Sequence[float]) -> Interval:

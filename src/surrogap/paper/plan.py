@@ -10,6 +10,7 @@ before all runs.
 
 import hashlib
 import json
+import math
 import statistics
 import uuid
 from collections.abc import Iterator, Sequence
@@ -209,6 +210,28 @@ def radius_suggestions(scale: Scale, ledger: Ledger) -> list[Measurement]:
         if setup.source is None and methods:
             found.append(Measurement("find-rho", letter, methods, len(methods) * seconds))
     return found
+
+
+def suggested_ranges(scale: Scale, ledger: Ledger) -> dict[tuple[str, str], tuple[float, float]]:
+    """The range of radii that find-rho suggests, by set-up and method, from the ledger."""
+    found = {}
+    for one in radius_suggestions(scale, ledger):
+        key = one.key(scale, ledger)
+        for method in one.methods if key in ledger else ():
+            found[one.setup, method] = _range(ledger[key]["suggestions"][method])
+    return found
+
+
+def _range(suggestion: LedgerLine) -> tuple[float, float]:
+    from surrogap.analysis.find_rho import Radius, Sweep
+
+    names, recorded = ("rho", "loss", "perturbed_loss", "cosine"), suggestion["radii"]
+    # JSON has no infinite numbers: a loss that overflowed is None.
+    values = ([math.nan if one[name] is None else one[name] for name in names] for one in recorded)
+    radii = [Radius(*numbers) for numbers in values]
+    sweep = Sweep(tuple(radii), suggestion["num_batches"])
+    # Without a lower end, all radii of the sweep are too small.
+    return radii[-1].rho if sweep.low is None else sweep.low, sweep.high
 
 
 def _seconds_each(kind: str, results: str, scale: Scale, ledger: Ledger) -> float:

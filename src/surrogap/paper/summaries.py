@@ -54,6 +54,7 @@ class Score:
 
 
 SCORES = {
+    "val": Score("validation %", ("val", "accuracy")),
     "test": Score("test %", ("scores", "test", "accuracy")),
     "best": Score("test %, best epoch", ("best", "test_accuracy")),
     "corrupted": Score("corrupted %", ("scores", "corrupted", "accuracy")),

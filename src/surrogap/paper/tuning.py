@@ -18,7 +18,7 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
 
     Without a ledger, no run is finished.
 
-    >>> from surrogap.paper.study import (GPU)
+    >>> from surrogap.paper.scales import GPU
     >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]
     [0.05, 0.1, 0.2, 0.4]
     """

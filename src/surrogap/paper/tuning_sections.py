@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 
 from surrogap.experiments.text_table import Table
-from surrogap.paper.ledger import Ledger, LedgerLine
+from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import METHODS
-from surrogap.paper.plan import radius_suggestions
+from surrogap.paper.plan import suggested_ranges
 from surrogap.paper.study import Scale, settings_text
 from surrogap.paper.tuning import chosen, trials, val_accuracy
 
@@ -99,21 +99,17 @@ def _superseded(scale: Scale, ledger: Ledger) -> list[tuple[str, str, str, str]]
 def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The radii that find-rho suggests, for the methods whose tuning is finished."""
     rows, inside, factors = [], list[bool](), list[float]()
-    for one in radius_suggestions(scale, ledger):
-        key = one.key(scale, ledger)
-        for method in one.methods if key in ledger else ():
-            best = chosen(scale, one.setup, method, ledger)
-            if best is not None:
-                low, high = _range(ledger[key]["suggestions"][method])
-                runs = trials(scale, one.setup, method, ledger)
-                radii = [run.settings["rho"] for run in runs if run.key in ledger]
-                inside += [low <= rho <= high for rho in radii]
-                factors += [high / low] * (high < math.inf)
-                tried, rho = _tried(scale, one.setup, method, ledger), best["rho"]
-                shown = f"from {low:.2g}" if high == math.inf else f"{low:.2g} to {high:.2g}"
-                verdict = "no, smaller" if rho < low else "yes" if rho <= high else "no, larger"
-                words = (one.setup, METHODS[method].title, tried, f"{rho:g}")
-                rows.append((*words, shown, verdict))
+    for (setup, method), (low, high) in suggested_ranges(scale, ledger).items():
+        best = chosen(scale, setup, method, ledger)
+        if best is not None:
+            runs = trials(scale, setup, method, ledger)
+            radii = [run.settings["rho"] for run in runs if run.key in ledger]
+            inside += [low <= rho <= high for rho in radii]
+            factors += [high / low] * (high < math.inf)
+            tried, rho = _tried(scale, setup, method, ledger), best["rho"]
+            shown = f"from {low:.2g}" if high == math.inf else f"{low:.2g} to {high:.2g}"
+            verdict = "no, smaller" if rho < low else "yes" if rho <= high else "no, larger"
+            rows.append((setup, METHODS[method].title, tried, f"{rho:g}", shown, verdict))
     if rows:
         columns = ("set-up", "method", "radii tried", "best", "find-rho suggests")
         yield _RADII.format(
@@ -129,16 +125,3 @@ def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
             inside=sum(inside),
             tried=len(inside),
         )
-
-
-def _range(suggestion: LedgerLine) -> tuple[float, float]:
-    """The range of radii that find-rho suggests for the recorded sweep."""
-    from surrogap.analysis.find_rho import Radius, Sweep
-
-    names, recorded = ("rho", "loss", "perturbed_loss", "cosine"), suggestion["radii"]
-    # JSON has no infinite numbers: a loss that overflowed is None.
-    values = ([math.nan if one[name] is None else one[name] for name in names] for one in recorded)
-    radii = [Radius(*numbers) for numbers in values]
-    sweep = Sweep(tuple(radii), suggestion["num_batches"])
-    # Without a lower end, all radii of the sweep are too small.
-    return radii[-1].rho if sweep.low is None else sweep.low, sweep.high

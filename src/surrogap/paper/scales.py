@@ -1,0 +1,205 @@
+"""The study at each scale: its set-ups, their images and training, and the number of seeds.
+
+This module does not import torch.
+"""
+
+from surrogap.paper.methods import MAIN, METHODS, NOISY, SHORT, TRANSFERRED, Changes
+from surrogap.paper.study import Scale, Setup
+
+# All methods of a set-up share the learning rate and the weight decay that plain training was tuned
+# to. A test compares them with the ledger.
+_SGD = {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "lr": 0.2, "weight_decay": 1e-3}
+_ADAMW = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0}
+_SGD_TRIALS: list[Changes] = [
+    {"lr": lr, "weight_decay": decay} for lr in (0.1, 0.2) for decay in (5e-4, 1e-3)
+]
+_ADAMW_TRIALS: list[Changes] = [
+    {"lr": lr, "weight_decay": decay} for lr in (5e-4, 1e-3) for decay in (0.1, 0.3)
+]
+
+_A: Changes = {
+    "model": "small_resnet18",
+    "data": "cifar10",
+    "train_per_class": 1000,
+    "val_per_class": 500,
+    "augmentation": "light",
+    "batch_size": 128,
+    **_SGD,
+    "decay": "cosine",
+    "epochs": 150,
+    "precision": "bf16",
+    "capture": True,
+    "channels_last": True,
+    "eval_batch_size": 1000,
+}
+_TOKENS: Changes = {**_ADAMW, "epochs": 200, "warmup_epochs": 5.0, "channels_last": False}
+# The appendix of the paper: SGD without weight decay, a linear learning-rate decay, 500 steps.
+_FINE_TUNING: Changes = {
+    **{name: value for name, value in _A.items() if not name.endswith("_per_class")},
+    "objective": "vanilla",
+    "nesterov": False,
+    "lr": 0.01,
+    "weight_decay": 0.0,
+    "clip_norm": 1.0,
+    "decay": "linear",
+    "warmup_steps": 100,
+}
+
+GPU = Scale(
+    name="gpu",
+    page=(
+        "Results",
+        "Models trained on CIFAR with one GPU. [Results on a CPU](results-laptop.md) has the same "
+        "tables and figures for small models on Fashion-MNIST, with all methods.",
+    ),
+    setups={
+        "A": Setup(
+            "ResNet-18, 10,000 images of CIFAR-10",
+            *(_A, _SGD_TRIALS, 0.25, tuple(METHODS)),
+            more_trials=[
+                *({"lr": 0.4, "weight_decay": decay} for decay in (1e-3, 2e-3)),
+                {"lr": 0.2, "weight_decay": 2e-3},
+            ],
+        ),
+        "B": Setup(
+            "ResNet-18, 10,000 images of CIFAR-100",
+            {**_A, "data": "cifar100", "train_per_class": 100, "val_per_class": 50},
+            *(_SGD_TRIALS, 0.25, SHORT),
+            remark="Images were read from JPEG of quality 97, which is near lossless.",
+        ),
+        "C": Setup(
+            "ViT, 10,000 images of CIFAR-10",
+            {**_A, **_TOKENS, "model": "small_vit", "compile": True},
+            *(_ADAMW_TRIALS, 0.3, SHORT),
+        ),
+        "D": Setup(
+            "Mixer, 10,000 images of CIFAR-10",
+            {**_A, **_TOKENS, "model": "small_mixer", "compile": True},
+            *(_ADAMW_TRIALS, 0.3, SHORT),
+        ),
+        "E": Setup(
+            "ResNet-18, CIFAR-10N labels",
+            {**_A, "train_labels": "noisy", "lr": 0.1},
+            *(_SGD_TRIALS, 0.25, NOISY),
+            remark="A's images; about 40 % of the labels are wrong. Validation labels are clean.",
+        ),
+        "F": Setup(
+            "A's weights fine-tuned to Flowers-102",
+            {**_FINE_TUNING, "data": "flowers102", "epochs": 72},
+            *((), 0.15, TRANSFERRED, "A"),
+            remark="Images of 64 px, read from JPEG of quality 95.",
+        ),
+        "P": Setup(
+            "A's weights fine-tuned to Pets-37",
+            {**_FINE_TUNING, "data": "pets37", "epochs": 18},
+            *((), 0.6, TRANSFERRED, "A"),
+            remark="Images of 64 px, read from JPEG of quality 95.",
+        ),
+    },
+    num_seeds={"A": 5, "B": 3, "C": 3, "D": 3, "E": 3, "F": 3, "P": 3},
+    num_seeds_main=10,
+    many=("vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms"),
+    num_ablation_seeds=3,
+    num_trials=4,
+    num_evaluations=30,
+    corruptions=(
+        *("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "gaussian_blur"),
+        *("defocus_blur", "fog", "brightness", "contrast", "saturate", "pixelate"),
+        "jpeg_compression",
+    ),
+    severities=(3,),
+    sharpness_images=500,
+    timing=(7, 40),
+    find_rho=(200, 4),  # the defaults of surrogap find-rho
+    ledger="results/study.jsonl",
+)
+
+# Without augmentation, 20 epochs are enough to memorise the images.
+_SMALL: Changes = {
+    **_A,
+    "model": "small_resnet18_narrow",
+    "image_size": 14,  # half the size of the images: a quarter of the time
+    "data": "embedded",
+    "train_per_class": 150,
+    "val_per_class": 200,
+    "augmentation": "none",
+    "batch_size": 50,
+    "lr": 0.1,
+    "epochs": 20,
+    "precision": "fp32",
+    "capture": False,
+    "device": "cpu",
+}
+_SMALL_TOKENS: Changes = {
+    **_SMALL,
+    **_ADAMW,
+    "image_size": None,
+    "epochs": 40,
+    "warmup_epochs": 3.0,
+    "channels_last": False,
+}
+_SMALL_SGD_TRIALS: list[Changes] = [
+    {"lr": lr, "weight_decay": decay} for lr in (0.05, 0.1) for decay in (1e-3, 4e-3)
+]
+_SMALL_MORE_TRIALS: list[Changes] = [{"lr": lr, "weight_decay": 1e-3} for lr in (0.025, 0.2)]
+_SMALL_ADAMW_TRIALS: list[Changes] = [
+    {"lr": lr, "weight_decay": decay} for lr in (1e-3, 2e-3) for decay in (0.1, 0.3)
+]
+
+LAPTOP = Scale(
+    name="laptop",
+    page=(
+        "Results on a CPU",
+        "Small models, trained on 1,500 of the Fashion-MNIST images that come with the package, so "
+        "that anyone can repeat every run without a GPU. [Results](results.md) has larger "
+        "models, trained on CIFAR.",
+    ),
+    setups={
+        "A": Setup(
+            "narrow ResNet-18, Fashion-MNIST",
+            *(_SMALL, _SMALL_SGD_TRIALS, 0.6, tuple(METHODS)),
+            remark="1,500 images of 14 px.",
+            more_trials=_SMALL_MORE_TRIALS,
+        ),
+        "C": Setup(
+            "tiny ViT, Fashion-MNIST",
+            {**_SMALL_TOKENS, "model": "small_vit_tiny"},
+            *(_SMALL_ADAMW_TRIALS, 0.5, SHORT),
+            remark="A's images, of 28 px.",
+        ),
+        "D": Setup(
+            "tiny Mixer, Fashion-MNIST",
+            {**_SMALL_TOKENS, "model": "small_mixer_tiny"},
+            *(_SMALL_ADAMW_TRIALS, 0.4, SHORT),
+            remark="A's images, of 28 px.",
+        ),
+        "E": Setup(
+            "narrow ResNet-18, 40 % wrong labels",
+            {**_SMALL, "train_labels": "noisy"},
+            *(_SMALL_SGD_TRIALS, 0.6, NOISY),
+            remark="A's images, with labels replaced at random. Validation labels are clean.",
+            more_trials=_SMALL_MORE_TRIALS,
+        ),
+        "G": Setup(
+            "A's weights fine-tuned to 500 of its images",
+            {**_SMALL, "objective": "vanilla", "lr": 0.01, "weight_decay": 0.0}
+            | {"train_per_class": 50, "decay": "linear", "epochs": 5},
+            *((), 0.2, TRANSFERRED, "A"),
+            remark="To try the command: it says nothing about transfer to other images.",
+        ),
+    },
+    num_seeds={"A": 5, "C": 5, "D": 5, "E": 5, "G": 3},
+    num_seeds_main=10,
+    many=MAIN,
+    num_ablation_seeds=3,
+    num_trials=4,
+    num_evaluations=10,
+    corruptions=GPU.corruptions,
+    severities=(3,),
+    sharpness_images=100,
+    timing=(7, 10),
+    find_rho=GPU.find_rho,
+    ledger="results/study_laptop.jsonl",
+)
+
+SCALES = {scale.name: scale for scale in (LAPTOP, GPU)}
