@@ -1,11 +1,11 @@
 """The study's figures, in colours that colour-blind readers can distinguish."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
-from surrogap.paper.intervals import paired_difference
+from surrogap.paper.intervals import Interval, paired_difference
 from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import METHODS
@@ -149,37 +149,51 @@ def rho_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figur
 
     Bars at the bottom are the ranges that find-rho suggests.
     """
-    setups = list(dict.fromkeys(one.cell.setup for one in found))
-    figure, axes = new_figure(2, math.ceil(len(setups) / 2), "", size=(_WIDTH, 6.4))
+    curves: dict[str, dict[str, list[tuple[float, Interval]]]] = {}  # by set-up and method
+    plain = {one.cell.setup: one.values("val") for one in found if not one.cell.changes}
+    for one in (one for one in found if one.cell.changes):
+        gain = paired_difference(one.values("val"), plain[one.cell.setup])
+        if gain is not None:
+            of_setup = curves.setdefault(one.cell.setup, {})
+            of_setup.setdefault(one.cell.method, []).append((one.cell.changes["rho"], gain))
+    num_columns = min(len(curves), 2) or 1
+    size = (_WIDTH, 0.6 + 2.9 * max(math.ceil(len(curves) / num_columns), 1))
+    figure, axes = new_figure(math.ceil(len(curves) / num_columns) or 1, num_columns, "", size=size)
     suggested = suggested_ranges(scale, ledger)
-    for axis, setup in zip(axes, setups, strict=False):
-        own = [one for one in found if one.cell.setup == setup]
-        plain = next(one.values("val") for one in own if not one.cell.changes)
+    for axis, (setup, of_setup) in zip(axes, curves.items(), strict=False):
         axis.axhline(0.0, color=PALETTE[6], linewidth=0.8)
-        for method in dict.fromkeys(one.cell.method for one in own if one.cell.changes):
-            points = [
-                (one.cell.changes["rho"], gain.mean, gain.half_width or 0.0)
-                for one in own
-                if one.cell.method == method
-                and (gain := paired_difference(one.values("val"), plain)) is not None
-            ]
+        place = axis.get_xaxis_transform()  # heights are fractions of the panel
+        for height, (method, points) in zip((0.02, 0.045), of_setup.items(), strict=False):
             colour, marker = _STYLES[method]
-            if points:
-                x, y, errors = zip(*points, strict=True)
-                style: dict[str, Any] = {"fmt": f"{marker}-", "color": colour, "capsize": 3}
-                axis.errorbar(x, y, yerr=errors, label=METHODS[method].title, **style)
-            if points and (setup, method) in suggested:
+            x, gains = zip(*points, strict=True)
+            style: dict[str, Any] = {"fmt": f"{marker}-", "color": colour, "capsize": 3}
+            style |= {"yerr": [gain.half_width or 0.0 for gain in gains]}
+            axis.errorbar(x, [gain.mean for gain in gains], label=METHODS[method].title, **style)
+            if (setup, method) in suggested:
                 low, high = suggested[setup, method]
-                height = {"sam": 0.02, "sam-norms": 0.045}[method]
-                place = axis.get_xaxis_transform()  # heights are fractions of the panel
                 axis.plot([low, min(high, 8.0)], [height] * 2, color=colour, lw=4, transform=place)
         axis.set_xscale("log")
         axis.set(title=scale.setups[setup].title, xlabel="rho", ylabel="points over vanilla")
-        ticks = sorted({one.cell.changes["rho"] for one in own if one.cell.changes})
+        ticks = _apart(rho for points in of_setup.values() for rho, _ in points)
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
+    for axis in axes[len(curves) :]:
+        axis.set_visible(False)
     _legend(figure)
     return figure
+
+
+def _apart(radii: Iterable[float]) -> list[float]:
+    """Some of the radii in increasing order, so far apart that their labels fit on an axis.
+
+    >>> _apart([0.1, 0.2, 0.4, 0.25, 0.5])
+    [0.1, 0.2, 0.4]
+    """
+    found: list[float] = []
+    for rho in sorted(radii):
+        if not found or rho >= 1.9 * found[-1]:
+            found.append(rho)
+    return found
 
 
 _KINDS = {
