@@ -158,7 +158,7 @@ def test_an_unfinished_run_is_shown_as_unfinished(
     assert main(["show", str(folder)]) == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:6])
     assert lines["steps"].strip() == steps.format(folder)
-    assert lines["objective"].strip() == "gsam (rho 0.05, alpha 0.4)"  # the defaults
+    assert lines["objective"].strip() == "gsam (rho 0.1, alpha 0.1)"  # the defaults
 
 
 def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,7 +178,7 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ("train --recipe", "options of surrogap train must be valid, got: Missing value"),
         (
             "train --rho-min 0.5",
-            "surrogap: rho_min must not exceed rho, got rho_min=0.5 and rho=0.05. Pass",
+            "surrogap: rho_min must not exceed rho, got rho_min=0.5 and rho=0.1. Pass",
         ),
         ("train --model resnet5 --out {tmp}/a", "name must be a known model, got 'resnet5'"),
         (

@@ -50,8 +50,10 @@ def test_perturb_selects_what_climbs_and_all_descend(name: str) -> None:
     model, data = toy_models.mlp().double(), toy_models.batch()
     makers: dict[str, Callable[[nn.Module], Objective]] = {
         "SAM": lambda m: SAM(m, rho=RHO, perturb=select_first_layer),
-        "GSAM": lambda m: GSAM(m, rho=RHO, perturb=select_first_layer),
-        "GSAM-plain": lambda m: GSAM(m, rho=RHO, minimize="plain", perturb=select_first_layer),
+        "GSAM": lambda m: GSAM(m, rho=RHO, alpha=0.4, perturb=select_first_layer),
+        "GSAM-plain": lambda m: GSAM(
+            m, rho=RHO, alpha=0.4, minimize="plain", perturb=select_first_layer
+        ),
         "GapPenalty": lambda m: GapPenalty(m, rho=RHO, lam=0.1, perturb=select_first_layer),
     }
     f, w = reference.loss_of(copy.deepcopy(model), lambda net: toy_models.cross_entropy(net, data))
@@ -376,11 +378,11 @@ def test_low_memory_changes_no_more_than_rounding(name: str, device: torch.devic
     ("objective", "text"),
     [
         (Vanilla, "Vanilla()"),
-        (SAM, "SAM(rho=0.05)"),
-        (GSAM, "GSAM(rho=0.05, alpha=0.4)"),
-        (partial(GSAM, alpha=0.2, minimize="plain"), "GSAM(rho=0.05, alpha=0.2, minimize='plain')"),
+        (SAM, "SAM(rho=0.1)"),
+        (GSAM, "GSAM(rho=0.1, alpha=0.1)"),
+        (partial(GSAM, alpha=0.2, minimize="plain"), "GSAM(rho=0.1, alpha=0.2, minimize='plain')"),
         (partial(ASAM, rho=1.0, memory="low"), "ASAM(rho=1.0, eta=0.01, alpha=0.0, memory='low')"),
-        (partial(GapPenalty, lam=0.3, eps=0.0), "GapPenalty(rho=0.05, lam=0.3, eps=0.0)"),
+        (partial(GapPenalty, lam=0.3, eps=0.0), "GapPenalty(rho=0.1, lam=0.3, eps=0.0)"),
         (OBJECTIVES["MomentumSAM"].make, "MomentumSAM(rho=0.1)"),
         (
             EntropySGD,
@@ -394,7 +396,7 @@ def test_repr_shows_the_settings(objective: Callable[[nn.Module], Objective], te
 
 
 def test_repr_shows_settings_that_are_not_defaults() -> None:
-    assert repr(SAM(toy_models.convnet(), perturb="norms")) == "SAM(rho=0.05, perturb='norms')"
+    assert repr(SAM(toy_models.convnet(), perturb="norms")) == "SAM(rho=0.1, perturb='norms')"
 
 
 @every_objective

@@ -56,7 +56,7 @@ WALK = {"objective": "entropy-sgd"}
             | {"micro_batches": 2, "perturbation": "each"},
             "perturbation must be shared for entropy-sgd with capture, got each",
         ),
-        ({"rho_min": 0.1}, "rho_min must not exceed rho, got rho_min=0.1 and rho=0.05. Pass the"),
+        ({"rho_min": 0.2}, "rho_min must not exceed rho, got rho_min=0.2 and rho=0.1. Pass the"),
         ({"every": 0}, "every must be at least 1, got 0. Pass 1 to use the objective in every s"),
         ({"start_epoch": -1}, "start_epoch must be at least 0, got -1"),
         ({"climb_fraction": 0.0}, "climb_fraction must be above 0 and at most 1, got 0.0"),
@@ -196,7 +196,7 @@ def test_another_objective_keeps_what_both_share() -> None:
     sam = config.override(objective="sam")
     shared = {k: v for k, v in config.flat().items() if k not in ("alpha", "minimize")}
     assert sam.flat() == shared | {"objective": "sam"}
-    assert sam.override(objective="gsam").flat() == config.override(alpha=0.4).flat()
+    assert sam.override(objective="gsam").flat() == config.override(alpha=0.1).flat()
     assert config.override(objective="gsam") == config
     # The radius and alpha of ASAM have other scales and defaults, so they are not kept.
     own = Config().override(objective="asam", loss="sigmoid", every=3, scope="global")

@@ -47,7 +47,7 @@ def test_a_run_that_is_there(tmp_path: Path) -> None:
 def test_another_run(resume: bool, tmp_path: Path) -> None:
     train(small_runs.config(tmp_path, steps=1))
     config = small_runs.config(tmp_path, steps=1, rho=0.3)
-    message = r"out must be a folder of this configuration, got .*, whose run has rho=0.05 and not"
+    message = r"out must be a folder of this configuration, got .*, whose run has rho=0.1 and not"
     refused(config, message, resume=resume)
 
 

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 # The arguments that two-pass objectives share, and their defaults.
 SHARED = {"perturb": None, "scope": None, "memory": "exact", "eps": 1e-12}
-# The default radius of SAM, GSAM and the gap penalty.
-DEFAULT_RHO = 0.05
+# The default radius of SAM, GSAM and the gap penalty, and GSAM's alpha. docs/how-to/choose.md has
+# the measurements.
+DEFAULT_RHO = 0.1
+DEFAULT_ALPHA = 0.1
 
 
 @final
@@ -49,12 +51,12 @@ class Entry:
 OBJECTIVES: Mapping[str, Entry] = {
     "vanilla": Entry("Vanilla", {}, passes=1),
     "sam": Entry("SAM", {"rho": DEFAULT_RHO, **SHARED}),
-    "gsam": Entry("GSAM", {"rho": DEFAULT_RHO, "alpha": 0.4, "minimize": "perturbed", **SHARED}),
+    "gsam": Entry("GSAM", {"rho": DEFAULT_RHO, "alpha": DEFAULT_ALPHA, "minimize": "perturbed", **SHARED}),
     "asam": Entry("ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **SHARED}),
     "gap-penalty": Entry("GapPenalty", {"rho": DEFAULT_RHO, "lam": 0.1, **SHARED}),
     "momentum-sam": Entry(
         "MomentumSAM",
-        {"rho": 3.0, "perturb": None, "eps": 1e-12},
+        {"rho": 2.0, "perturb": None, "eps": 1e-12},
         passes=1,
         takes_optimizer=True,
     ),

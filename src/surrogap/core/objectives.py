@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from surrogap.checks import number
 from surrogap.core.along import Gradient, Momentum
 from surrogap.core.arithmetic import Memory
-from surrogap.core.catalog import DEFAULT_RHO
+from surrogap.core.catalog import DEFAULT_ALPHA, DEFAULT_RHO
 from surrogap.core.combine import Penalty, PerturbedGradient, SurrogateGap
 from surrogap.core.geometry import Geometry, Perturb
 from surrogap.core.objective import Objective, part_setting
@@ -108,7 +108,7 @@ class GSAM(Objective):
         model: nn.Module,
         *,
         rho: float | Schedule = DEFAULT_RHO,
-        alpha: float = 0.4,
+        alpha: float = DEFAULT_ALPHA,
         minimize: Literal["perturbed", "plain"] = "perturbed",
         **shared: Unpack[Shared],
     ) -> None:
@@ -228,7 +228,7 @@ class MomentumSAM(Objective):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        rho: float | Schedule = 3.0,
+        rho: float | Schedule = 2.0,
         perturb: Perturb = None,
         eps: float = 1e-12,
     ) -> None:

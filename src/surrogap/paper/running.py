@@ -18,7 +18,6 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from surrogap.core.catalog import DEFAULT_RHO
 from surrogap.data import Splits, TensorSet
 from surrogap.errors import InvalidValueError
 from surrogap.evaluation import corrupted, evaluate
@@ -36,6 +35,7 @@ from surrogap.paper.study import Scale, StudyRun
 from surrogap.training.config import Config
 from surrogap.training.failure import DivergedError
 from surrogap.training.images import images_of
+from surrogap.training.objective_configs import GAP_RHO
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import Record, read_records
 from surrogap.training.run import Outcome, train
@@ -288,7 +288,7 @@ def _measurements(run: StudyRun, model: nn.Module, config: Config, scale: Scale)
         few = random_subset(splits, scale.sharpness_images)
         batches = list(unaugmented_loader(config, few, world, batch_size))
         loss_fn = loss_fn_of(config.objective)
-        found["sharpness"] = sharpness_at(model, batches, loss_fn, DEFAULT_RHO)
+        found["sharpness"] = sharpness_at(model, batches, loss_fn, GAP_RHO)
     return found
 
 

@@ -11,10 +11,13 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from surrogap.checks import one_of
-from surrogap.core.catalog import DEFAULT_RHO, OBJECTIVES
+from surrogap.core.catalog import OBJECTIVES
 from surrogap.errors import InvalidValueError
 from surrogap.training.flags import OptionalFloat, optional
 from surrogap.training.groups import Group
+
+# The radius at which the surrogate gap is measured if the objective has none for all weights.
+GAP_RHO = 0.05
 
 _Name = Annotated[str, arg(name="objective", metavar=f"{{{','.join(OBJECTIVES)}}}")]
 
@@ -47,7 +50,7 @@ class ObjectiveConfig(Group):
     @property
     def gap_rho(self) -> float:
         """The radius at which the surrogate gap over all weights is measured."""
-        return DEFAULT_RHO
+        return GAP_RHO
 
     def _check(self) -> None:
         own = CONFIGS.get(one_of("objective", self.name, OBJECTIVES))
@@ -134,7 +137,7 @@ class AscentConfig(PerturbedConfig):
     @property
     def gap_rho(self) -> float:
         """See `ObjectiveConfig`. It is rho if the perturbation is in the ball of all weights."""
-        return (self.rho or DEFAULT_RHO) if self.perturb is None else DEFAULT_RHO
+        return (self.rho or GAP_RHO) if self.perturb is None else GAP_RHO
 
     def _check(self) -> None:
         super()._check()
@@ -184,7 +187,7 @@ class ASAMConfig(AscentConfig):
     @property
     def gap_rho(self) -> float:
         """See `ObjectiveConfig`."""
-        return DEFAULT_RHO
+        return GAP_RHO
 
     def _check(self) -> None:
         super()._check()
