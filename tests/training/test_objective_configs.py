@@ -4,10 +4,9 @@ from dataclasses import fields
 
 import pytest
 
-from surrogap.core.catalog import OBJECTIVES
+from surrogap.core.catalog import DEFAULT_RHO, OBJECTIVES
 from surrogap.training.objective_configs import (
     CONFIGS,
-    GAP_RHO,
     ASAMConfig,
     GSAMConfig,
     MomentumSAMConfig,
@@ -53,4 +52,4 @@ def test_a_gap_is_measured_at_the_own_radius_in_the_ball_of_all_weights() -> Non
     assert GSAMConfig().gap_rho == GSAMConfig().rho
     others = (SAMConfig(rho=0.0), SAMConfig(rho=0.5, perturb="norms"), ASAMConfig(rho=0.5))
     for config in (*others, MomentumSAMConfig(), VanillaConfig()):
-        assert config.gap_rho == GAP_RHO
+        assert config.gap_rho == DEFAULT_RHO

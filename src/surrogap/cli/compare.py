@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     ).expanduser()
     runs = _runs(chosen, given_fields(arguments), folder)
     rho = base.objective.gap_rho if chosen.gap_rho is None else chosen.gap_rho
-    number("gap_rho", rho, above=0.0, remedy="Pass a radius such as 0.05.")
+    number("gap_rho", rho, above=0.0, remedy="Pass a radius such as 0.1.")
     files = ResultFiles(folder, "compare", "comparison", [_FIGURE], make_folder=False)
     from surrogap.experiments import comparison, run_queue
     from surrogap.experiments.measurements import measure_gap

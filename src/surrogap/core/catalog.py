@@ -51,7 +51,9 @@ class Entry:
 OBJECTIVES: Mapping[str, Entry] = {
     "vanilla": Entry("Vanilla", {}, passes=1),
     "sam": Entry("SAM", {"rho": DEFAULT_RHO, **SHARED}),
-    "gsam": Entry("GSAM", {"rho": DEFAULT_RHO, "alpha": DEFAULT_ALPHA, "minimize": "perturbed", **SHARED}),
+    "gsam": Entry(
+        "GSAM", {"rho": DEFAULT_RHO, "alpha": DEFAULT_ALPHA, "minimize": "perturbed", **SHARED}
+    ),
     "asam": Entry("ASAM", {"rho": 0.5, "eta": 0.01, "alpha": 0.0, **SHARED}),
     "gap-penalty": Entry("GapPenalty", {"rho": DEFAULT_RHO, "lam": 0.1, **SHARED}),
     "momentum-sam": Entry(

@@ -81,7 +81,7 @@ class SurrogateGap(Combine):
 
     def coefficients(self) -> Coefficients:
         """See `Combine`."""
-        remedy = "Pass a non-negative number, such as 0.4; 0 is SAM."
+        remedy = "Pass a non-negative number, such as 0.1; 0 is SAM."
         alpha = number("alpha", self.alpha, remedy=remedy)
         if self.minimize == "perturbed":
             # Not -alpha: for alpha = 0 that is -0.0, and the result would not be SAM's bit for bit.

@@ -121,8 +121,9 @@ class ASAM(Objective):
     """SAM in a ball that adapts to the weights (Kwon et al. 2021); with `alpha`, "ASAM + ascent".
 
     `delta = rho * T^2 g / (||T g|| + eps)`, where `T = |w| + eta` on every parameter except biases,
-    which have `T = 1`. Its `rho` is about ten times SAM's. The authors' code scales only parameters
-    whose names contain "weight", so position embeddings and class tokens have `T = 1` there.
+    which have `T = 1`. Its `rho` has another scale than SAM's. The authors' code scales only
+    parameters whose names contain "weight", so position embeddings and class tokens have `T = 1`
+    there.
 
     Args:
         model: The model to train.

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from surrogap.checks import integer, number
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
-_REMEDY = "Pass a non-negative number, such as 0.05."
+_REMEDY = "Pass a non-negative number, such as 0.1."
 
 
 class Schedule(ABC):

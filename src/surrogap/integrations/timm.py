@@ -1,6 +1,6 @@
 """Run timm's unedited `train.py` with a sharpness-aware objective.
 
-    python -m surrogap.integrations.timm train.py --sharpness gsam --rho 0.05 (timm's arguments)
+    python -m surrogap.integrations.timm train.py --sharpness gsam --rho 0.1 (timm's arguments)
 
 The script computes its loss with `timm.task`, which here returns `objective.loss`. The script does
 the rest: accumulation, loss scaling, clipping, the optimizer step and EMA.
@@ -203,8 +203,8 @@ def _options() -> dict[str, dict[str, Any]]:
 def _listed(defaults: Mapping[str, Any]) -> str:
     """Return the objectives that have an argument, with its default if it has one.
 
-    >>> _listed({"sam": 0.05, "gsam": 0.05, "asam": 0.5})
-    'sam, gsam: default 0.05; asam: default 0.5'
+    >>> _listed({"sam": 0.1, "gsam": 0.1, "asam": 0.5})
+    'sam, gsam: default 0.1; asam: default 0.5'
     """
     names: dict[Any, list[str]] = {}
     for name, default in defaults.items():

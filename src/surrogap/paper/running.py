@@ -35,7 +35,6 @@ from surrogap.paper.study import Scale, StudyRun
 from surrogap.training.config import Config
 from surrogap.training.failure import DivergedError
 from surrogap.training.images import images_of
-from surrogap.training.objective_configs import GAP_RHO
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import Record, read_records
 from surrogap.training.run import Outcome, train
@@ -43,6 +42,8 @@ from surrogap.training.step import DTYPES
 from surrogap.training.versions import device_name, versions
 
 NUM_POINTS = 100
+# The radius of the surrogate gap in the ledger.
+_GAP_RHO = 0.05
 # The curves, from the records of steps, and of the epochs that were evaluated.
 CURVES = ("loss", "gap", "cosine", "grad_norm", "accuracy")
 EVALUATED = {"val_accuracy", "val_loss", "test_accuracy", "test_loss"}
@@ -288,7 +289,7 @@ def _measurements(run: StudyRun, model: nn.Module, config: Config, scale: Scale)
         few = random_subset(splits, scale.sharpness_images)
         batches = list(unaugmented_loader(config, few, world, batch_size))
         loss_fn = loss_fn_of(config.objective)
-        found["sharpness"] = sharpness_at(model, batches, loss_fn, GAP_RHO)
+        found["sharpness"] = sharpness_at(model, batches, loss_fn, _GAP_RHO)
     return found
 
 

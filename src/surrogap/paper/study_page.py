@@ -310,7 +310,9 @@ def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
     if artifact.max_seeds == 0:
         tried = (trials(scale, cell.setup, cell.method, ledger) for cell in artifact.cells)
         return any(run.key in ledger for runs in tried for run in runs)
-    lines = [line for one in summaries(scale, artifact.cells, ledger) for line in one.lines.values()]
+    lines = [
+        line for one in summaries(scale, artifact.cells, ledger) for line in one.lines.values()
+    ]
     # For an ablation, only the runs that it varies: the others belong to other tables.
     is_ablation = any(cell.changes for cell in artifact.cells)
     return any(line["label"] or not is_ablation for line in lines)

@@ -11,13 +11,10 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from surrogap.checks import one_of
-from surrogap.core.catalog import OBJECTIVES
+from surrogap.core.catalog import DEFAULT_RHO, OBJECTIVES
 from surrogap.errors import InvalidValueError
 from surrogap.training.flags import OptionalFloat, optional
 from surrogap.training.groups import Group
-
-# The radius at which the surrogate gap is measured if the objective has none for all weights.
-GAP_RHO = 0.05
 
 _Name = Annotated[str, arg(name="objective", metavar=f"{{{','.join(OBJECTIVES)}}}")]
 
@@ -50,7 +47,7 @@ class ObjectiveConfig(Group):
     @property
     def gap_rho(self) -> float:
         """The radius at which the surrogate gap over all weights is measured."""
-        return GAP_RHO
+        return DEFAULT_RHO
 
     def _check(self) -> None:
         own = CONFIGS.get(one_of("objective", self.name, OBJECTIVES))
@@ -137,7 +134,7 @@ class AscentConfig(PerturbedConfig):
     @property
     def gap_rho(self) -> float:
         """See `ObjectiveConfig`. It is rho if the perturbation is in the ball of all weights."""
-        return (self.rho or GAP_RHO) if self.perturb is None else GAP_RHO
+        return (self.rho or DEFAULT_RHO) if self.perturb is None else DEFAULT_RHO
 
     def _check(self) -> None:
         super()._check()
@@ -187,7 +184,7 @@ class ASAMConfig(AscentConfig):
     @property
     def gap_rho(self) -> float:
         """See `ObjectiveConfig`."""
-        return GAP_RHO
+        return DEFAULT_RHO
 
     def _check(self) -> None:
         super()._check()
@@ -272,7 +269,7 @@ def config_class(name: str) -> type[ObjectiveConfig]:
         ValueError: The name is unknown.
 
     >>> config_class("sam")().rho
-    0.05
+    0.1
     """
     return CONFIGS[one_of("objective", name, OBJECTIVES)]
 
