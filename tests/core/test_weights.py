@@ -236,7 +236,7 @@ def test_direction_where_one_pass_has_no_gradient() -> None:
     model = Switching(["ab", "ac"]).double()
     alpha, x = 0.4, torch.randn(3, 4, dtype=torch.float64)
     twin = copy.deepcopy(model)
-    GSAM(model, alpha=alpha).backward(lambda: model(x))
+    GSAM(model, rho=0.05, alpha=alpha).backward(lambda: model(x))
 
     def use(names: str) -> Tensor:
         twin.plan = iter([names])

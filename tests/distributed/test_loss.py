@@ -207,7 +207,7 @@ def test_replicas_stay_identical(scope: str, four: Processes) -> None:
 
 def weighted(scope: str) -> Tensor:
     model = DistributedDataParallel(model_of("mlp"))
-    loss = GSAM(model, rho=0.1, scope=scope).loss(
+    loss = GSAM(model, rho=0.1, alpha=0.4, scope=scope).loss(
         toy_models.closure_of(model, shard(dist.get_rank()))
     )
     ((1.0 + dist.get_rank()) * loss).backward()

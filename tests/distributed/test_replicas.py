@@ -240,7 +240,7 @@ def beside_plain_steps(options: dict[str, Any]) -> list[Tensor]:
     for step in range(3):
         model.zero_grad()
         if step == 1:
-            GSAM(model, rho=0.1).backward(closure)
+            GSAM(model, rho=0.1, alpha=0.4).backward(closure)
         else:
             closure().backward()
         gradients.append(toy_models.flat_grad(model))
