@@ -2,35 +2,28 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
-from operator import attrgetter, is_
 
 import torch
 from torch import Tensor, nn
 
 from surrogap.core.shards import reduced_like, shard_of, totals, whole_of
-from surrogap.core.vectors import Gradients, are_any, groups_of, present_of, squared_norm
+from surrogap.core.vectors import Gradients, are_any, groups_of, squared_norm
 from surrogap.core.weights import Weights
 from surrogap.errors import UnsupportedError
 
 Mean = Callable[[Gradients, Sequence[Tensor]], Gradients]
 
-_gradient = attrgetter("grad")
-_dtype = attrgetter("dtype")
-_layout = attrgetter("layout")
-
 
 def current(weights: Weights) -> Gradients:
     """Return `.grad` of each parameter."""
-    return list(map(_gradient, weights.parameters))
+    return [parameter.grad for parameter in weights.parameters]
 
 
 @contextmanager
 def cleared(weights: Weights) -> Iterator[None]:
     """Context manager that clears `.grad`, and restores it on exit."""
     parameters, before = weights.parameters, current(weights)
-    if are_any(before):
-        _clear(weights)
+    _clear(weights)
     try:
         yield
     except BaseException:
@@ -105,11 +98,6 @@ def _clear(weights: Weights) -> None:
 def add(weights: Weights, direction: Gradients, mean: Mean | None) -> None:
     """Add a direction to `.grad` in place, as `Tensor.backward` does; `mean` averages the sum."""
     before = current(weights)
-    if not (are_any(before) or weights.are_sharded):
-        direction = direction if mean is None else mean(direction, weights.tensors)
-        for parameter, gradient in zip(weights.parameters, direction, strict=True):
-            parameter.grad = gradient
-        return
     if weights.are_sharded:
         before = list(map(reduced_like, before, weights.parameters))
     own = shards(weights, before)
@@ -118,40 +106,28 @@ def add(weights: Weights, direction: Gradients, mean: Mean | None) -> None:
     wholes = direction
     if weights.are_sharded:
         wholes = list(map(whole_of, direction, weights.parameters))
-    sums: list[Tensor] = []
-    terms: list[Tensor] = []
-    for parameter, gradient, piece, term, whole in zip(
-        weights.parameters, before, own, direction, wholes, strict=True
-    ):
+    for parameter, gradient, whole in zip(weights.parameters, before, wholes, strict=True):
         parameter.grad = whole if gradient is None else gradient
-        if piece is not None and term is not None:
-            sums.append(piece)
-            terms.append(term)
-    if sums:
-        (torch._foreach_add_ if mean is None else torch._foreach_copy_)(sums, terms)
+    pairs = zip(own, direction, strict=True)
+    both = [(sum_, term) for sum_, term in pairs if sum_ is not None and term is not None]
+    if both:
+        update_ = torch._foreach_add_ if mean is None else torch._foreach_copy_
+        update_([sum_ for sum_, _ in both], [term for _, term in both])
 
 
 def _check(weights: Weights, gradients: Gradients) -> None:
-    parameters, present = weights.parameters, present_of(gradients)
-    if len(present) < len(parameters):
-        pairs = zip(gradients, parameters, strict=True)
-        parameters = [parameter for gradient, parameter in pairs if gradient is not None]
-    are_strided = all(map(is_, map(_layout, present), repeat(torch.strided)))
-    if not (are_strided and all(map(is_, map(_dtype, present), map(_dtype, parameters)))):
-        _refuse(weights, gradients)
-
-
-def _refuse(weights: Weights, gradients: Gradients) -> None:
-    for name, parameter, gradient in zip(weights.names, weights.parameters, gradients, strict=True):
-        if gradient is not None and gradient.layout is not torch.strided:
+    for index, (parameter, gradient) in enumerate(zip(weights.parameters, gradients, strict=True)):
+        if gradient is None:
+            continue
+        if gradient.layout is not torch.strided:
             raise UnsupportedError(
-                f"{name} must have a dense gradient, got layout {gradient.layout}. "
+                f"{weights.names[index]} must have a dense gradient, got layout {gradient.layout}. "
                 "Build its layer with sparse=False."
             )
-        if gradient is not None and gradient.dtype is not parameter.dtype:
+        if gradient.dtype is not parameter.dtype:
             raise UnsupportedError(
-                f"{name} must have a gradient of its own dtype, got {gradient.dtype}. "
-                "Do not set its grad_dtype."
+                f"{weights.names[index]} must have a gradient of its own dtype, got "
+                f"{gradient.dtype}. Do not set its grad_dtype."
             )
 
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from surrogap.core.first_call import check_graph, outside_wrappers
 from surrogap.core.gradients import current
-from surrogap.core.vectors import are_any, wide
+from surrogap.core.vectors import wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
@@ -76,18 +76,13 @@ class Passes:
         Returns:
             The unscaled loss, in at least float32, and aux.
         """
-        results = [
-            self._run(closure, weights, index, needs_graph)
-            for index, closure in enumerate(self._closures)
-        ]
+        results = [self._run(closure, weights, needs_graph) for closure in self._closures]
         loss = sum((loss for loss, _ in results[1:]), start=results[0][0])
         auxes = [aux for _, aux in results]
         return loss, auxes[0] if self._is_single else auxes
 
-    def _run(
-        self, closure: Closure, weights: Weights, index: int, needs_graph: bool
-    ) -> tuple[Tensor, Any]:
-        versions = _versions(weights) if index else []  # no gradients before the first closure
+    def _run(self, closure: Closure, weights: Weights, needs_graph: bool) -> tuple[Tensor, Any]:
+        versions = _versions(weights)
         forget_weights()
         is_first_call = not weights.is_checked
         with torch.enable_grad():
@@ -116,7 +111,7 @@ class Passes:
         # stream has accumulated cannot be captured in another.
         if aux is not None:  # the usual case: no walk over a tree in every pass
             aux = tree_map_only(Tensor, Tensor.detach, aux)
-        return copy if copy.ndim == 0 else copy.reshape(()), aux
+        return copy.reshape(()), aux
 
     @contextmanager
     def _new_graph(self) -> Iterator[None]:
@@ -195,11 +190,8 @@ def _unstepped(weights: Weights) -> Iterator[None]:
 
 
 def _versions(weights: Weights) -> list[int | None]:
-    """Return the version of each gradient, which any write to it changes; empty if all are None."""
-    gradients = current(weights)
-    if not are_any(gradients):
-        return []
-    return [None if gradient is None else gradient._version for gradient in gradients]
+    """Return the version of each gradient, which any write to it changes."""
+    return [None if gradient is None else gradient._version for gradient in current(weights)]
 
 
 def _check_late_binding(name: str, closures: Sequence[Closure]) -> None:

@@ -70,26 +70,20 @@ class Replicas:
                 stack.enter_context(wrapper.no_sync())
             yield
 
-    def mean_in_scope(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
-        """Return the mean of the gradients of one pass over the scope."""
-        return self._mean(gradients, parameters, self._in_scope)
-
     @property
     def shares_direction(self) -> bool:
         """True if directions differ between processes, and must be averaged before a step."""
         return self._in_scope is not self._everyone
 
-    def mean(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
-        """Return the mean of gradients over all processes."""
-        return self._mean(gradients, parameters, self._everyone)
-
     def mean_number(self, scalar: Tensor) -> Tensor:
         """Return the mean of a scalar over all processes; exact if all have the same."""
         return scalar if _size(self._everyone) == 1 else mean_over([self._everyone], scalar)
 
-    def _mean(
-        self, gradients: Gradients, parameters: Sequence[Tensor], group: "ProcessGroup | None"
+    def mean(
+        self, gradients: Gradients, parameters: Sequence[Tensor], *, in_scope: bool = False
     ) -> Gradients:
+        """Return the mean of gradients over all processes, or over the scope."""
+        group = self._in_scope if in_scope else self._everyone
         if group is None or group.size() == 1:
             return gradients
         result: Gradients = [None] * len(gradients)

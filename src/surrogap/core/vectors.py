@@ -11,9 +11,7 @@ the result is stored.
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import reduce
-from itertools import repeat
-from operator import add, is_not
-from typing import cast
+from operator import add
 
 import torch
 from torch import Tensor
@@ -31,19 +29,7 @@ _CHUNK_DEVICE = 2**22
 
 def are_any(gradients: Gradients) -> bool:
     """Return whether any parameter has a gradient."""
-    return any(map(is_not, gradients, repeat(None)))
-
-
-def are_all(gradients: Sequence[Tensor | None]) -> bool:
-    """Return whether every parameter has a gradient."""
-    return all(map(is_not, gradients, repeat(None)))
-
-
-def present_of(gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
-    """Return the gradients that are not None."""
-    if are_all(gradients):
-        return cast(Sequence[Tensor], gradients)
-    return [gradient for gradient in gradients if gradient is not None]
+    return any(gradient is not None for gradient in gradients)
 
 
 def apart(gradients: Gradients) -> Gradients:
@@ -51,14 +37,10 @@ def apart(gradients: Gradients) -> Gradients:
 
     Autograd gives `p` and `q` the same memory for a loss that depends on `p.view(-1) + q.view(-1)`.
     """
-    present = present_of(gradients)
-    if _are_apart(present) or _are_apart([g for g in present if g.numel()]):
+    addresses = [g.data_ptr() for g in gradients if g is not None and g.numel()]
+    if len(set(addresses)) == len(addresses):
         return gradients
     return [None if gradient is None else gradient.clone() for gradient in gradients]
-
-
-def _are_apart(tensors: Sequence[Tensor]) -> bool:
-    return len(set(map(Tensor.data_ptr, tensors))) == len(tensors)
 
 
 def groups_of(tensors: Sequence[Tensor], labels: Sequence[Hashable] = ()) -> list[list[int]]:
@@ -202,7 +184,7 @@ def combine_(a: Tensor, x: Vector, b: Tensor, y: Vector) -> Vector:
 
 def scale_(gradients: Gradients, factor: Tensor) -> None:
     """Multiply gradients in place by a scalar on any device, rounded once."""
-    present = present_of(gradients)
+    present = [gradient for gradient in gradients if gradient is not None]
     for members in groups_of(present):
         group = [present[index] for index in members]
         factor_here = scalar_for(group[0], factor)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import chain
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any, TypeVar
 
 import torch
@@ -23,9 +23,6 @@ from surrogap.core.shards import (
 from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 T = TypeVar("T")
-
-_device = attrgetter("device")
-_hooks = attrgetter("_post_accumulate_grad_hooks")
 
 # Engines whose models an objective cannot train, by the modules that define their classes.
 _REFUSED = {
@@ -65,25 +62,18 @@ class Weights:
         self.fsdp.reshard()
         # Walking through the modules takes several percent of a small model's step, so the result
         # is reused while every module holds the same children and parameters.
-        if any(self._empty) or not are_same(contents(self._filled), self._walked):
+        if not are_same(contents(self._dictionaries), self._walked):
             self._walk()
         self.parameters = [p for p in self._unique if p.requires_grad]
-        self.frozen: list[nn.Parameter] = []
-        if len(self.parameters) < len(self._unique):
-            others = [p for p in self._unique if not p.requires_grad]
-            self.frozen = [p for p in others if type(p) is nn.Parameter and not p.is_inference()]
+        others = [p for p in self._unique if not p.requires_grad]
+        self.frozen = [p for p in others if type(p) is nn.Parameter and not p.is_inference()]
         self._frozen_states = list(map(_state, self.frozen))
         if not self.parameters:
             raise InvalidValueError(
                 "model must have a trainable parameter, got none with requires_grad=True. "
                 "Unfreeze the layers to train."
             )
-        if (
-            any(map(Tensor.is_complex, self.parameters))
-            or any(map(_hooks, self.parameters))
-            or (self.fsdp.modules and not all(map(is_sharded, self.parameters)))
-        ):
-            self._refuse()
+        self._check()
 
     def identities(self) -> set[int]:
         """Return the `id` of all current parameters, and of those that FSDP has gathered."""
@@ -108,10 +98,8 @@ class Weights:
             check_engine(each)
         self.is_checked = self.are_reentrant = False
         own = [module._parameters for module in modules]
-        dictionaries: list[dict[str, Any]] = [*(module._modules for module in modules), *own]
-        self._filled = [dictionary for dictionary in dictionaries if dictionary]
-        self._empty = [dictionary for dictionary in dictionaries if not dictionary]
-        self._walked = contents(self._filled)
+        self._dictionaries: list[dict[str, Any]] = [*(m._modules for m in modules), *own]
+        self._walked = contents(self._dictionaries)
         self._names = self._find_names()
         self._norms = set(map(id, norm_parameters(modules)))
         self.buffers = [module._buffers for module in modules]
@@ -173,26 +161,28 @@ class Weights:
     @property
     def devices(self) -> set[torch.device]:
         """The devices on which passes compute."""
-        return set(map(compute_device if self.are_sharded else _device, self.parameters))
+        if not self.are_sharded:
+            return {parameter.device for parameter in self.parameters}
+        return set(map(compute_device, self.parameters))
 
-    def _refuse(self) -> None:
-        for name, parameter in zip(self.names, self.parameters, strict=True):
+    def _check(self) -> None:
+        for parameter in self.parameters:
             if parameter.is_complex():
                 raise InvalidValueError(
-                    f"{name} must be real, got {parameter.dtype}. Store it as a real parameter and "
-                    "call torch.view_as_complex in the forward pass."
+                    f"{self._names[id(parameter)]} must be real, got {parameter.dtype}. Store it "
+                    "as a real parameter and call torch.view_as_complex in the forward pass."
                 )
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
                 raise UnsupportedError(
-                    f"{name} must not have a post-accumulate-grad hook, got one of "
-                    f"{hook.__module__}. It would act on the gradient of each pass: remove it, "
-                    "and step the optimizer after backward."
+                    f"{self._names[id(parameter)]} must not have a post-accumulate-grad hook, got "
+                    f"one of {hook.__module__}. It would act on the gradient of each pass: remove "
+                    "it, and step the optimizer after backward."
                 )
             if self.fsdp.modules and not is_sharded(parameter):
                 raise InvalidValueError(
-                    f"{name} must be sharded like the others, got a plain parameter. FSDP does not "
-                    "average its gradient, so processes would diverge: call fully_shard on the "
-                    "whole model too."
+                    f"{self._names[id(parameter)]} must be sharded like the others, got a plain "
+                    "parameter. FSDP does not average its gradient, so processes would diverge: "
+                    "call fully_shard on the whole model too."
                 )
 
 

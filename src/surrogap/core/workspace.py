@@ -12,7 +12,7 @@ from surrogap.core.along import States
 from surrogap.core.arithmetic import Arithmetic
 from surrogap.core.buffers import Buffers
 from surrogap.core.passes import forget_weights
-from surrogap.core.random_state import RandomState, Replayable
+from surrogap.core.random_state import Replay, replay_from_here
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.vectors import Gradients
 from surrogap.core.weights import Weights
@@ -28,14 +28,13 @@ class Workspace:
         buffers_before: A copy of the buffers before a step.
         buffers_after_first: A copy of the buffers after its first pass.
         arithmetic: The arithmetic of the last step; None if it failed, or before the first.
-        random_state: The constructor of a step's random state, from the devices.
+        replay_from_here: See `random_state`; a captured step replaces it.
     """
 
     def __init__(self, model: nn.Module, scope: Scope) -> None:
         self.weights = Weights(model)
         self.states = States()
-        self.random_state: Callable[[Iterable[torch.device]], Replayable] = RandomState
-        self._replicas_of: tuple[object, object] = (None, None)
+        self.replay_from_here: Callable[[Iterable[torch.device]], Replay] = replay_from_here
         self._allocate()
         self.refresh(scope)
 
@@ -57,9 +56,7 @@ class Workspace:
         """Find the model's tensors and processes as they are now, and return the tensors."""
         weights = self.weights
         weights.refresh()
-        if not (weights.wrappers is self._replicas_of[0] and scope is self._replicas_of[1]):
-            self.replicas = Replicas(weights, scope)
-            self._replicas_of = weights.wrappers, scope
+        self.replicas = Replicas(weights, scope)
         return weights
 
     @contextmanager
@@ -94,4 +91,4 @@ class Workspace:
         g, tensors = gradients.take(self.weights, needs_any=indices is None), self.weights.tensors
         if indices is not None and len(indices) < len(g):
             g, tensors = [g[i] for i in indices], [tensors[i] for i in indices]
-        return self.replicas.mean_in_scope(g, tensors)
+        return self.replicas.mean(g, tensors, in_scope=True)

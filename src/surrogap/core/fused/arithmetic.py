@@ -22,7 +22,7 @@ from surrogap.core.fused.kernels import restore_kernel
 from surrogap.core.fused.launching import num_programs, on
 from surrogap.core.geometry import Kind
 from surrogap.core.shards import WHOLE, totals
-from surrogap.core.vectors import Gradients, apart, are_all, groups_of, present_of
+from surrogap.core.vectors import Gradients, apart, groups_of
 from surrogap.errors import UnsupportedError
 
 _dtype = attrgetter("dtype")
@@ -44,7 +44,6 @@ class Fused(Arithmetic):
         ]
         self._programs = num_programs(self._device)
         self._num_sums = self._programs * len(self._groups)
-        self._strides = list(map(Tensor.stride, parameters))
         self._padded = triton.next_power_of_2(self._num_sums)
         self._one = torch.ones((), dtype=torch.float32, device=self._device)
         self._is_low = task.memory == "low"
@@ -161,7 +160,7 @@ class Fused(Arithmetic):
         for group in self._groups:
             group.find(found)
         self._signature = now  # last, so that after an interrupt the search is repeated
-        if not are_all(found):  # the other parameters can be restored
+        if any(place is None for place in found):  # the other parameters can be restored
             raise UnsupportedError(
                 "closure must not replace the data of parameters, got one that assigned data of "
                 "another shape, dtype, device or memory format. Write to them in place."
@@ -177,14 +176,8 @@ class Fused(Arithmetic):
     ) -> tuple[Gradients, Callable[[], Tensor]]:
         """See `Arithmetic`."""
         self._find_weights()
-        result = apart(self._in_order(g_p))
-        if not are_all(result):
-            result = [
-                torch.zeros_like(parameter) if piece is None and is_reached else piece
-                for piece, is_reached, parameter in zip(
-                    result, self._is_reached, self._task.parameters, strict=True
-                )
-            ]
+        rows = zip(apart(self._in_order(g_p)), self._is_reached, self._task.parameters, strict=True)
+        result = [torch.zeros_like(p) if d is None and reached else d for d, reached, p in rows]
         tables = [group.table(result, self._tables) for group in self._groups]
         with on(self._device):
             for index, (group, p_table) in enumerate(zip(self._groups, tables, strict=True)):
@@ -220,12 +213,6 @@ class Fused(Arithmetic):
 
     def _in_order(self, gradients: Gradients) -> Gradients:
         """Return `gradients` in the memory formats of their parameters."""
-        strides, present = self._strides, present_of(gradients)
-        if len(present) < len(strides):
-            pairs = zip(gradients, strides, strict=True)
-            strides = [stride for gradient, stride in pairs if gradient is not None]
-        if list(map(Tensor.stride, present)) == strides:
-            return gradients
         return [
             g if g is None or _is_ordered_like(g, p) else torch.empty_like(p).copy_(g)
             for g, p in zip(gradients, self._task.parameters, strict=True)
@@ -271,8 +258,10 @@ def _signature(parameters: Sequence[Tensor]) -> tuple[object, ...]:
 
 def _is_ordered_like(gradient: Tensor, parameter: Tensor) -> bool:
     """Return whether both have the same memory format; strides of size-1 dimensions are ignored."""
-    strides = zip(parameter.shape, gradient.stride(), parameter.stride(), strict=True)
-    return all(size == 1 or mine == its for size, mine, its in strides)
+    mine, its = gradient.stride(), parameter.stride()
+    return mine == its or all(
+        size == 1 or a == b for size, a, b in zip(parameter.shape, mine, its, strict=True)
+    )
 
 
 def _is_dense(tensor: Tensor) -> bool:

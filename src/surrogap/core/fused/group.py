@@ -19,7 +19,7 @@ from surrogap.core.fused.kernels import (
 )
 from surrogap.core.fused.launching import Kernel
 from surrogap.core.geometry import Kind
-from surrogap.core.vectors import Gradients, present_of
+from surrogap.core.vectors import Gradients
 
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # 16 elements for each thread of a program; with 64, registers spill.
@@ -64,7 +64,6 @@ class TensorGroup:
         self.dtype = TRITON_DTYPES[mine[0].dtype]
         self.sharding = task.shardings[members[0]]
         self._members = members
-        self._has_all = len(members) == len(task.parameters)
         self._first = mine[0]
         self._device = mine[0].device
         kinds = tuple([task.kinds[index] for index in members])
@@ -87,10 +86,7 @@ class TensorGroup:
         return address_table(addresses, self._device) if tables is None else tables.add(addresses)
 
     def _addresses(self, tensors: Gradients | Sequence[Tensor]) -> tuple[int, ...]:
-        mine = tensors if self._has_all else [tensors[index] for index in self._members]
-        present = present_of(mine)
-        if len(present) == len(mine):
-            return tuple(map(Tensor.data_ptr, present))
+        mine = [tensors[index] for index in self._members]
         return tuple([0 if t is None else t.data_ptr() for t in mine])
 
     def allocate(self, *, is_low: bool) -> None:
