@@ -98,10 +98,10 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam", "sam"), ("gsam-norms", "sam-norms"), ("asam-ascent", "asam")),
         ],
         draw=drawings.cost_figure,
-        notes="Filled markers are means, with 95 % intervals for three seeds or more; small rings "
-        "are single seeds. Methods in a grey band have nearly the same cost, and are drawn side by "
-        "side. The cost excludes data loading and evaluation. Differences are paired by seed, so "
-        "two methods can differ although their intervals in the figure overlap.",
+        notes="Filled markers are means, with 95 % intervals for three seeds or more. Of fewer "
+        "than five seeds, rings show each. Methods in a grey band have nearly the same cost, and "
+        "are drawn side by side. The cost excludes data loading and evaluation. Differences are "
+        "paired by seed, so two methods can differ although their intervals in the figure overlap.",
     ),
     "fig-accuracy-curves": Artifact(
         "Test accuracy during training, with clean and with noisy labels.",

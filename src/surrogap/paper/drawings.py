@@ -229,7 +229,7 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     for x, (one, cost, value) in zip(places, shown, strict=True):
         kind = list(_KINDS)[0 if METHODS[one.cell.method].is_plain else 1 if cost > 1.9 else 2]
         colour, marker = _KINDS[kind]
-        for accuracy in one.values("test").values():
+        for accuracy in _rings(one):
             axis.plot(x, accuracy, "o", color=colour, ms=4, mfc="white", mew=0.8)
         axis.errorbar(x, value.mean, value.half_width, color=colour, capsize=3, zorder=1)
         axis.plot(x, value.mean, marker, color=colour, label=kind)
@@ -240,7 +240,7 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     _legend(figure)
     points = [(x, value.mean) for x, (_, _, value) in zip(places, shown, strict=True)]
     errors = [  # to the end of the bar, or to the farthest ring
-        max(value.half_width or 0.0, *(abs(y - value.mean) for y in one.values("test").values()))
+        max([value.half_width or 0.0, *(abs(y - value.mean) for y in _rings(one))])
         for one, _, value in shown
     ]
     titles = (one.cell.title for one, _, _ in shown)
@@ -249,6 +249,13 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     return figure
 
 
+def _rings(one: Summary) -> list[float]:
+    """The accuracies of single seeds, if they are few: of many, the interval says enough."""
+    values = list(one.values("test").values())
+    return values if len(values) < _FEW else []
+
+
+_FEW = 5  # seeds
 _LONG = 22  # letters of a name in one line
 _MAX_COST = 2.5  # a method that costs more would squeeze the others
 # Between the positions of methods whose costs are equal; relative to vanilla, as the costs are.

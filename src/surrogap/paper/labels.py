@@ -26,7 +26,8 @@ def place_labels(
     """Write a name beside each point, with a thin line to it where it is not next to it.
 
     Each name takes the nearest position where it covers no other name, point or error bar, is
-    nearest to its own point, and stays within the axes; or else the one with the fewest faults.
+    nearest to its own point, stays within the axes, and its line crosses no other error bar; or
+    else the one with the fewest faults.
 
     The points are in data coordinates, and the errors are half the lengths of their vertical bars.
     The limits and error bars of the axes must be final.
@@ -36,9 +37,12 @@ def place_labels(
 
     figure.draw_without_rendering()  # positions depend on the layout
     inside, pixels = axis.get_window_extent().padded(-10.0), figure.dpi / 72
-    taken, centres = [], axis.transData.transform(points)
-    for (x, y), error in zip(points, errors, strict=True):
-        taken.append(Bbox(axis.transData.transform([(x, y - error), (x, y + error)])).padded(4.0))
+    centres = axis.transData.transform(points)
+    bars = [
+        Bbox(axis.transData.transform([(x, y - error), (x, y + error)])).padded(4.0)
+        for (x, y), error in zip(points, errors, strict=True)
+    ]
+    taken = [*bars]
     # From the right, where names can still go outwards.
     for index in sorted(range(len(points)), key=lambda i: -points[i][0]):
         x, y = centres[index]
@@ -50,7 +54,11 @@ def place_labels(
             box = Bbox.from_bounds(left, bottom, size.width, size.height)
             is_outside = not all(inside.contains(*corner) for corner in box.corners())
             gaps = [_distance(box, *centre) for centre in centres]
+            end = x + right * distance * pixels, y + up * distance * pixels
+            others = [bar for bar in bars if bar is not bars[index]]
+            crosses = any(_crosses(bar, centres[index], end) for bar in others)
             num_faults = sum(map(box.overlaps, taken)) + is_outside + (gaps[index] > min(gaps))
+            num_faults += crosses
             if best is None or num_faults < best[0]:
                 best = (num_faults, distance, right, up, box)
         assert best is not None
@@ -69,6 +77,12 @@ def place_labels(
             else None,
         )
         label.set_in_layout(False)  # the layout is final, and positions depend on it
+
+
+def _crosses(box: "Bbox", start: Sequence[float], end: Sequence[float]) -> bool:
+    """Whether a line enters a box, at one of some points along it."""
+    points = ([a + k / 10 * (b - a) for a, b in zip(start, end, strict=True)] for k in range(11))
+    return any(box.contains(*point) for point in points)
 
 
 def _distance(box: "Bbox", x: float, y: float) -> float:

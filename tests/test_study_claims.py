@@ -1,0 +1,393 @@
+"""What README and docs say about the study follows from its ledgers."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from surrogap.paper.artifacts import ARTIFACTS
+from surrogap.paper.intervals import Interval, paired_difference
+from surrogap.paper.ledger import Ledger
+from surrogap.paper.methods import MAIN, METHODS, NOISY, SHORT
+from surrogap.paper.plan import radius_suggestions
+from surrogap.paper.scales import GPU, LAPTOP
+from surrogap.paper.study import Cell, Scale
+from surrogap.paper.study_page import write_page
+from surrogap.paper.summaries import Summary, summaries, table
+from surrogap.paper.tuning import chosen, trials
+from surrogap.paper.tuning_sections import radii_section
+
+ROOT = Path(__file__).parent.parent
+CHOOSE = "docs/how-to/choose.md"
+LEDGERS = {scale.name: Ledger(ROOT / scale.ledger) for scale in (GPU, LAPTOP)}
+
+
+class Methods:
+    """Methods of a set-up by name, from the ledger."""
+
+    def __init__(self, scale: Scale, setup: str, names: Sequence[str]) -> None:
+        cells = [Cell(setup, name) for name in names]
+        found = summaries(scale, cells, LEDGERS[scale.name])
+        self.by_name: dict[str, Summary] = dict(zip(names, found, strict=True))
+
+    def gain(self, name: str, over: str = "vanilla", score: str = "test") -> Interval:
+        first, second = self.by_name[name], self.by_name[over]
+        return difference(first, second, score)
+
+    def text(self, name: str, over: str = "vanilla", score: str = "test") -> str:
+        return self.gain(name, over, score).text(sign="+")
+
+    def texts(self, names: Sequence[str], over: str = "vanilla", score: str = "test") -> str:
+        return " | ".join(self.text(name, over, score) for name in names)
+
+    def mean(self, name: str, score: str = "test", decimals: int = 1) -> str:
+        value = self.by_name[name].interval(score)
+        assert value is not None
+        return f"{value.mean:.{decimals}f}"
+
+    def best(self, score: str = "test") -> str:
+        return max(self.by_name, key=lambda name: float(self.mean(name, score, 3)))
+
+    def rows(self, *scores: str) -> str:
+        """A table of the methods without the columns of set-ups and of seeds."""
+        lines = table(GPU, list(self.by_name.values()), scores).markdown().splitlines()
+        cells = [line.split("|") for line in lines]
+        seeds = [cell.strip() for cell in cells[0]].index("seeds")
+        return "\n".join("|".join(["", *row[2:seeds], *row[seeds + 1 :]]) for row in cells)
+
+    @property
+    def num_seeds(self) -> set[int]:
+        return {len(one.lines) for one in self.by_name.values()}
+
+
+def difference(first: Summary, second: Summary, score: str = "test") -> Interval:
+    found = paired_difference(first.values(score), second.values(score))
+    assert found is not None
+    return found
+
+
+CIFAR, CIFAR_NOISY = Methods(GPU, "A", MAIN), Methods(GPU, "E", NOISY)
+RESNET = Methods(LAPTOP, "A", [name for name in METHODS if name != "vanilla-short"])
+VIT, MIXER = Methods(LAPTOP, "C", SHORT), Methods(LAPTOP, "D", SHORT)
+WRONG = Methods(LAPTOP, "E", NOISY)
+# The rows of the tables of gains: model and images.
+GAINS = {
+    "ResNet-18 | 10,000 of CIFAR-10": CIFAR,
+    "ResNet-18 | CIFAR-10N, about 40 % of the labels wrong": CIFAR_NOISY,
+    "narrow ResNet-18 | 1,500 of Fashion-MNIST": RESNET,
+    "tiny ViT | 1,500 of Fashion-MNIST": VIT,
+    "tiny Mixer | 1,500 of Fashion-MNIST": MIXER,
+    "narrow ResNet-18 | Fashion-MNIST, 40 % wrong labels": WRONG,
+}
+GAINING = ("sam", "gsam", "sam-norms", "vanilla-2x")
+CHEAPER = ("sam-norms-late", "sam-every-5", "sam-late", "sam-norms-quarter", "sam-quarter")
+
+
+def page(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+def words_of(path: str) -> str:
+    return " ".join(page(path).split())
+
+
+def validation_accuracies(setup: str, method: str) -> list[float]:
+    """Of the trials on a GPU in percent, in the study's order."""
+    ledger = LEDGERS["gpu"]
+    runs = trials(GPU, setup, method, ledger)
+    return [100 * ledger[run.key]["val"]["accuracy"] for run in runs if run.key in ledger]
+
+
+@pytest.mark.parametrize(("path", "scale"), [("results.md", GPU), ("results-laptop.md", LAPTOP)])
+def test_the_pages_of_results_are_those_of_the_ledgers(
+    path: str, scale: Scale, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    write_page(tmp_path / path, scale, Ledger(Path(scale.ledger)))
+    assert page(f"docs/{path}") == (tmp_path / path).read_text()
+
+
+def test_the_number_of_seeds() -> None:
+    assert CIFAR.num_seeds == CIFAR_NOISY.num_seeds == {3}
+    assert all(one.num_seeds == {10} for one in (RESNET, VIT, MIXER, WRONG))
+    assert "ResNet-18 has three seeds so far" in words_of("README.md")
+    assert "which you can repeat on a CPU, have ten" in words_of("README.md")
+    assert "with three seeds so far" in words_of(CHOOSE)
+    assert "1,500 images of Fashion-MNIST, with ten seeds" in words_of(CHOOSE)
+
+
+@pytest.mark.parametrize("path", ["README.md", CHOOSE])
+def test_the_gains_over_plain_training(path: str) -> None:
+    titles = " | ".join(METHODS[name].title for name in GAINING)
+    assert f"| model | images | {titles} |\n" in page(path)
+    for row, methods in GAINS.items():
+        assert f"| {row} | {methods.texts(GAINING)} |\n" in page(path)
+
+
+def test_all_three_gain_everywhere_and_gsam_no_more_than_sam() -> None:
+    for methods in GAINS.values():
+        for name in ("sam", "gsam", "sam-norms"):
+            gain = methods.gain(name)
+            assert gain.mean > 0
+            assert gain.excludes_zero
+        gain = methods.gain("gsam", "sam")
+        assert gain.mean < 0 or not gain.excludes_zero
+
+
+def test_the_sentences_of_the_readme() -> None:
+    early, on_cpu = (one.text("vanilla-short") for one in (CIFAR_NOISY, WRONG))
+    sentence = "a quarter of the epochs gains {} points on CIFAR-10N, and {} on Fashion-MNIST."
+    assert sentence.format(early, on_cpu) in words_of("README.md")
+
+
+def sentences() -> list[str]:
+    """Those of the page on choosing with numbers of final runs."""
+    twice = "vanilla-2x"
+    errors = [CIFAR_NOISY.mean(name, "calibration") for name in NOISY]
+    vanilla, short, _, sam, gsam, norms = errors
+    return [
+        f"SAM on norm layers gains {CIFAR.gain('sam-norms', twice).text()} points with ResNet-18 "
+        f"and {RESNET.gain('sam-norms', twice).text()} with the narrow one, and SAM gains "
+        f"{MIXER.gain('sam', twice).text()} with the Mixer.",
+        f"With the ViT, no gain over them is shown (SAM: {VIT.text('sam', twice)}).",
+        f"of ResNet-18 from {CIFAR.mean('vanilla', 'calibration')} % to 4 % or less, and SAM "
+        f"reduces that of the ViT from {VIT.mean('vanilla', 'calibration')} % to "
+        f"{VIT.mean('sam', 'calibration')} %; twice the epochs do not reduce it by more than "
+        "0.3 points.",
+        f"GSAM and SAM on norm layers reduce it from {vanilla} % to {gsam} % and {norms} %, but "
+        f"SAM leaves it at {sam} %, and a quarter of the epochs reduces it to {short} %.",
+        f"({CIFAR.mean('sam-norms', 'corrupted')} and {CIFAR.mean('gsam-norms', 'corrupted')} %, "
+        f"plain training {CIFAR.mean('vanilla', 'corrupted')} %)",
+        f"SAM on norm layers is no better than SAM: {VIT.text('sam-norms', 'sam')} and "
+        f"{MIXER.text('sam-norms', 'sam')} points.",
+        f"gains {RESNET.text('momentum-sam')} points with the narrow ResNet-18, at "
+        f"{RESNET.by_name['momentum-sam'].cost:.2f} times the cost, but nothing with ResNet-18 on "
+        f"CIFAR-10 ({CIFAR.text('momentum-sam')}).",
+        "Those that start in the last third of training are better, by "
+        f"{RESNET.gain('sam-late', 'sam').text()} points (SAM) and "
+        f"{RESNET.gain('sam-norms-late', 'sam').text()} points (SAM on norm layers).",
+        f"gain {RESNET.text('asam')} (ASAM), {RESNET.text('gsam-plain')} (GSAM for min(f, h)) and "
+        f"{RESNET.text('asam-ascent')} points (ASAM with ascent). The gap penalty shows no gain "
+        f"({RESNET.text('gap-penalty')}), and Entropy-SGD loses ({RESNET.text('entropy-sgd')}).",
+    ]
+
+
+def test_the_sentences_of_the_page_on_choosing() -> None:
+    text = words_of(CHOOSE)
+    for sentence in sentences():
+        assert sentence in text
+
+
+def test_the_tables_of_the_page_on_choosing() -> None:
+    text = page(CHOOSE)
+    assert CIFAR.rows("test", "calibration") in text
+    three = ("sam", "sam-norms", "gsam")
+    for images, methods in (("CIFAR-10N", CIFAR_NOISY), ("Fashion-MNIST", WRONG)):
+        at_best = methods.texts(three, score="best")
+        for of, row in (
+            ("over vanilla", methods.texts(three)),
+            ("over vanilla, both at the best epoch", at_best),
+            ("over vanilla, 1/4 of the epochs", methods.texts(three, "vanilla-short")),
+        ):
+            assert f"| {images} | {of} | {row} |\n" in text
+    for title, first, noisy in (
+        ("CIFAR-10, 3 seeds", [CIFAR.text("gsam", "sam"), "-", "-"], CIFAR_NOISY),
+        (
+            "Fashion-MNIST, 10 seeds",
+            [one.text("gsam", "sam") for one in (RESNET, VIT, MIXER)],
+            WRONG,
+        ),
+    ):
+        row = [*first, noisy.text("gsam", "sam"), noisy.text("gsam", "sam", "best")]
+        assert f"| {title} | {' | '.join(row)} |\n" in text
+    for name in (*CHEAPER, "sam-norms", "sam"):
+        cost = f"{RESNET.by_name[name].cost:.2f}"
+        assert f"| {METHODS[name].title} | {cost} | {RESNET.text(name)} |\n" in text
+
+
+def test_the_verdicts_of_the_page_on_choosing() -> None:
+    assert CIFAR.best() == "sam-norms"
+    assert MIXER.best() == "sam"
+    order = sorted(CIFAR.by_name, key=lambda name: float(CIFAR.mean(name, "corrupted", 3)))
+    assert set(order[-2:]) == {"sam-norms", "gsam-norms"}
+    clean = [one for one in GAINS.values() if one not in (CIFAR_NOISY, WRONG)]
+    assert all(one.mean("vanilla", "train", 0) == "100" for one in clean)
+    assert CIFAR_NOISY.mean("vanilla", "train", 0) == "100"
+    # Over twice the epochs.
+    assert all(one.gain("sam-norms", "vanilla-2x").excludes_zero for one in (CIFAR, RESNET))
+    assert not any(VIT.gain(n, "vanilla-2x").excludes_zero for n in ("sam", "gsam", "sam-norms"))
+    # Calibration.
+    assert all(float(CIFAR.mean(n, "calibration")) < 4.0 for n in ("sam", "gsam", "sam-norms"))
+    for one in clean:
+        error, twice = (float(one.mean(n, "calibration", 3)) for n in SHORT[:2])
+        assert twice > error - 0.3
+    plain = float(WRONG.mean("vanilla", "calibration"))
+    assert all(float(WRONG.mean(n, "calibration")) > plain + 10 for n in ("sam", "gsam"))
+    # Other objectives and cheaper variants.
+    for name in ("asam", "gsam-plain", "asam-ascent", "momentum-sam"):
+        assert RESNET.gain(name).mean > 0
+        assert RESNET.gain(name).excludes_zero
+    assert not RESNET.gain("gap-penalty").excludes_zero
+    assert RESNET.gain("entropy-sgd").excludes_zero
+    for name in CHEAPER:
+        gain = RESNET.gain(name, "sam")
+        assert gain.excludes_zero == name.endswith("-late")
+    assert not CIFAR.gain("momentum-sam").excludes_zero
+
+
+def test_the_loss_with_strong_augmentation() -> None:
+    cells = [c for c in ARTIFACTS["fig-ablation"].cells if c.changes == {"augmentation": "strong"}]
+    found = {one.cell.method: one for one in summaries(LAPTOP, cells, LEDGERS["laptop"])}
+    train = found["sam"].interval("train")
+    assert train is not None
+    assert (
+        f"fits only {train.mean:.0f} % of its training images with SAM, which then loses "
+        f"{difference(found['vanilla-2x'], found['sam']).text()} points against plain training for "
+        "twice the epochs."
+    ) in words_of(CHOOSE)
+
+
+def test_a_decaying_radius_is_no_better() -> None:
+    cells = ARTIFACTS["table-rho-schedule"].cells
+    found = {one.cell.title: one for one in summaries(LAPTOP, cells, LEDGERS["laptop"])}
+    changes = [difference(found[f"{name}, rho_t"], found[name]) for name in ("SAM", "GSAM")]
+    assert not any(change.excludes_zero for change in changes)
+    words = "changes accuracy by {} points (SAM) and {} points (GSAM)"
+    assert words.format(*(change.text(sign="+") for change in changes)) in words_of(CHOOSE)
+
+
+def gains_at_radii(setup: str, method: str) -> dict[float, Interval]:
+    """Points of validation accuracy over plain training, with the small models."""
+    cells = [cell for cell in ARTIFACTS["fig-rho"].cells if cell.setup == setup]
+    found = summaries(LAPTOP, cells, LEDGERS["laptop"])
+    plain = next(one for one in found if not one.cell.changes)
+    own = [one for one in found if one.cell.changes and one.cell.method == method]
+    assert {len(one.lines) for one in own} == {5}
+    return {one.cell.changes["rho"]: difference(one, plain, "val") for one in own}
+
+
+def test_the_gains_at_each_radius() -> None:
+    text = page(CHOOSE)
+    radii = (0.05, 0.1, 0.2, 0.4)
+    assert f"| model | {' | '.join(f'rho {rho:g}' for rho in radii)} |\n" in text
+    for title, setup in {
+        "narrow ResNet-18": "A",
+        "tiny ViT": "C",
+        "tiny Mixer": "D",
+        "narrow ResNet-18, 40 % wrong labels": "E",
+    }.items():
+        gains = gains_at_radii(setup, "sam")
+        assert tuple(gains) == radii
+        row = " | ".join(gain.text(sign="+") for gain in gains.values())
+        assert f"| {title} | {row} |\n" in text
+        # The default against the one before: no worse.
+        assert gains[0.1].mean > gains[0.05].mean - 0.2
+    for title, setup in {"ResNet-18, CIFAR-10": "A", "ResNet-18, CIFAR-10N": "E"}.items():
+        plain = max(validation_accuracies(setup, "vanilla"))
+        own = [accuracy - plain for accuracy in validation_accuracies(setup, "sam")[:4]]
+        assert f"| {title} | {' | '.join(f'{gain:+.1f}' for gain in own)} |\n" in text
+        assert own[1] > own[0]
+    worst = gains_at_radii("E", "sam-norms")[2.0]
+    assert worst.excludes_zero
+    assert f"for which 2 does harm ({worst.text(sign='+')})" in words_of(CHOOSE)
+
+
+def test_the_best_radii_on_norm_layers() -> None:
+    expected = {("gpu", "A"): 0.5, ("gpu", "E"): 2.0}
+    expected |= {("laptop", setup): rho for setup, rho in zip("ACDE", (1, 2, 2, 0.5), strict=True)}
+    for (name, setup), rho in expected.items():
+        scale = GPU if name == "gpu" else LAPTOP
+        assert chosen(scale, setup, "sam-norms", LEDGERS[name]) == {"rho": rho}
+    assert (
+        "The best values are 0.5 for ResNet-18, 1 for the narrow one, and 2 for the ViT and the "
+        "Mixer. With wrong labels, they are 2 for ResNet-18 and 0.5 for the narrow one"
+    ) in words_of(CHOOSE)
+
+
+def test_the_best_radii_of_steps_that_are_not_always_sharpness_aware() -> None:
+    expected = {
+        "sam": 0.2,
+        "sam-late": 0.4,
+        "sam-every-5": 0.8,
+        "sam-norms": 1,
+        "sam-norms-late": 2,
+    }
+    for method, rho in expected.items():
+        assert chosen(LAPTOP, "A", method, LEDGERS["laptop"]) == {"rho": rho}
+    assert (
+        "the best values are 0.2 in every step, 0.4 in the last third of training, and 0.8 in "
+        "every fifth step; on norm layers, 1 in every step and 2 in the last third."
+    ) in words_of(CHOOSE)
+
+
+def test_alpha_in_the_trials() -> None:
+    pairs = []
+    for scale, setups in ((GPU, "A"), (LAPTOP, "ACD")):
+        ledger = LEDGERS[scale.name]
+        for setup in setups:
+            for method in {"gsam", "gsam-norms"} & set(scale.setups[setup].methods):
+                runs = [run for run in trials(scale, setup, method, ledger) if run.key in ledger]
+                scores = [100 * ledger[run.key]["val"]["accuracy"] for run in runs]
+                pairs += list(zip(scores[::2], scores[1::2], strict=True))
+    better = sum(low > high for low, high in pairs)
+    close = sum(abs(low - high) < 0.5 for low, high in pairs)
+    assert (
+        f"differ by less than half a point in {close} of {len(pairs)} pairs of trials with the "
+        f"same rho, and 0.1 is better in {better} of them."
+    ) in words_of(CHOOSE)
+    weak, best, _, worst = validation_accuracies("E", "gsam")
+    assert (
+        f"GSAM reaches {weak:.1f} % with rho 0.2 and alpha 0.1, {best:.1f} % with rho 0.2 and "
+        f"alpha 0.3, and {worst:.1f} % with rho 0.4 and alpha 0.3"
+    ) in words_of(CHOOSE)
+
+
+def test_find_rho_does_as_well_as_the_pages_say() -> None:
+    ledger, ratios, factors = LEDGERS["laptop"], dict[str, list[float]](), list[float]()
+    for scale in (GPU, LAPTOP):
+        section = "\n".join(radii_section(scale, LEDGERS[scale.name]))
+        factors += map(float, re.findall(r"a factor of (\d+) to (\d+)", section)[0])
+    assert (min(factors), max(factors)) == (4, 12)
+    for one in radius_suggestions(LAPTOP, ledger):
+        for method in one.methods:
+            best = chosen(LAPTOP, one.setup, method, ledger)
+            suggestion = ledger[one.key(LAPTOP, ledger)]["suggestions"][method]
+            assert best is not None
+            assert best["rho"] > suggestion["low"]
+            name = one.setup if method in ("sam", "sam-norms") else "others"
+            ratios.setdefault(name, []).append(best["rho"] / suggestion["high"])
+    assert max(*ratios["A"], *ratios["E"]) <= 1  # the ResNets
+    assert len(ratios["others"]) == 2  # Momentum-SAM and ASAM
+    assert min(ratios["others"]) > 1
+    assert all(1.5 < ratio < 2.5 for setup in "CD" for ratio in ratios[setup])
+    for path in (CHOOSE, "docs/how-to/sharpness.md"):
+        assert "about twice" in words_of(path)
+    assert "spans a factor of 4 to 12" in words_of(CHOOSE)
+    section = "\n".join(radii_section(GPU, LEDGERS["gpu"]))
+    rows = [line.split(" | ") for line in section.splitlines()]
+    suggested = {(row[1], row[-1]) for row in rows if len(row) > 3 and "; rho " in row[2]}
+    assert suggested == {(name, "yes |") for name in ("SAM", "SAM, norm layers", "Momentum-SAM")}
+
+
+def test_a_larger_learning_rate_helps_sam_with_wrong_labels() -> None:
+    ledger = LEDGERS["laptop"]
+    tried: dict[float, float] = {}  # the best trial at each learning rate
+    for line in ledger.of_kind("run", setup="E", method="sam", purpose="tuning"):
+        lr = line["config"]["optimizer"]["lr"]
+        tried[lr] = max(tried.get(lr, 0.0), 100 * line["val"]["accuracy"])
+    assert chosen(LAPTOP, "E", "vanilla", ledger) == {"lr": 0.025, "weight_decay": 1e-3}
+    sentence = "with twice that rate, SAM reached {:.1f} % on validation images, and {:.1f} % with"
+    assert sentence.format(tried[0.05], tried[0.025]) in words_of(CHOOSE)
+
+
+def test_plain_training_beyond_its_best_setting_loses_as_much_as_the_page_says() -> None:
+    ledger = LEDGERS["gpu"]
+    for method in ("vanilla", "vanilla-2x"):
+        runs = trials(GPU, "A", method, ledger)
+        first, more = (
+            [100 * ledger[run.key]["val"]["accuracy"] for run in part if run.key in ledger]
+            for part in (runs[: GPU.num_trials], runs[GPU.num_trials :])
+        )
+        assert max(first) - max(more) >= 1.3 - 1e-9
+    assert "lose 1.3 points or more" in words_of(CHOOSE)
