@@ -121,7 +121,7 @@ ARTIFACTS: dict[str, Artifact] = {
     ),
     "table-setups": Artifact(
         "SAM, GSAM and SAM on norm layers in all set-ups.",
-        [*(cell for setup in "ABCD" for cell in _cells(setup, SHORT)), *_cells("E", NOISY)],
+        [*(cell for setup in "ABCDS" for cell in _cells(setup, SHORT)), *_cells("E", NOISY)],
         [
             *_against(SHORT[2:], *_BASELINES, "vanilla-short"),
             *_pairs(("vanilla-2x", "vanilla"), ("vanilla-short", "vanilla")),
@@ -222,7 +222,7 @@ ARTIFACTS: dict[str, Artifact] = {
         "The gain of SAM over vanilla training against the radius rho.",
         [
             cell
-            for setup in "ACDE"
+            for setup in "ACDES"
             for cell in (
                 Cell(setup, "vanilla"),
                 *(
@@ -262,7 +262,7 @@ def stages(name: str) -> list[Stage]:
             Stage(_cells("A", _BASELINES), max_seeds=3),
             # The best of the cheaper variants is the one to compare in other set-ups.
             Stage(_cells("A", _CHEAPER), max_seeds=3),
-            *(Stage(_cells(setup, SHORT)) for setup in "CBD"),
+            *(Stage(_cells(setup, SHORT)) for setup in "CBDS"),
             Stage(_cells("A", MAIN), max_seeds=5),
             Stage(_STRONG),
             Stage(_cells("A", _REST), max_seeds=3),

@@ -180,6 +180,13 @@ LAPTOP = Scale(
             remark="A's images, with labels replaced at random. Validation labels are clean.",
             more_trials=_SMALL_MORE_TRIALS,
         ),
+        "S": Setup(
+            "narrow ResNet-18, strong augmentation",
+            {**_SMALL, "augmentation": "strong"},
+            *(_SMALL_SGD_TRIALS, 0.8, SHORT),
+            remark="A's images, so strongly augmented that plain training does not fit them.",
+            more_trials=_SMALL_MORE_TRIALS,
+        ),
         "G": Setup(
             "A's weights fine-tuned to 500 of its images",
             {**_SMALL, "objective": "vanilla", "lr": 0.01, "weight_decay": 0.0}
@@ -188,7 +195,7 @@ LAPTOP = Scale(
             remark="To try the command: it says nothing about transfer to other images.",
         ),
     },
-    num_seeds={**dict.fromkeys("ACDE", 10), "G": 3},
+    num_seeds={**dict.fromkeys("ACDE", 10), "S": 5, "G": 3},
     num_seeds_main=10,
     many=(),
     num_ablation_seeds=5,
