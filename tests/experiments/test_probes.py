@@ -149,7 +149,7 @@ def test_without_a_finite_loss_there_is_no_curvature(tmp_path: Path) -> None:
         next(components.model.parameters()).fill_(torch.nan)
     found = sharpness_probe(config, components, CPU)()
     assert math.isnan(found.pop("loss"))
-    assert found == {"rho": 0.05}
+    assert found == {"rho": 0.1}
 
 
 def test_modes_and_compiled_calls_are_restored() -> None:
@@ -176,10 +176,10 @@ def test_the_default_radius_of_the_gap() -> None:
         return Config().override(**changes).objective.gap_rho
 
     assert radius(objective="sam", rho=0.3) == 0.3
-    assert radius(objective="gsam") == 0.05
-    assert radius(objective="sam", rho=0.0) == 0.05
-    assert radius(objective="vanilla") == 0.05
-    assert radius(objective="asam", rho=0.5) == 0.05
+    assert radius(objective="gsam") == 0.1
+    assert radius(objective="sam", rho=0.0) == 0.1
+    assert radius(objective="vanilla") == 0.1
+    assert radius(objective="asam", rho=0.5) == 0.1
 
 
 def test_sharpness_every_needs_a_probe(tmp_path: Path) -> None:
