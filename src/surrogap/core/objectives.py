@@ -52,7 +52,7 @@ class SAM(Objective):
     """Sharpness-aware minimization (Foret et al. 2021): minimise the perturbed loss, `d = g_p`.
 
     With `perturb="norms"` it perturbs normalisation layers only (SAM-ON, Mueller et al. 2023). The
-    first pass is then cheaper, and `rho` should be larger, for example 0.5.
+    first pass is then cheaper, and `rho` should be larger: 0.5 to 2.
 
     Args:
         model: The model to train.
@@ -92,9 +92,9 @@ class GSAM(Objective):
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
-    >>> objective = GSAM(model, rho=0.1, alpha=0.4)
+    >>> objective = GSAM(model, rho=0.1, alpha=0.1)
     >>> objective
-    GSAM(rho=0.1, alpha=0.4)
+    GSAM(rho=0.1, alpha=0.1)
     >>> report = objective.backward(lambda: model(torch.ones(2, 3)).square().mean())
     >>> bool(report.gap > 0)
     True

@@ -152,7 +152,8 @@ LAPTOP = Scale(
         "Results on a CPU",
         "Small models, trained on 1,500 of the Fashion-MNIST images that come with the package, so "
         "that anyone can repeat every run without a GPU. [Results](results.md) has larger "
-        "models, trained on CIFAR.",
+        "models, trained on CIFAR. Some seeds were added after the first scores were known "
+        "([details](../results/README.md#study_laptopjsonl)).",
     ),
     setups={
         "A": Setup(

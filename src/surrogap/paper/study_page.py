@@ -42,11 +42,13 @@ benefits from more trials than vanilla, and GSAM from more than SAM.
 
 **Intervals.** `±` is half the width of the 95 % confidence interval of the mean over seeds
 (Student's t), for three seeds or more. A seed changes initialisation and data order, so the
-intervals do not cover the choice of training and test images. Differences are of test accuracy
+intervals do not cover the choice of training and test images. With three seeds, an interval can be
+too narrow by chance. Differences are of test accuracy
 after the last epoch, paired by seed. The verdict is "better" or "worse" only if the interval of
 the difference excludes zero.
 
-**Comparisons.** {tally} Differences at the best epoch, on validation images and of other scores are
+**Comparisons.** {tally} Many share the same runs of vanilla, so verdicts by chance come in groups.
+Differences at the best epoch, on validation images and of other scores are
 not counted.{disagreements}
 
 | term | meaning |
@@ -191,7 +193,7 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         yield Table(columns, rows).markdown() + "\n"
         yield (
             'For "best epoch", both are scored after their epoch with the best validation '
-            "accuracy. With so few seeds, results are preliminary: more may change them. "
+            "accuracy. Results with three seeds are preliminary: more may change them. "
             "[How to read this page](#how-to-read-this-page) explains intervals and terms.\n"
         )
     final = {line["setup"] for line in ledger.of_kind("run", purpose="final")}
