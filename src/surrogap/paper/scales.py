@@ -145,6 +145,9 @@ _SMALL_MORE_TRIALS: list[Changes] = [{"lr": lr, "weight_decay": 1e-3} for lr in 
 _SMALL_ADAMW_TRIALS: list[Changes] = [
     {"lr": lr, "weight_decay": decay} for lr in (1e-3, 2e-3) for decay in (0.1, 0.3)
 ]
+_SMALL_MORE_ADAMW_TRIALS: list[Changes] = [
+    {"lr": 5e-4, "weight_decay": decay} for decay in (0.1, 0.3)
+]
 
 LAPTOP = Scale(
     name="laptop",
@@ -167,12 +170,14 @@ LAPTOP = Scale(
             {**_SMALL_TOKENS, "model": "small_vit_tiny"},
             *(_SMALL_ADAMW_TRIALS, 0.5, SHORT),
             remark="A's images, of 28 px.",
+            more_trials=_SMALL_MORE_ADAMW_TRIALS,
         ),
         "D": Setup(
             "tiny Mixer, Fashion-MNIST",
             {**_SMALL_TOKENS, "model": "small_mixer_tiny"},
             *(_SMALL_ADAMW_TRIALS, 0.4, SHORT),
             remark="A's images, of 28 px.",
+            more_trials=_SMALL_MORE_ADAMW_TRIALS,
         ),
         "E": Setup(
             "narrow ResNet-18, 40 % wrong labels",
