@@ -113,7 +113,7 @@ def test_the_number_of_seeds() -> None:
     assert CIFAR.num_seeds == CIFAR_NOISY.num_seeds == {3}
     assert all(one.num_seeds == {10} for one in (RESNET, VIT, MIXER, WRONG))
     assert "ResNet-18 has three seeds so far" in words_of("README.md")
-    assert "which you can repeat on a CPU, have ten, and five in the" in words_of("README.md")
+    assert "which you can repeat on a CPU, have ten, or five in the" in words_of("README.md")
     assert UNFITTED.num_seeds == {5}
     assert "with three seeds so far" in words_of(CHOOSE)
     words = "1,500 images of Fashion-MNIST, with ten seeds, or five with strong augmentation."
@@ -170,9 +170,9 @@ def sentences() -> list[str]:
         f"gains {RESNET.text('momentum-sam')} points with the narrow ResNet-18, at "
         f"{RESNET.by_name['momentum-sam'].cost:.2f} times the cost. With ResNet-18 on CIFAR-10, no "
         f"gain is shown ({CIFAR.text('momentum-sam')}).",
-        f"gain {RESNET.text('asam')} (ASAM, rho 2), {RESNET.text('gsam-plain')} (GSAM for "
-        f"min(f, h)) and {RESNET.text('asam-ascent')} points (ASAM with ascent). The gap penalty "
-        f"shows no gain ({RESNET.text('gap-penalty')}), and Entropy-SGD loses "
+        f"gain {RESNET.text('asam')} (ASAM, rho 2), {RESNET.text('gsam-plain')} (GSAM with "
+        f'`minimize="plain"`) and {RESNET.text("asam-ascent")} points (ASAM with alpha 0.3). The '
+        f"gap penalty shows no gain ({RESNET.text('gap-penalty')}), and Entropy-SGD loses "
         f"({RESNET.text('entropy-sgd')}).",
         f"fits only {UNFITTED.mean('vanilla', 'train', 0)} % of its training images. There, SAM "
         f"shows no gain ({UNFITTED.text('sam')}), and twice the epochs gain "
@@ -234,6 +234,11 @@ def test_the_verdicts_of_the_page_on_choosing() -> None:
         assert sam < error - 2
     plain = float(WRONG.mean("vanilla", "calibration"))
     assert all(float(WRONG.mean(n, "calibration")) > plain + 10 for n in ("sam", "gsam"))
+    # GSAM against SAM.
+    assert all(one.gain("gsam", "sam").mean < 0 for one in (CIFAR, MIXER))
+    assert all(one.gain("gsam", "sam").excludes_zero for one in (CIFAR, MIXER))
+    assert CIFAR_NOISY.gain("gsam", "sam", "best").mean > 0
+    assert CIFAR_NOISY.gain("gsam", "sam", "best").excludes_zero
     # Other objectives and cheaper variants.
     for name in ("asam", "gsam-plain", "asam-ascent", "momentum-sam"):
         assert RESNET.gain(name).mean > 0
@@ -338,8 +343,9 @@ def test_alpha_in_the_trials() -> None:
     better = sum(low > high for low, high in pairs)
     close = sum(abs(low - high) < 0.5 for low, high in pairs)
     assert (
-        f"In {len(pairs)} pairs of GSAM trials with the same rho, 0.1 is better than 0.3 {better} "
-        f"times, and {close} pairs differ by less than half a point"
+        f"Of {len(pairs)} pairs of GSAM trials with the same rho, alpha 0.1 is better in {better} "
+        f"and alpha 0.3 in {len(pairs) - better}, and {close} pairs differ by less than half a "
+        "point"
     ) in words_of(CHOOSE)
     weak, best, _, worst = validation_accuracies("E", "gsam")
     assert (
@@ -386,8 +392,8 @@ def test_another_learning_rate_with_wrong_labels() -> None:
     assert len(found["sam"]) == len(found["vanilla"]) == 5
     sam, vanilla = (f"{20 * sum(found[name]):.1f} %" for name in ("sam", "vanilla"))
     assert (
-        f"SAM is better, at {sam} instead of {WRONG.mean('sam')} %, and plain training worse, at "
-        f"{vanilla} instead of {WRONG.mean('vanilla')} %."
+        f"SAM is better ({sam} instead of {WRONG.mean('sam')} %) and plain training worse "
+        f"({vanilla} instead of {WRONG.mean('vanilla')} %)."
     ) in words_of(CHOOSE)
     assert chosen(LAPTOP, "E", "vanilla", LEDGERS["laptop"]) == {"lr": 0.025, "weight_decay": 1e-3}
 
