@@ -20,7 +20,7 @@ from surrogap.analysis.space import Space
 from surrogap.core import gradients
 from surrogap.core.buffers import Buffers
 from surrogap.core.fsdp import FullySharded
-from surrogap.core.random_state import replay_from_here
+from surrogap.core.random_state import RandomState
 from surrogap.core.replicas import Replicas
 from surrogap.core.vectors import Layout, wide
 from surrogap.core.weights import Weights
@@ -239,7 +239,7 @@ class Surface:
         self.weights.refresh()
         buffers = self.weights.buffers
         with (
-            replay_from_here(self.weights.devices)(),
+            RandomState(self.weights.devices).replayed(),
             Buffers().kept(buffers),
             self._replicas.unsynchronised(),
         ):

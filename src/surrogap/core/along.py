@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 import torch
@@ -60,6 +61,7 @@ class Along(ABC):
 
 
 @final
+@dataclass(frozen=True)
 class Gradient(Along):
     """The batch's gradient `g`, as in SAM."""
 
@@ -71,6 +73,7 @@ class Gradient(Along):
 
 
 @final
+@dataclass(frozen=True)
 class Momentum(Along):
     """The optimizer's momentum `v`. The objective climbs against it, as the next update will move.
 
@@ -82,16 +85,18 @@ class Momentum(Along):
         ValueError: `optimizer` has no momentum, or has `maximize=True`.
     """
 
+    optimizer: Optimizer = field(repr=False)
+
     needs_gradient: ClassVar[bool] = False
     sign: ClassVar[int] = -1
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        name, groups = type(optimizer).__name__, getattr(optimizer, "param_groups", None)
+    def __post_init__(self) -> None:
+        name, groups = type(self.optimizer).__name__, getattr(self.optimizer, "param_groups", None)
         if not isinstance(groups, list):
             raise InvalidTypeError(
                 f"optimizer must be a torch optimizer, got {name}. Pass the one that will step."
             )
-        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).mro()):
+        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(self.optimizer).mro()):
             raise InvalidTypeError(
                 "optimizer must hold the momentum of all parameters, got ZeroRedundancyOptimizer, "
                 "which shards it over processes. Use fully_shard to save memory instead."
@@ -105,7 +110,6 @@ class Momentum(Along):
                 f"optimizer must have momentum, got {name} without it. Pass SGD with momentum=0.9, "
                 "for example, or an optimizer of the Adam family."
             )
-        self._optimizer = optimizer
 
     def vector(
         self, parameters: Sequence[nn.Parameter], g: Sequence[Tensor], m: Sequence[Tensor]
@@ -117,7 +121,7 @@ class Momentum(Along):
                 name, or it trains none of the parameters.
         """
         # timm's Lookahead has an empty state, and steps another optimizer.
-        stepped = getattr(self._optimizer, "_base_optimizer", self._optimizer)
+        stepped = getattr(self.optimizer, "_base_optimizer", self.optimizer)
         states = [stepped.state.get(parameter, {}) for parameter in parameters]
         momenta = [
             next((state[name] for name in _MOMENTA if state.get(name) is not None), None)
@@ -130,13 +134,13 @@ class Momentum(Along):
     def _check_state(
         self, parameters: Sequence[nn.Parameter], state: Mapping[str, object] | None
     ) -> None:
-        name = type(self._optimizer).__name__
+        name = type(self.optimizer).__name__
         if state is not None:
             raise InvalidValueError(
                 f"optimizer must keep its momentum as {' or '.join(_MOMENTA)}, got {name} with "
                 f"{', '.join(state)}. Pass SGD with momentum, or an optimizer of the Adam family."
             )
-        trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         if trained.isdisjoint(map(id, parameters)):
             raise InvalidValueError(
                 f"optimizer must train the parameters that climb, got {name} that trains only "

@@ -57,7 +57,7 @@ class AscentStep:
     def run(self) -> tuple[Gradients, Report]:
         """Run the passes, with `.grad` empty before and after, and restore the weights."""
         passes, weights = self._passes, self._weights
-        replay = self._workspace.replay_from_here(weights.devices)
+        random_state = self._workspace.random_state(weights.devices)
         first = self._first_pass() if self._along.needs_gradient else None
         task = self._task()
         arithmetic = choose(task, last=self._workspace.arithmetic)
@@ -65,7 +65,7 @@ class AscentStep:
         with ExitStack() as stack:
             if first is not None:  # repeat its random numbers, and leave the buffers unchanged
                 stack.enter_context(unmoved(weights, self._workspace.buffers_after_first))
-                stack.enter_context(replay())
+                stack.enter_context(random_state.replayed())
             try:
                 scale = None if first is None else passes.scale(first[0].device)
                 self._climb(arithmetic, task.parameters, scale)

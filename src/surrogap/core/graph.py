@@ -46,7 +46,7 @@ class Graph:
             torch.OutOfMemoryError: The memory of the GPU does not suffice.
         """
         workspace, random_state = self.objective._workspace, self._random_state
-        workspace.replay_from_here = lambda devices: random_state.replayed  # one for all calls
+        workspace.random_state = lambda devices: random_state  # one for all calls
         try:
             with (
                 workspace.capturing(num_calls),
@@ -97,7 +97,7 @@ class GraphRandomState:
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        """See `random_state.Replay`."""
+        """See `Replayable`."""
         self._generator.graphsafe_set_state(self._second)
         try:
             yield

@@ -15,6 +15,7 @@ climb.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -376,6 +377,9 @@ def part_setting(part: str, name: str) -> Any:
 
 
 def _settings_of(part: object) -> dict[str, object]:
-    """Return the public settings of a part that differ from their defaults, or have none."""
-    own = {k: v for k, v in getattr(part, "__dict__", {}).items() if not k.startswith("_")}
-    return {k: v for k, v in own.items() if getattr(type(part), k, Ellipsis) != v}
+    """Return the settings of a part that differ from their defaults, or have none."""
+    if not is_dataclass(part):
+        own = getattr(part, "__dict__", {})
+        return {name: value for name, value in own.items() if not name.startswith("_")}
+    shown = (f for f in fields(part) if f.repr and getattr(part, f.name) != f.default)
+    return {f.name: getattr(part, f.name) for f in shown}

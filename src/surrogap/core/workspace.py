@@ -12,7 +12,7 @@ from surrogap.core.along import States
 from surrogap.core.arithmetic import Arithmetic
 from surrogap.core.buffers import Buffers
 from surrogap.core.passes import forget_weights
-from surrogap.core.random_state import Replay, replay_from_here
+from surrogap.core.random_state import RandomState, Replayable
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.vectors import Gradients
 from surrogap.core.weights import Weights
@@ -28,13 +28,13 @@ class Workspace:
         buffers_before: A copy of the buffers before a step.
         buffers_after_first: A copy of the buffers after its first pass.
         arithmetic: The arithmetic of the last step; None if it failed, or before the first.
-        replay_from_here: See `random_state`; a captured step replaces it.
+        random_state: The constructor of a step's random state, from the devices.
     """
 
     def __init__(self, model: nn.Module, scope: Scope) -> None:
         self.weights = Weights(model)
         self.states = States()
-        self.replay_from_here: Callable[[Iterable[torch.device]], Replay] = replay_from_here
+        self.random_state: Callable[[Iterable[torch.device]], Replayable] = RandomState
         self._allocate()
         self.refresh(scope)
 
