@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from surrogap.core.catalog import DEFAULT_ALPHA, DEFAULT_RHO
 from surrogap.paper.artifacts import ARTIFACTS
 from surrogap.paper.intervals import Interval, paired_difference
 from surrogap.paper.ledger import Ledger
@@ -233,7 +234,8 @@ def test_the_verdicts_of_the_page_on_choosing() -> None:
         assert twice > error - 0.3
         assert sam < error - 2
     plain = float(WRONG.mean("vanilla", "calibration"))
-    assert all(float(WRONG.mean(n, "calibration")) > plain + 10 for n in ("sam", "gsam"))
+    four = ("vanilla-short", "sam", "gsam", "sam-norms")
+    assert all(float(WRONG.mean(name, "calibration")) > plain + 10 for name in four)
     # GSAM against SAM.
     assert all(one.gain("gsam", "sam").mean < 0 for one in (CIFAR, MIXER))
     assert all(one.gain("gsam", "sam").excludes_zero for one in (CIFAR, MIXER))
@@ -244,6 +246,9 @@ def test_the_verdicts_of_the_page_on_choosing() -> None:
         assert RESNET.gain(name).mean > 0
         assert RESNET.gain(name).excludes_zero
     assert not RESNET.gain("gap-penalty").excludes_zero
+    assert RESNET.by_name["asam"].settings == "rho 2.0"
+    assert RESNET.by_name["asam-ascent"].settings.endswith("alpha 0.3")
+    assert f"| {RESNET.by_name['sam-late'].cost:.2f} |" in page(CHOOSE).partition("Costs are")[0]
     assert RESNET.gain("entropy-sgd").excludes_zero
     for name in CHEAPER:
         gain = RESNET.gain(name, "sam")
@@ -298,6 +303,18 @@ def test_the_gains_at_each_radius() -> None:
         assert f"| {title} | {' | '.join(f'{gain:+.1f}' for gain in own)} |\n" in text
         assert own[1] > own[0]
         assert (own[2] > own[1]) == (setup == "E")
+    # The defaults are those of the page.
+    assert (DEFAULT_RHO, DEFAULT_ALPHA) == (0.1, 0.1)
+    for setup in "ACDE":
+        cells = [c for c in ARTIFACTS["fig-rho"].cells if (c.setup, c.method) == (setup, "sam")]
+        found = {
+            one.cell.changes["rho"]: one for one in summaries(LAPTOP, cells, LEDGERS["laptop"])
+        }
+        gain = difference(found[0.2], found[0.1], "val")
+        assert gain.excludes_zero == (setup == "D")
+        if setup == "D":
+            sentence = f"only with the Mixer is this difference clear ({gain.text(sign='+')})."
+            assert sentence in words_of(CHOOSE)
     worst = gains_at_radii("E", "sam-norms")[2.0]
     assert worst.excludes_zero
     assert f"for which 2 does harm ({worst.text(sign='+')})" in words_of(CHOOSE)

@@ -185,6 +185,26 @@ def test_a_name_is_nearer_to_its_own_point_than_to_another() -> None:
         assert gaps.argmin() == own, index
 
 
+def test_the_line_of_a_name_crosses_no_bar_of_another_point() -> None:
+    figure, (axis,) = new_figure(1, 1, "")
+    axis.set(xlim=(0, 1), ylim=(0, 1))
+    # To the left is the bar of the second point, to the right that of the third.
+    points, errors = [(0.5, 0.5), (0.44, 0.8), (0.56, 0.8)], [0.1, 0.4, 0.4]
+    place_labels(figure, axis, points, errors, ["a name", "b", "c"])
+    label = next(text for text in axis.texts if text.get_text() == "a name")
+    assert label.get_position()[0] == 0  # straight up or down, beyond its own bar
+
+
+def test_single_seeds_are_rings_if_they_are_few(ledger: Ledger) -> None:
+    found = summaries(GPU, ARTIFACTS["fig-cost"].cells, ledger)
+    for num_seeds in (4, 5):
+        few = [replace(one, lines=dict(list(one.lines.items())[:num_seeds])) for one in found]
+        (axis,) = drawings.cost_figure(GPU, few, ledger).axes
+        rings = [line for line in axis.lines if line.get_markerfacecolor() == "white"]
+        expected = sum(len(one.lines) for one in few if len(one.lines) < 5 and one.cost is not None)
+        assert len(rings) == expected
+
+
 def test_costs_are_those_of_the_timing(ledger: Ledger) -> None:
     found = summaries(GPU, ARTIFACTS["fig-cost"].cells, ledger)
     (axis,) = drawings.cost_figure(GPU, found, ledger).axes

@@ -3,8 +3,8 @@
 At each radius it measures the quantities of a training step: the gap `h`, the perturbed loss `f_p`
 and the cosine of the angle between `g` and `g_p`. The range consists of the radii whose gap is 0.05
 to 0.5, for a loss such as cross-entropy with ten classes. Smaller radii usually change training
-little; larger ones usually cost accuracy. `docs/results.md` and `docs/how-to/sharpness.md` compare
-this range with the best radii of full runs.
+little; radii far above the range cost accuracy. `docs/results.md` and `docs/how-to/sharpness.md`
+compare this range with the best radii of full runs.
 """
 
 import math

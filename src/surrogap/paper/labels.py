@@ -55,10 +55,10 @@ def place_labels(
             is_outside = not all(inside.contains(*corner) for corner in box.corners())
             gaps = [_distance(box, *centre) for centre in centres]
             end = x + right * distance * pixels, y + up * distance * pixels
-            others = [bar for bar in bars if bar is not bars[index]]
-            crosses = any(_crosses(bar, centres[index], end) for bar in others)
-            num_faults = sum(map(box.overlaps, taken)) + is_outside + (gaps[index] > min(gaps))
-            num_faults += crosses
+            crosses = any(_crosses(bar, (x, y), end) for bar in bars if bar is not bars[index])
+            is_nearer_to_another = gaps[index] > min(gaps)
+            faults = (is_outside, is_nearer_to_another, crosses)
+            num_faults = sum(map(box.overlaps, taken)) + sum(faults)
             if best is None or num_faults < best[0]:
                 best = (num_faults, distance, right, up, box)
         assert best is not None
@@ -80,7 +80,7 @@ def place_labels(
 
 
 def _crosses(box: "Bbox", start: Sequence[float], end: Sequence[float]) -> bool:
-    """Whether a line enters a box, at one of some points along it."""
+    """True if one of eleven points along a line is inside a box."""
     points = ([a + k / 10 * (b - a) for a, b in zip(start, end, strict=True)] for k in range(11))
     return any(box.contains(*point) for point in points)
 

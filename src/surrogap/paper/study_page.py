@@ -43,13 +43,12 @@ benefits from more trials than vanilla, and GSAM from more than SAM.
 **Intervals.** `±` is half the width of the 95 % confidence interval of the mean over seeds
 (Student's t), for three seeds or more. A seed changes initialisation and data order, so the
 intervals do not cover the choice of training and test images. With three seeds, an interval can be
-too narrow by chance. Differences are of test accuracy
-after the last epoch, paired by seed. The verdict is "better" or "worse" only if the interval of
-the difference excludes zero.
+too narrow by chance. Differences are of test accuracy after the last epoch, paired by seed. The
+verdict is "better" or "worse" only if the interval of the difference excludes zero.
 
 **Comparisons.** {tally} Many share the same runs of vanilla, so verdicts by chance come in groups.
-Differences at the best epoch, on validation images and of other scores are
-not counted.{disagreements}
+Differences at the best epoch, on validation images and of other scores are not
+counted.{disagreements}
 
 | term | meaning |
 | --- | --- |
