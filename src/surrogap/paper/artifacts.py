@@ -81,6 +81,15 @@ def _varied(method: str, changes: Changes, label: str) -> Cell:
     return Cell("A", method, changes, f"{METHODS[method].title}, {label}")
 
 
+def _other_lrs(setup: str, method: str) -> list[Cell]:
+    """A method at other learning rates; in E, the best one tried was the smallest."""
+    factors = {"1/2": 0.5, "2x": 2.0} | ({"4x": 4.0} if setup == "E" else {})
+    return [
+        Cell(setup, method, {"lr_factor": factor}, f"{METHODS[method].title}, {name} lr")
+        for name, factor in factors.items()
+    ]
+
+
 # With clean labels, plain training that ends early is not of interest.
 _CLEAN = tuple(method for method in METHODS if method != "vanilla-short")
 # Variants of SAM that cost less.
@@ -243,6 +252,22 @@ ARTIFACTS: dict[str, Artifact] = {
         notes="Points of validation accuracy, paired by seed, with 95 % intervals. Thick bars at "
         "the bottom are the ranges that `surrogap find-rho` suggests.",
     ),
+    "fig-lr": Artifact(
+        "The gain over vanilla training against the learning rate.",
+        [
+            cell
+            for setup in "ACDE"
+            for method in _CURVES
+            for cell in (Cell(setup, method), *_other_lrs(setup, method))
+        ],
+        [
+            (cell.title, METHODS[method].title)
+            for method in _CURVES
+            for cell in _other_lrs("E", method)
+        ],
+        ("val", "test", "train"),
+        notes="The learning rates are relative to the one that is best for vanilla training.",
+    ),
 }
 
 _REST = tuple(method for method in _CLEAN if method not in MAIN)
@@ -254,7 +279,7 @@ _VARIED = [
     cell
     for name, artifact in ARTIFACTS.items()
     for cell in artifact.cells
-    if name != "fig-rho" and (cell.changes or cell.setup in "FPG")
+    if name not in ("fig-rho", "fig-lr") and (cell.changes or cell.setup in "FPG")
 ]
 
 

@@ -103,7 +103,8 @@ class Cell:
     Attributes:
         setup: The set-up's letter.
         method: The method's name.
-        changes: For ablations, values beside the method's settings.
+        changes: For ablations, values beside the method's settings. `lr_factor` multiplies the
+            learning rate that the set-up is tuned to.
         label: Its name in a table; by default the method's title.
 
     >>> Cell("A", "sam").title
@@ -200,14 +201,18 @@ def study_run(
     `shared` are the settings of the set-up that plain training was tuned to.
     """
     setup, method = scale.setups[cell.setup], METHODS[cell.method]
-    shown, source = {**settings, **cell.changes}, None
-    changes = {**setup.changes, **cell.changes, "seed": seed, "eval_on": "test"}
+    own = dict(cell.changes)
+    factor = own.pop("lr_factor", 1.0)
+    shown, source = {**settings, **own}, None
+    changes = {**setup.changes, **own, "seed": seed, "eval_on": "test"}
     if setup.source is not None:
         before = Cell(setup.source, cell.method)
         source = study_run(scale, before, settings, shared, seed=seed, purpose=purpose)
     else:
         epochs = max(round(setup.changes["epochs"] * method.epochs), 1)
         changes |= {**(shared or {}), **method.changes, "epochs": epochs, **shown}
+        if factor != 1.0:
+            shown["lr"] = changes["lr"] = factor * changes["lr"]
         changes["eval_on"] = "val" if purpose == "tuning" else "both"
         if method.start:
             changes["start_epoch"] = round(method.start * changes["epochs"])
