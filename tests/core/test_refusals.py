@@ -180,5 +180,5 @@ def test_hooks_of_deepspeed() -> None:
     objective = SAM(model)
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(module.reduce)
-    with pytest.raises(RuntimeError, match=r"got one of deepspeed\.runtime\.zero\.stage_1_and_2"):
+    with pytest.raises(RuntimeError, match=r"got one from deepspeed\.runtime\.zero\.stage_1_and_2"):
         objective.loss(toy_models.closure_of(model, toy_models.batch()))

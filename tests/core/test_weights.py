@@ -483,7 +483,7 @@ def test_an_optimizer_inside_backward_is_refused_by_name() -> None:
     objective = SAM(model)
     before = equality.bits(model)
     handle = model[3].bias.register_post_accumulate_grad_hook(lambda p: None)
-    message = "3.bias must not have a post-accumulate-grad hook, got one of tests.core.test_weights"
+    message = "3.bias must not have a post-accumulate-grad hook, got one from tests.core"
     with pytest.raises(RuntimeError, match=message):
         objective.backward(toy_models.closure_of(model, toy_models.batch()))
     with pytest.raises(RuntimeError, match=message):

@@ -32,7 +32,7 @@ def made_before_wrapping(way: str, wrapper: str, name: str) -> str:
     objective = OBJECTIVES[name].make(nn.ModuleList([model]) if wrapper == "list" else model)
     wrapped = Outer(model) if wrapper == "outer" else DistributedDataParallel(model)
     before = equality.bits(model)
-    with pytest.raises(ValueError, match="model must be the wrapped one") as error:
+    with pytest.raises(ValueError, match="model must be the wrapper") as error:
         getattr(objective, way)(toy_models.closure_of(wrapped, shard(dist.get_rank())))
     assert equality.same_bits(before, equality.bits(model))
     wrapped(shard(0)[0]).sum().backward()  # no hook is left
@@ -53,9 +53,9 @@ def test_an_objective_made_before_the_wrapper(
 ) -> None:
     for message in two.run(made_before_wrapping, way, wrapper, name):
         assert message == (
-            "model must be the wrapped one, got the model inside DistributedDataParallel. Build "
-            "the objective after wrapping, from what DistributedDataParallel, accelerator.prepare "
-            "or fabric.setup returned. Otherwise replicas diverge."
+            "model must be the wrapper, got the model inside DistributedDataParallel. Build the "
+            "objective after wrapping, from what DistributedDataParallel, accelerator.prepare or "
+            "fabric.setup returned. Otherwise replicas diverge."
         )
 
 
@@ -110,7 +110,7 @@ def static() -> str:
 
 def test_a_static_graph(two: Processes) -> None:
     for message in two.run(static):
-        assert message.startswith("model must be wrapped without static_graph=True, got it. It ")
+        assert message.startswith("static_graph of DistributedDataParallel must be False, got True")
 
 
 def sharded_with_another() -> None:

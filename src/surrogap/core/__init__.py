@@ -1,1 +1,1 @@
-"""The algorithm: torch and the standard library only."""
+"""The algorithm, which depends only on torch and the standard library."""

@@ -20,7 +20,7 @@ _MOMENTA = ("momentum_buffer", "exp_avg")
 
 
 class Along(ABC):
-    """A vector to climb along. Subclass it for one of your own.
+    """A vector to climb along. Subclass it to define your own.
 
     Attributes:
         needs_gradient: Whether the vector depends on `g`. If not, there is no first pass.
@@ -28,7 +28,7 @@ class Along(ABC):
             zero. `m` belongs to the objective: the `state_dict` contains it, a call that raises and
             a step that overflows do not change it, and under scope "replica" each process has its
             own. In a step of several calls (`sync=False`) each call updates `m`; if any of them
-            overflows, the last restores `m` as it was before the step.
+            overflows, the last restores the `m` from before the step.
         sign: -1 to climb against the vector.
     """
 
@@ -75,7 +75,7 @@ class Gradient(Along):
 @final
 @dataclass(frozen=True)
 class Momentum(Along):
-    """The optimizer's momentum `v`. The objective climbs against it, as the next update will move.
+    """The optimizer's momentum `v`. The objective climbs against it, along the next update.
 
     Args:
         optimizer: The optimizer, with SGD's `momentum_buffer` or the Adam family's `exp_avg`.
@@ -120,7 +120,7 @@ class Momentum(Along):
             ValueError: The optimizer has taken a step, but its state has no momentum under a known
                 name, or it trains none of the parameters.
         """
-        # timm's Lookahead has an empty state, and steps another optimizer.
+        # timm's Lookahead has an empty state: it wraps the optimizer that steps.
         stepped = getattr(self.optimizer, "_base_optimizer", self.optimizer)
         states = [stepped.state.get(parameter, {}) for parameter in parameters]
         momenta = [
@@ -143,8 +143,8 @@ class Momentum(Along):
         trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         if trained.isdisjoint(map(id, parameters)):
             raise InvalidValueError(
-                f"optimizer must train the parameters that climb, got {name} that trains only "
-                "others. Pass the optimizer that was built from this model's parameters."
+                f"optimizer must train the parameters that climb, got {name}, which trains "
+                "none of them. Pass the optimizer that was built from this model's parameters."
             )
 
 
@@ -158,7 +158,7 @@ class States:
     def __init__(self) -> None:
         self._tensors: dict[nn.Parameter, Tensor] = {}
         self.proposed: list[tuple[Tensor, Tensor]] = []
-        # The states before the first call of a step of several calls.
+        # The states from before a step that consists of several calls.
         self._before: dict[Tensor, Tensor] = {}
 
     def of(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -179,8 +179,8 @@ class States:
     ) -> None:
         """Replace the states by the proposed ones if the direction in `.grad` is finite.
 
-        If it is not, the call that ends a step restores the states from before the step. A value
-        that is not finite stays in `.grad`, so this call sees the overflow of an earlier one.
+        If it is not, the call that ends a step restores the states from before the step. Non-finite
+        values stay in `.grad`, so this call also detects the overflow of an earlier one.
         """
         if not proposed:
             return
@@ -195,7 +195,7 @@ class States:
             self._before = {}
 
     def state_dict(self, weights: Weights) -> dict[str, Tensor]:
-        """Return the states by the names of their parameters; within a step, those before it."""
+        """Return the states by parameter name; within a step, those from before the step."""
         names = dict(zip(weights.parameters, weights.names, strict=True))
         states = {p: self._before.get(m, m) for p, m in self._tensors.items() if p in names}
         return {names[p]: m.clone() for p, m in states.items()}

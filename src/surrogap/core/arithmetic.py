@@ -82,7 +82,7 @@ class Arithmetic(ABC):
         return False
 
     def capturing(self, num_steps: int) -> AbstractContextManager[None]:
-        """Context for capturing `num_steps` steps in a CUDA graph. Outlives the graph."""
+        """Context for capturing `num_steps` steps in a CUDA graph, which `self` must outlive."""
         return nullcontext()
 
     @abstractmethod
@@ -120,7 +120,7 @@ class Arithmetic(ABC):
 
 
 class Flat(Arithmetic):
-    """Torch's operators, on one flat tensor for each device, dtype, kind and sharding."""
+    """Arithmetic with torch operators, on a flat tensor per device, dtype, kind and sharding."""
 
     _w: Vector | None = None
 
@@ -215,14 +215,14 @@ class Flat(Arithmetic):
 
 
 def _beside(tensor: Tensor, number: Number) -> Number:
-    """Return `number` such that arithmetic with `tensor` keeps the dtype of `tensor`."""
+    """Return `number`; if it is a tensor, on the device and in the dtype of `tensor`."""
     return number.to(tensor) if isinstance(number, Tensor) else number
 
 
 def _share(factor: Number, numerator: Tensor, squared_norm: Tensor) -> Tensor:
     """Return `factor * numerator / squared_norm`, or 0 if `factor` or `squared_norm` is 0.
 
-    So a norm that overflows float32 does not make a direction NaN that does not use the ratio.
+    So a norm that overflows float32 does not make the direction NaN if the factor is 0.
     """
     is_zero = (squared_norm == 0) | (factor == 0)
     return factor * torch.where(is_zero, 0.0, numerator / squared_norm)

@@ -1,4 +1,4 @@
-"""The ascent step: a pass at `w`, the climb, a pass at `w + delta`, and the restored weights."""
+"""The ascent step: a pass at `w`, the climb to `w + delta`, a pass there, and the return to `w`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -29,7 +29,7 @@ class AscentStep:
     """One step of an objective that climbs.
 
     Args:
-        objective: The objective, whose parts say which passes and gradients are needed.
+        objective: The objective, whose parts determine the passes and gradients.
         passes: The passes.
         numbers: The radius and the coefficients, as numbers or as scalars on the device.
     """
@@ -44,7 +44,7 @@ class AscentStep:
         self._passes = passes
         self._rho = numbers[0]
         self._coefficients = Coefficients(*numbers[1:])
-        # Not from `numbers`: a captured step has them on the device, where 0 cannot be tested.
+        # Not from `numbers`: in a captured step they are on the device, and are not read.
         self._uses_g = objective.combine.coefficients().use_g
         self._kinds = kinds_of(objective.perturb, objective.geometry, self._weights)
         is_g_whole = passes.first is None and Kind.FIXED not in self._kinds
@@ -72,7 +72,7 @@ class AscentStep:
                 perturbed_loss, aux = passes.run(weights)
                 direction, products = self._combine(arithmetic)
             finally:
-                # Ctrl-C may interrupt this too. Plain statements, then a second attempt.
+                # Ctrl-C may interrupt the restore too, hence the second attempt.
                 try:
                     arithmetic.restore()
                 except BaseException:
@@ -92,20 +92,21 @@ class AscentStep:
         """Run the pass at `w`, and return its loss and aux. Its gradients stay in `.grad`."""
         objective, weights = self._objective, self._weights
         idle: list[nn.Parameter] = []
-        # FSDP ignores changes of `requires_grad`, and computes all gradients. A reentrant
-        # checkpoint whose inputs require no gradient computes none, so all are computed if there
-        # is one, and in the first call, which looks for one.
+        # FSDP ignores changes to `requires_grad`, and computes all gradients. A reentrant
+        # checkpoint whose inputs do not require gradients computes none. So all are computed if
+        # the model has one, and in the first call, which looks for one.
         needs_all = self._uses_g or objective.perturb is None or weights.are_sharded
         if not needs_all and weights.is_checked and not weights.are_reentrant:
             pairs = zip(weights.parameters, self._kinds, strict=True)
             idle = [parameter for parameter, kind in pairs if kind == Kind.FIXED]
         with gradients.disabled(weights, idle) if idle else nullcontext():
-            # A batch may reach none of the parameters that climb.
+            # With `idle`, a batch may reach no parameter that requires a gradient.
             return (self._passes.first or self._passes).run(weights, needs_graph=not idle)
 
     def _task(self) -> Task:
         objective, indices = self._objective, self._indices
-        # Without `g` to keep, there is one copy in any case. Any other vector needs a copy of `g`.
+        # Without `g` to keep, only the weights are copied anyway. "low" recovers `g` from the
+        # ascent step, so not along other vectors.
         is_low = objective.memory == "low" and isinstance(self._along, Gradient)
         tensors, shardings = self._weights.tensors, self._weights.shardings
         return Task(
@@ -122,7 +123,7 @@ class AscentStep:
     ) -> None:
         """Move `tensors`, the weights that climb, to `w + delta`."""
         along, workspace = self._along, self._workspace
-        if isinstance(along, Gradient):  # without a name for `g`, so that `climb` can free it
+        if isinstance(along, Gradient):  # no local variable for `g`, so that `climb` can free it
             arithmetic.climb(workspace.take(self._indices), self._rho, scale)
             return
         parameters = [self._weights.parameters[index] for index in self._indices]

@@ -85,14 +85,14 @@ def _addresses(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """Return a view as 32-bit words if possible, so that one copy serves all dtypes."""
+    """Return a view as 32-bit words if possible, to copy buffers of several dtypes at once."""
     if tensor.is_contiguous() and tensor.element_size() % 4 == 0:
         return tensor.detach().view(-1).view(torch.int32)
     return tensor
 
 
 def _is_writable(buffer: Tensor) -> bool:
-    """Return whether a forward pass could write to it: not if elements share memory.
+    """Return whether a forward pass could write to a buffer: not if elements share memory.
 
     Nested and quantised tensors, and conjugate or negative views, are treated as constants.
     """

@@ -34,14 +34,14 @@ def capture(
 
     Capturing leaves weights, buffers, the optimizer's state, `.grad` and the random generators
     unchanged. Afterwards, learning rates, `rho`, `alpha`, `lam` and `gamma` may change from step to
-    step, and schedules and schedulers work as always. Everything else that the step depends on must
+    step, and schedules and schedulers work as usual. Everything else that the step depends on must
     not change, and each step checks it: the model's parameters, buffers and mode, the optimizer's
     state and its other settings. So load checkpoints before capturing. The graph has its own
     gradients and does not touch `.grad`. Its memory stays allocated until the returned function is
-    deleted. `Intermittent` has two graphs, which share their memory.
+    deleted. `Intermittent` has two graphs, which share memory.
 
     Args:
-        objective: Any objective of a model on one CUDA device.
+        objective: Any objective whose model is on one CUDA device.
         optimizer: SGD, Adam or AdamW, built with `fused=True`.
         loss_fn: Takes a batch, runs the forward pass, under autocast if you use it, and returns the
             loss or `(loss, aux)`. It is called only during the capture; later steps replay its

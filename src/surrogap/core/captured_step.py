@@ -60,7 +60,7 @@ class CapturedStep:
             The measurements of the step, which later steps do not overwrite.
 
         Raises:
-            ValueError: The batch differs from the example in number, shape or dtype of its tensors.
+            ValueError: The batch differs from the example in number, shapes or dtypes of tensors.
             RuntimeError: Something that must not change has changed.
         """
         self._batch.check(batch)
@@ -80,7 +80,7 @@ class CapturedStep:
         return [*self._objective._numbers(), *map(float, lrs)]
 
     def _write_settings(self) -> None:
-        """Write the changed settings, with kernels: a copy might wait for the last step."""
+        """Write the changed settings with fill kernels: a copy might wait for the last step."""
         values = self._read_settings()
         for index, (value, written) in enumerate(zip(values, self._written, strict=True)):
             if value != written:
@@ -131,7 +131,7 @@ class CapturedStep:
                 )
 
     def _read_invariants(self) -> list[tuple[str, object]]:
-        """Return by name what the graph depends on but cannot observe."""
+        """Return names and values of what the graph depends on but cannot observe."""
         objective, groups = self._objective, self._optimizer.param_groups
         weights = objective._refresh()
         buffers = contents(weights.buffers)

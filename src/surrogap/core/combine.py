@@ -1,4 +1,4 @@
-"""The combination of both gradients: from `g` and `g_p` to the direction `d = a * g + b * g_p`.
+"""The combination of the two gradients: from `g` and `g_p` to the direction `d = a * g + b * g_p`.
 
 `a` and `b` are functions of three numbers, `<g, g>`, `<g, g_p>` and `<g_p, g_p>`. The classes here
 define the functions; `arithmetic.py` evaluates them on the device.
@@ -42,7 +42,7 @@ class Coefficients(NamedTuple):
 
 
 class Combine(ABC):
-    """A way to combine `g` and `g_p`. Subclass it for one of your own.
+    """A way to combine `g` and `g_p`. Subclass it to define your own.
 
     A subclass may keep settings as attributes and change them between steps.
     """
@@ -51,8 +51,8 @@ class Combine(ABC):
     def coefficients(self) -> Coefficients:
         """Return the coefficients of the current step as Python numbers.
 
-        Called when the objective is built and at every step, so raise ValueError here for a
-        setting that is not valid.
+        Called when the objective is built and at every step, so raise ValueError here for an
+        invalid setting.
         """
 
 
@@ -69,7 +69,7 @@ class PerturbedGradient(Combine):
 @final
 @dataclass
 class SurrogateGap(Combine):
-    """GSAM's direction, which lowers the surrogate gap `h = f_p - f` as well.
+    """GSAM's direction, which also lowers the surrogate gap `h = f_p - f`.
 
     Args:
         alpha: The weight of the gap.
@@ -81,7 +81,7 @@ class SurrogateGap(Combine):
 
     def coefficients(self) -> Coefficients:
         """See `Combine`."""
-        remedy = "Pass a non-negative number, such as 0.1; 0 is SAM."
+        remedy = "Pass a non-negative number, such as 0.1."
         alpha = number("alpha", self.alpha, remedy=remedy)
         if self.minimize == "perturbed":
             # Not -alpha: for alpha = 0 that is -0.0, and the result would not be SAM's bit for bit.

@@ -80,7 +80,7 @@ class Deferred(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[None, None, None]:
-        """Queue a call of the function on the incoming gradient, for the end of the pass."""
+        """Queue a call to the function with the incoming gradient, for the end of the pass."""
         on_backward, ctx.on_backward = ctx.on_backward, None
         if on_backward is None:
             raise UnsupportedError(

@@ -21,7 +21,7 @@ from surrogap.errors import InvalidValueError, UnsupportedError
 def outside_wrappers(weights: Weights) -> Iterator[None]:
     """Context in which the model must not run inside a wrapper that the objective does not know.
 
-    The wrapper would average the gradients of single passes, and nothing would average directions.
+    The wrapper would average the gradients of each pass, and nothing would average the direction.
     """
     is_alone = not is_distributed() or dist.get_world_size() == 1
     if is_alone or weights.wrappers or weights.are_sharded:
@@ -35,7 +35,7 @@ def outside_wrappers(weights: Weights) -> Iterator[None]:
         check_engine(type(module))
         if isinstance(module, DistributedDataParallel):
             raise InvalidValueError(
-                "model must be the wrapped one, got the model inside DistributedDataParallel. "
+                "model must be the wrapper, got the model inside DistributedDataParallel. "
                 "Build the objective after wrapping, from what DistributedDataParallel, "
                 "accelerator.prepare or fabric.setup returned. Otherwise replicas diverge."
             )
@@ -50,15 +50,15 @@ def outside_wrappers(weights: Weights) -> Iterator[None]:
 def check_graph(loss: Tensor, weights: Weights) -> None:
     """Check that all trainable parameters in the graph of a loss belong to the model.
 
-    Both passes would add to the gradients of others. Inputs that require gradients are not
-    parameters, and are allowed. Also look for reentrant checkpointing in the graph.
+    Both passes would add to the gradients of other parameters. Inputs that require gradients are
+    allowed, since they are not parameters. Also look for reentrant checkpointing in the graph.
     """
     nodes = list(_nodes(loss))
     weights.are_reentrant |= any(n.name() == "CheckpointFunctionBackward" for n in nodes)
     known = weights.identities()
     leaves = [leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None]
     others = [p for p in leaves if isinstance(p, nn.Parameter) and id(p) not in known]
-    if others and len(others) < len(leaves):  # otherwise it is another model's loss, refused later
+    if others and len(others) < len(leaves):  # otherwise it is another model's loss, rejected later
         raise UnsupportedError(
             "loss must not depend on trainable parameters outside the objective's model, got one "
             f"of shape {tuple(others[0].shape)}. It would get the sum of both passes' gradients: "

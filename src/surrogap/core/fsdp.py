@@ -24,7 +24,8 @@ class FullySharded:
         """Free the gathered parameters, so that the modules hold shards.
 
         After a pass FSDP usually does so itself, but not after an evaluation or an error, nor with
-        `reshard_after_forward=False`. A pass would use the gathered parameters, not the moved ones.
+        `reshard_after_forward=False`. The next pass would use the gathered parameters, not the
+        moved shards.
         """
         for module in self.modules:
             module.reshard()
@@ -70,7 +71,7 @@ class FullySharded:
         """Return the groups of parameters that FSDP gathers and reduces together."""
         groups: list[Any] = []
         for state in (module._get_fsdp_state() for module in self.modules):
-            # torch 2.11 has a single one
+            # torch 2.11 has a single group per module
             groups += getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
         return [group for group in groups if group is not None]
 

@@ -1,6 +1,6 @@
-"""The geometry of the ascent step: the parameters that climb, and the ball in which they do.
+"""The geometry of the ascent step: the parameters that climb, and the ball that they climb in.
 
-Both balls have one formula, `delta = rho * T^2 v / (||T v|| + eps)` with a diagonal `T`, for a
+Both balls share one formula, `delta = rho * T^2 v / (||T v|| + eps)` with a diagonal `T`, for a
 climb along `v`. The kind of a parameter defines its part of `T`.
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 # A function of a parameter's name and the parameter, "norms", or None for all parameters.
 Perturb: TypeAlias = Callable[[str, nn.Parameter], bool] | Literal["norms"] | None
 
-# BatchNorm, SyncBatchNorm and InstanceNorm are `_NormBase`.
+# BatchNorm, SyncBatchNorm and InstanceNorm are subclasses of `_NormBase`.
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-# After the bar, timm's: EvoNorm2dS0 and its variants, FilterResponseNormTlu2d, InplaceAbn.
+# After the `|`, timm's layers: EvoNorm2dS0 and variants, FilterResponseNormTlu2d, InplaceAbn.
 _NORM_NAME = re.compile(r"Norm(Act)?(2d|3d)?(Fp32)?$|^(EvoNorm2d|FilterResponseNorm|InplaceAbn)")
 
 

@@ -38,8 +38,8 @@ def cleared(weights: Weights) -> Iterator[None]:
 def disabled(weights: Weights, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Context in which passes compute no gradient of `parameters`.
 
-    With `backward(inputs=...)` a compiled model would still compute them, and a `backward` of the
-    caller's need not accept it.
+    With `backward(inputs=...)` a compiled model would still compute them, and the caller's own
+    `backward` may not accept `inputs`.
     """
     try:
         _require(weights, parameters, False)
@@ -51,7 +51,7 @@ def disabled(weights: Weights, parameters: Sequence[nn.Parameter]) -> Iterator[N
 def _require(weights: Weights, parameters: Sequence[nn.Parameter], value: bool) -> None:
     for parameter in parameters:
         parameter.requires_grad_(value)
-    # In torch 2.11, a compiled model does not notice a change of `requires_grad`, only a write to
+    # In torch 2.11, a compiled model does not notice a change to `requires_grad`, only a write to
     # the dictionaries of its modules. Without this write it would run the wrong graph.
     changed = set(map(id, parameters))
     for module in weights.modules:
@@ -61,7 +61,7 @@ def _require(weights: Weights, parameters: Sequence[nn.Parameter], value: bool) 
 
 
 def take(weights: Weights, *, needs_any: bool = True) -> Gradients:
-    """Check and return the gradients, as this process's shards of them, and clear `.grad`."""
+    """Check the gradients, return this process's shards of them, and clear `.grad`."""
     weights.fsdp.reshard()
     gradients = shards(weights, current(weights))
     if needs_any and not are_any(gradients):

@@ -39,11 +39,11 @@ class Graph:
         num_calls: int,
         pool: Any,
     ) -> None:
-        """Capture the step that `run` takes, with `num_calls` calls of the objective.
+        """Capture the step that `run` takes, with `num_calls` calls to the objective.
 
         Raises:
             RuntimeError: The step cannot be captured.
-            torch.OutOfMemoryError: The memory of the GPU does not suffice.
+            torch.OutOfMemoryError: The GPU is out of memory.
         """
         workspace, random_state = self.objective._workspace, self._random_state
         workspace.random_state = lambda devices: random_state  # one for all calls

@@ -1,4 +1,4 @@
-"""An objective used at some steps only: at every k-th, or from a given step on."""
+"""An objective that is used only at some steps: every k-th, or from a given step on."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -25,7 +25,7 @@ class Intermittent(Objective):
         start: The first step that uses the objective.
 
     Raises:
-        TypeError: `objective` is not an objective, or a number is not an integer.
+        TypeError: `objective` is not an objective, or `every` or `start` is not an integer.
         ValueError: `every` is below 1, or `start` below 0.
 
     >>> import torch

@@ -7,7 +7,7 @@ One step at weights `w`, on one batch:
 3. `g_p = grad f(w + delta)`, on the same batch with the same random numbers (`buffers.py`).
 4. Restore `w` exactly, and add the combination of `g` and `g_p` (`combine.py`) to `.grad`.
 
-An objective is composed of such parts, and `ascent.py` runs them. The parts determine the number of
+An objective is composed of these parts, and `ascent.py` runs them. They determine the number of
 passes, and the gradients that each pass computes. If no part needs `g`, there is no first pass. If
 only the ascent step needs it, the first pass computes only the gradients of the parameters that
 climb.
@@ -48,24 +48,24 @@ class Objective:
     `g` is the gradient at the weights `w`, and `g_p` the gradient at the perturbed weights
     `w + delta`. Parameters that are perturbed are said to climb.
 
-    For an objective of your own, write a subclass that passes parts of `surrogap.parts` to this
+    To define your own objective, write a subclass that passes parts from `surrogap.parts` to this
     constructor: see docs/how-to/new-objective.md.
 
     Args:
         model: The model to train. It must hold every trainable parameter that the loss depends on.
             To train several modules together, put them into an `nn.ModuleList`. If the model is
             wrapped in DistributedDataParallel, pass the wrapper.
-        rho: The radius: a number or a schedule of `surrogap.rho`. 0 gives the plain gradient.
+        rho: The radius: a number or a schedule from `surrogap.rho`. 0 gives the plain gradient.
         along: The vector to climb along; None for the plain gradient, without an ascent step.
         geometry: The ball to climb in; by default SAM's, the Euclidean ball.
-        combine: The combination of both gradients; by default SAM's, `d = g_p`.
+        combine: The combination of the two gradients; by default SAM's, `d = g_p`.
         perturb: The parameters that climb: "norms" for the affine parameters of normalisation
-            layers, a function of a parameter's name and the parameter that returns True for those
-            that climb, or None for all. The other parameters are trained without being perturbed.
+            layers, a function that takes a parameter's name and the parameter and returns True if
+            it climbs, or None for all. The other parameters are trained without being perturbed.
             If the direction does not contain `g` (SAM, or alpha = 0), the first pass computes only
             the gradients of the parameters that climb, from the second call on. It computes all
-            under FSDP2, and under reentrant checkpointing, which must be enabled before the first
-            call.
+            gradients under FSDP2 and with reentrant checkpointing; enable the latter before the
+            first call.
         scope: Under DistributedDataParallel, the gradients that the ascent step uses: "replica",
             this process's own, which is the default; "global", the mean over all processes; a
             process group, the mean over its members. Sharded models support only "global".
@@ -75,18 +75,18 @@ class Objective:
         eps: Added to the norm before dividing by it.
 
     Attributes:
-        report: The report of the last call of `loss` or `backward`; None before the first.
+        report: The report of the last call to `loss` or `backward`; None before the first.
 
     Raises:
-        TypeError: An argument has the wrong type, or the model holds a TorchScript module, or is
-            wrapped in FSDP1 or by DeepSpeed or Megatron.
+        TypeError: An argument has the wrong type, or the model contains a TorchScript module, or
+            is wrapped in FSDP1 or by DeepSpeed or Megatron.
         ValueError: A number is negative or not finite; the model has no trainable parameter, a
             complex one, or under FSDP one that is not sharded; `perturb` selects nothing; `scope`
             does not fit the model; or DDP has a static graph or several process groups.
         RuntimeError: A parameter has a post-accumulate-grad hook.
     """
 
-    # The attributes that must not change once a step is captured.
+    # The attributes that must not change after a step is captured.
     _fixed: ClassVar[tuple[str, ...]] = ("model", "perturb", "scope", "memory")
 
     def __init__(
@@ -155,12 +155,12 @@ class Objective:
         Args:
             closure: Runs the forward pass and returns the loss, or `(loss, aux)`. It must call
                 neither `backward` nor `zero_grad`, and must not add parameters to the model or
-                unfreeze them. A list of closures is one batch in micro-batches, which share one
-                perturbation. As with `loss.backward()`, their losses add up, so divide each by
-                their number for a mean.
-            climb: The closure of the first pass, to run it on fewer samples and save time. If the
-                direction contains `g`, that is then the gradient on these samples.
-            scaler: The gradient scaler. Unscale, clip and step afterwards, as always.
+                unfreeze them. A list of closures is one batch split into micro-batches, which share
+                one perturbation. As with `loss.backward()`, their losses add up: for a mean, divide
+                each by the number of closures.
+            climb: The closure of the first pass, to run it on fewer samples and save time. A
+                direction that contains `g` then uses the gradient on these samples.
+            scaler: The gradient scaler. Unscale, clip and step afterwards, as usual.
             backward: Called on the loss instead of `loss.backward()`, for frameworks that have
                 their own. If it scales the loss, the norms in the report are scaled too. It must
                 neither step the optimizer nor clip, since it would clip the gradient of each pass.
@@ -199,7 +199,7 @@ class Objective:
         """Return `f(w)` as a scalar whose `backward()` adds the direction to `.grad`.
 
         It replaces the loss in a training loop: the loop may divide it, scale it, call `backward`
-        on it, clip and step as always. `backward` adds the direction times the gradient of the
+        on it, clip and step as usual. `backward` adds the direction times the gradient of the
         scalar, so half the loss adds half the direction, for EntropySGD too. All passes run during
         this call, inside the caller's autocast, and each call has its own perturbation. If an input
         requires a gradient, it receives the sum over the passes in this call.
@@ -207,10 +207,10 @@ class Objective:
 
         Without `backward`, a call has the effects of a forward pass: buffers and random generators
         change as in one pass. The scalar holds the direction, one copy of the parameters, until
-        `backward`, or until it is deleted. Under `torch.no_grad()` the call is one plain pass.
+        `backward`, or until it is deleted. Under `torch.no_grad()` the call is one forward pass.
 
         Use `objective.backward` for several micro-batches with one perturbation, and for a first
-        pass on fewer samples (`climb=`). Use `capture` for a step as a CUDA graph.
+        pass on fewer samples (`climb=`). Use `capture` to run the step as a CUDA graph.
 
         Args:
             closure: Runs the forward pass and returns the loss, or `(loss, aux)`. It must call
@@ -295,7 +295,7 @@ class Objective:
         listed = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         return f"{type(self).__name__}({listed})"
 
-    # Internal methods, which `capture` and `Intermittent` call too.
+    # Internal methods, which `capture` and `Intermittent` also call.
 
     def _refresh(self) -> Weights:
         return self._workspace.refresh(self.scope)
@@ -358,7 +358,7 @@ class Objective:
         return [self]
 
     def _invariants(self, *, climbs_on_part: bool) -> list[tuple[str, object]]:
-        """Return by name what must not change once a step is captured."""
+        """Return names and values of what must not change after a step is captured."""
         keeps_g = self.perturb is None and not climbs_on_part
         needs_whole_g = keeps_g or self.combine.coefficients().use_g
         return [
@@ -368,7 +368,7 @@ class Objective:
 
 
 def part_setting(part: str, name: str) -> Any:
-    """Return a property of an objective: a setting of one of its parts."""
+    """Return a property of an objective that reads and sets a setting of one of its parts."""
 
     def change(objective: Objective, value: object) -> None:
         setattr(getattr(objective, part), name, value)
@@ -377,7 +377,7 @@ def part_setting(part: str, name: str) -> Any:
 
 
 def _settings_of(part: object) -> dict[str, object]:
-    """Return the settings of a part that differ from their defaults, or have none."""
+    """Return the settings of a part that differ from their defaults or have no default."""
     if not is_dataclass(part):
         own = getattr(part, "__dict__", {})
         return {name: value for name, value in own.items() if not name.startswith("_")}

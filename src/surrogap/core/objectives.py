@@ -56,7 +56,7 @@ class SAM(Objective):
 
     Args:
         model: The model to train.
-        rho: The radius: a number or a schedule of `surrogap.rho`.
+        rho: The radius: a number or a schedule from `surrogap.rho`.
         shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
 
     >>> import torch
@@ -85,7 +85,7 @@ class GSAM(Objective):
 
     Args:
         model: The model to train.
-        rho: The radius: a number or a schedule of `surrogap.rho`.
+        rho: The radius: a number or a schedule from `surrogap.rho`.
         alpha: The weight of the gap. 0 gives SAM, or the plain gradient for "plain".
         minimize: The two losses to minimise, "perturbed" or "plain"; see above.
         shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
@@ -121,13 +121,13 @@ class ASAM(Objective):
     """SAM in a ball that adapts to the weights (Kwon et al. 2021); with `alpha`, "ASAM + ascent".
 
     `delta = rho * T^2 g / (||T g|| + eps)`, where `T = |w| + eta` on every parameter except biases,
-    which have `T = 1`. Its `rho` has another scale than SAM's. The authors' code scales only
+    which have `T = 1`. Its `rho` is not on SAM's scale. The authors' code scales only
     parameters whose names contain "weight", so position embeddings and class tokens have `T = 1`
     there.
 
     Args:
         model: The model to train.
-        rho: The radius: a number or a schedule of `surrogap.rho`.
+        rho: The radius: a number or a schedule from `surrogap.rho`.
         eta: Added to the absolute values of the weights.
         alpha: The weight of the gap, as in GSAM: `d = g_p - alpha * g_perp`. 0 gives ASAM itself.
         shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
@@ -165,7 +165,7 @@ class GapPenalty(Objective):
 
     Args:
         model: The model to train.
-        rho: The radius: a number or a schedule of `surrogap.rho`.
+        rho: The radius: a number or a schedule from `surrogap.rho`.
         lam: The weight of the gap. 0 gives SAM.
         shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
 
@@ -205,7 +205,7 @@ class MomentumSAM(Objective):
     Args:
         model: The model to train.
         optimizer: The optimizer that trains the model. Its momentum is read, not changed.
-        rho: The radius: a number or a schedule of `surrogap.rho`.
+        rho: The radius: a number or a schedule from `surrogap.rho`.
         perturb: The parameters that climb; see `Objective`.
         eps: Added to the norm before dividing by it.
 

@@ -71,7 +71,7 @@ class Passes:
 
         Args:
             weights: The model's tensors.
-            needs_graph: Whether to refuse a loss without a graph.
+            needs_graph: Whether to reject a loss without a graph.
 
         Returns:
             The unscaled loss, in at least float32, and aux.
@@ -107,15 +107,15 @@ class Passes:
         # A copy, since a model compiled with CUDA graphs reuses the memory of its outputs. By a
         # multiplication, since in a profile memory copies took longer to launch.
         copy = loss.detach().to(wide(loss.dtype)) * 1
-        # The report outlives the step, and must not keep the graph: gradients that a graph of this
-        # stream has accumulated cannot be captured in another.
-        if aux is not None:  # the usual case: no walk over a tree in every pass
+        # The report outlives the step, and must not keep the autograd graph alive: its gradient
+        # accumulators belong to this stream, and cannot be captured on another.
+        if aux is not None:  # usually it is None, and walking a tree takes time
             aux = tree_map_only(Tensor, Tensor.detach, aux)
         return copy.reshape(()), aux
 
     @contextmanager
     def _new_graph(self) -> Iterator[None]:
-        """Context that explains torch's error about a graph that was freed."""
+        """Context manager that explains torch's error about a freed graph."""
         try:
             yield
         except RuntimeError as error:
@@ -195,7 +195,7 @@ def _versions(weights: Weights) -> list[int | None]:
 
 
 def _check_late_binding(name: str, closures: Sequence[Closure]) -> None:
-    """Refuse functions made in a loop that all read its variables, and so its last values."""
+    """Reject functions made in a loop that all read its variables, and so its last values."""
     seen: dict[object, Closure] = {}
     for closure in closures:
         if not isinstance(closure, FunctionType) or closure.__defaults__ or closure.__kwdefaults__:

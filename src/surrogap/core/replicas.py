@@ -48,9 +48,9 @@ class Replicas:
             )
         if any(wrapper.static_graph for wrapper in wrappers):
             raise InvalidValueError(
-                "model must be wrapped without static_graph=True, got it. It needs each pass to be "
-                "synchronised, but the passes of an objective run inside no_sync: leave it out, or "
-                "pass find_unused_parameters=True."
+                "static_graph of DistributedDataParallel must be False, got True. It needs each "
+                "pass to be synchronised, but the passes of an objective run inside no_sync: leave "
+                "it out, or pass find_unused_parameters=True."
             )
         self._wrappers = wrappers
         self._everyone = groups[0] if groups else None
@@ -76,7 +76,7 @@ class Replicas:
         return self._in_scope is not self._everyone
 
     def mean_number(self, scalar: Tensor) -> Tensor:
-        """Return the mean of a scalar over all processes; exact if all have the same."""
+        """Return the mean of a scalar over all processes; exact if all values are equal."""
         return scalar if _size(self._everyone) == 1 else mean_over([self._everyone], scalar)
 
     def mean(

@@ -1,4 +1,4 @@
-"""The measurements of one call of `backward`."""
+"""The measurements of one call to `loss` or `backward`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MEASURES = ("loss", "perturbed_loss", "gap", "grad_norm", "perturbed_grad_norm",
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The measurements of one call of `backward`, as scalar tensors on the loss's device.
+    """The measurements of one call to `loss` or `backward`, as scalars on the loss's device.
 
     Creating a report does not synchronise; converting a value, as in `float(report.loss)`, does.
     Derived values are computed when they are read. A value that the step does not measure is NaN:
@@ -56,7 +56,7 @@ class Report:
         squared_norm: Tensor | None = None,
         scale: Tensor | None = None,
     ) -> Self:
-        """Return the report of a step without an ascent step, with `||g||^2` times `scale^2`."""
+        """Return the report of a step without an ascent, from `||g||^2` of the scaled `g`."""
         nan = torch.full_like(loss, torch.nan)
         gg = nan if squared_norm is None else squared_norm.to(loss)
         return cls(loss, nan, aux, torch.nan, lambda: torch.stack([gg, nan, nan]), scale)
@@ -69,7 +69,7 @@ class Report:
         micro-batches. `aux` is a list. A single report is returned unchanged.
 
         Args:
-            reports: One for each call of `backward`, and at least one.
+            reports: One report for each call to `backward`; at least one.
             divisor: The number by which each loss was divided, so that the losses add up to a mean.
         """
         if len(reports) == 1:

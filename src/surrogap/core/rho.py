@@ -14,7 +14,7 @@ _REMEDY = "Pass a non-negative number, such as 0.1."
 
 
 class Schedule(ABC):
-    """A radius that changes from step to step. Subclass it for a schedule of your own."""
+    """A radius that changes from step to step. Subclass it to define your own."""
 
     @abstractmethod
     def value(self) -> float:
@@ -109,7 +109,7 @@ class ProportionalToLR(Schedule):
     def value(self) -> float:
         """Return the radius for the optimizer's current learning rate."""
         lr = float(self.optimizer.param_groups[self.group]["lr"])
-        # Schedulers reach their peak up to rounding errors, hence the tolerance.
+        # Rounding may put a scheduler's peak slightly above `lr_max`, hence the tolerance.
         if not lr <= self.lr_max * (1 + 1e-6):
             raise InvalidValueError(
                 f"lr_max must bound the learning rate, got lr={lr} and lr_max={self.lr_max}. "

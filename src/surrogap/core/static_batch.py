@@ -20,7 +20,7 @@ class StaticBatch:
     `capture` documents the arguments.
 
     Attributes:
-        calls: The passes of each call of the objective in a step.
+        calls: The passes of each call to the objective in a step.
         climbs_on_part: Whether the first pass runs on fewer rows.
     """
 
@@ -66,7 +66,7 @@ class StaticBatch:
 def _divided(loss_fn: BatchLoss, divisor: int, *batch: Tensor) -> tuple[Tensor, Any]:
     result = loss_fn(*batch)
     loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    # If the loss is not a tensor, the objective refuses it.
+    # If the loss is not a tensor, the objective rejects it.
     return loss / divisor if isinstance(loss, Tensor) else loss, aux
 
 

@@ -21,7 +21,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 # One tensor for each parameter; None if it has no gradient, which counts as zero.
 Gradients = list[Tensor | None]
 
-# The number of elements in a chunk: on a CPU it fits the caches, elsewhere it limits each
+# The number of elements in a chunk: on a CPU it fits into the caches, elsewhere it limits each
 # intermediate result to 16 MiB.
 _CHUNK_CPU = 2**18
 _CHUNK_DEVICE = 2**22

@@ -91,8 +91,8 @@ class Weights:
         self.modules = modules = list(self._model.modules())
         if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
             raise InvalidTypeError(
-                "model must not contain TorchScript modules, got one. Pass the modules that it was "
-                "made from; torch.compile is also faster."
+                "model must not contain TorchScript modules, got one. Pass the original modules; "
+                "torch.compile is also faster."
             )
         for each in set(map(type, modules)):
             check_engine(each)
@@ -110,7 +110,7 @@ class Weights:
 
     @property
     def synchronises(self) -> bool:
-        """True if a backward pass of the caller would average gradients over processes.
+        """True if the caller's own backward pass would average gradients over processes.
 
         False inside `no_sync`, and after `set_requires_gradient_sync(False)`.
         """
@@ -175,8 +175,8 @@ class Weights:
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
                 raise UnsupportedError(
                     f"{self._names[id(parameter)]} must not have a post-accumulate-grad hook, got "
-                    f"one of {hook.__module__}. It would act on the gradient of each pass: remove "
-                    "it, and step the optimizer after backward."
+                    f"one from {hook.__module__}. It would act on the gradient of each pass: "
+                    "remove it, and step the optimizer after backward."
                 )
             if self.fsdp.modules and not is_sharded(parameter):
                 raise InvalidValueError(
@@ -187,14 +187,15 @@ class Weights:
 
 
 def check_engine(module_class: type[nn.Module]) -> None:
-    """Refuse the modules of engines whose models an objective cannot train."""
+    """Reject the modules of engines whose models an objective cannot train."""
     for each in module_class.__mro__:
         for prefix, engine in _REFUSED.items():
             if each.__module__.startswith(prefix):
                 raise InvalidTypeError(
                     f"model must not be trained by {engine}, got {each.__name__}. It moves weights "
-                    "or gradients to memory of its own during a pass. Use DistributedDataParallel "
-                    "of torch.nn.parallel, or torch.distributed.fsdp.fully_shard (FSDP2)."
+                    "or gradients to its own memory during a pass. Use "
+                    "torch.nn.parallel.DistributedDataParallel, or "
+                    "torch.distributed.fsdp.fully_shard (FSDP2)."
                 )
 
 

@@ -49,7 +49,7 @@ class Workspace:
         return twin
 
     def capturing(self, num_calls: int) -> AbstractContextManager[None]:
-        """Context for capturing `num_calls` calls of the objective in a CUDA graph."""
+        """Context for capturing `num_calls` calls to the objective in a CUDA graph."""
         return nullcontext() if self.arithmetic is None else self.arithmetic.capturing(num_calls)
 
     def refresh(self, scope: Scope) -> Weights:

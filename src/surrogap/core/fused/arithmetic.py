@@ -29,7 +29,7 @@ _dtype = attrgetter("dtype")
 
 
 class Fused(Arithmetic):
-    """Triton kernels, for dense tensors on one CUDA device."""
+    """Arithmetic with Triton kernels, for dense tensors on one CUDA device."""
 
     _has_copy = False
     _tables: Tables | None = None
@@ -143,7 +143,7 @@ class Fused(Arithmetic):
     def _find_weights(self) -> None:
         """Update the addresses of the weights if a forward pass has assigned to `p.data`.
 
-        Not in a graph: `capture` refuses such models when it warms up.
+        Not in a graph: `capture` rejects such models when it warms up.
 
         Raises:
             RuntimeError: The new data has another layout.

@@ -81,7 +81,7 @@ class TensorGroup:
         self.w_table = address_table(self._addresses(parameters), self._device)
 
     def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
-        """Return the addresses of this group's tensors, 0 for None; in `tables` of a graph."""
+        """Return a table of this group's addresses, 0 for None. In a graph it is in `tables`."""
         addresses = self._addresses(tensors)
         return address_table(addresses, self._device) if tables is None else tables.add(addresses)
 

@@ -15,7 +15,7 @@ _PROGRAMS_PER_PROCESSOR = 4
 class Kernel:
     """A kernel that the first call compiles, and every later call launches directly.
 
-    So every call must have arguments of the same types, with the same integers, on the same device.
+    So every call needs arguments of the same types, with equal integers, on the same device.
     Triton's own lookup of the compiled kernel takes longer than the launch.
     """
 
