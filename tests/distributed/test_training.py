@@ -151,7 +151,7 @@ def mistaken(folder: Path, changes: dict[str, Any]) -> None:
     [
         (
             {"batch_size": 7, "out": None},
-            "batch_size must be a multiple of processes and micro-batches, got 7",
+            "batch_size must be a multiple of processes times micro-batches, got 7",
         ),
         ({"seed": 5}, "out must be a folder of this configuration"),
         ({"capture": True, "out": None}, "capture must be used with one process on a CUDA device"),

@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     0
     """
     try:
-        # Imports take time, in which an interrupt must not print a traceback.
+        # Imports take time, during which an interrupt must not print a traceback.
         from surrogap.cli.commands import run
 
         return run(sys.argv[1:] if arguments is None else arguments)

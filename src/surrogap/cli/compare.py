@@ -50,8 +50,8 @@ class Compare:
     """Train several objectives with the same budget, and compare them.
 
     All runs start from a recipe. The settings below hold for all columns that use them. Finished
-    runs are not trained again, and interrupted runs continue. --lr is meant for gradients: with the
-    sgd optimizer, that of entropy-sgd is divided by gamma.
+    runs are not trained again, and interrupted runs continue. --lr is the learning rate for
+    gradients: for entropy-sgd with the sgd optimizer, it is divided by gamma.
     """
 
     recipe: Annotated[str, arg(metavar="NAME")] = DEFAULT_RECIPE

@@ -61,13 +61,13 @@ def resumed_run(arguments: Sequence[str]) -> Path | None:
 
 
 def run_argument(arguments: Sequence[str]) -> Path | None:
-    """Return the run before all options; None without one."""
+    """Return the run that precedes all options; None without one."""
     has_run = bool(arguments) and not arguments[0].startswith("-")
     return Path(arguments[0]) if has_run else None
 
 
 def given_fields(arguments: Sequence[str]) -> list[str]:
-    """Return the fields of a configuration that the arguments set, also if to their default.
+    """Return the fields of a configuration that the arguments set, even to their default.
 
     >>> given_fields(["--rho=0.3", "--batch-size", "8", "--no-tensorboard", "--seeds", "2"])
     ['batch_size', 'rho', 'tensorboard']

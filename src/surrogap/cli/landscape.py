@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _checked_directions(chosen: Landscape) -> tuple[DirectionName, ...]:
-    """Return the directions; none between two runs."""
+    """Return the directions; empty between two runs."""
     integer("points", chosen.points, at_least=3, remedy="Pass a number such as 21.")
     if chosen.radius is not None:
         bound: Any = {"above": 0.0} if chosen.other is None else {}

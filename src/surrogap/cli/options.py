@@ -79,7 +79,7 @@ class _Output(io.StringIO):
 
 
 def _print_wrapped(text: str) -> None:
-    """Print tyro's help with its description wrapped, which tyro leaves as long lines."""
+    """Print tyro's help, and wrap its description, which tyro does not."""
     width = shutil.get_terminal_size().columns
     for line in text.splitlines():
         is_text = line[:1].isalpha()

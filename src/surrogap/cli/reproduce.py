@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_effect(chosen: Reproduce, name: str) -> None:
-    """Refuse options that this table or figure does not use."""
+    """Reject options that this table or figure does not use."""
     of_study = {field.name for field in fields(StudyOptions)} - {"out"}
     for field in fields(chosen):
         is_used = field.name in ("name", "out") or (field.name in of_study) != (

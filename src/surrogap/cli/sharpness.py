@@ -24,7 +24,7 @@ class MeasureSharpness:
     """Measure the sharpness of a run, or of any model.
 
     Measures the largest and the smallest eigenvalues of the Hessian, its trace and the density of
-    its eigenvalues, and the surrogate gap h at several radii, with 2h/rho^2 beside the dominant
+    its eigenvalues, and the surrogate gap h at several radii, with 2h/rho^2 next to the dominant
     eigenvalue. Images are not augmented, and the model is in evaluation mode. Writes the numbers to
     sharpness.json, the gaps to sharpness.png and the density to spectrum.png.
     """
@@ -39,7 +39,7 @@ class MeasureSharpness:
     """The radii of the surrogate gap."""
 
     ascent_steps: int = 10
-    """The number of gradients to search for the largest loss in each ball; 0 for no search."""
+    """The number of gradient steps towards the largest loss in each ball; 0 for no search."""
 
     trace_products: int = 30
     """The number of Hessian-vector products for the trace; at least 6."""

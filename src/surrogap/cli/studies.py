@@ -79,7 +79,7 @@ class StudyOptions:
     written."""
 
     compile: Annotated[bool | None, optional("{True,False}")] = None
-    """Compile the models with torch.compile. By default as each experiment does."""
+    """Compile the models with torch.compile. By default, each experiment decides."""
 
     weights: Path = Path("runs") / "study-weights"
     """The folder for the weights that table-transfer fine-tunes."""
@@ -157,7 +157,7 @@ def _print_plan(
 
 
 def _title(item: Todo) -> str:
-    """The title of a run, also if its settings are not known yet."""
+    """Return the title of a run, even if its settings are not known yet."""
     run = item.run
     if item.is_ready:
         return run.title

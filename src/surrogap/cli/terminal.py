@@ -1,4 +1,4 @@
-"""Messages of commands: the cost in advance, the progress, and the end by a signal."""
+"""Messages of commands: the expected cost, the progress, and the signal that stopped them."""
 
 import math
 import signal

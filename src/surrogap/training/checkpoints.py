@@ -1,7 +1,7 @@
 """Checkpoints: atomic, with a checksum, and readable by any number of processes.
 
 A checkpoint is written to a temporary file, flushed to the disk and renamed, so a process may die
-at any moment. Its name contains the hash of its contents. If it is damaged, the previous one is
+at any time. Its name contains the hash of its contents. If it is damaged, the previous one is
 used: the last two are kept. Reading never executes pickled code (`weights_only=True`). The format
 of torch.distributed.checkpoint would unpickle its metadata, so the processes gather their states,
 and the first writes one file; see `state.py`.
@@ -68,7 +68,7 @@ class Checkpoints:
             with contextlib.suppress(OSError):  # the file, or the folder, may not exist
                 temporary.unlink()
             raise RunFailedError(self._full(error)) from error
-        # Checkpoints of later steps are damaged: otherwise the run had resumed from them.
+        # Checkpoints of later steps are damaged: otherwise the run would have resumed from one.
         behind = [old for old in self.paths() if old != path and step_of(old) < step]
         for old in set(self.paths()) - {path, *behind[1 - KEPT :]}:
             old.unlink()
@@ -77,7 +77,7 @@ class Checkpoints:
     def newest(self) -> State | None:
         """Return the newest intact checkpoint, or None if there are no checkpoints.
 
-        Warns of each damaged checkpoint.
+        Warns about each damaged checkpoint.
 
         Raises:
             ValueError: All checkpoints are damaged.
@@ -115,7 +115,7 @@ def read(path: Path) -> State:
     """Read a checkpoint, with all tensors on the CPU.
 
     Raises:
-        ValueError: The file is damaged, or contains other objects than tensors and numbers.
+        ValueError: The file is damaged, or contains objects other than tensors and numbers.
     """
     match = _NAME.fullmatch(path.name)
     try:
@@ -131,7 +131,7 @@ def read(path: Path) -> State:
             if not isinstance(state, dict):
                 raise RuntimeError(f"a {type(state).__name__}")
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        # The message of torch would advise weights_only=False.
+        # torch's own message would advise weights_only=False.
         is_other = isinstance(error, pickle.UnpicklingError)
         reason = "other objects" if is_other else str(error).partition("\n")[0]
         raise InvalidValueError(

@@ -55,7 +55,7 @@ def components_of(config: Config, world: World, on_checked: OnChecked | None = N
     Args:
         config: The configuration of the run.
         world: Its processes.
-        on_checked: Called with the number of image files that were checked, and the number of all.
+        on_checked: Called with the number of image files that were checked, and the total number.
 
     Raises:
         ImportError: A package is not installed.
@@ -131,7 +131,7 @@ def _check(config: Config, world: World) -> None:
     execution, batch_size = config.execution, config.data.batch_size
     if batch_size % (world.size * execution.micro_batches):
         raise InvalidValueError(
-            f"batch_size must be a multiple of processes and micro-batches, got {batch_size} for "
+            f"batch_size must be a multiple of processes times micro-batches, got {batch_size} for "
             f"{world.size} processes with {execution.micro_batches} each. Pass a multiple."
         )
     if execution.capture and (world.device.type != "cuda" or world.is_shared):

@@ -7,9 +7,9 @@ flag is the name of the group, and for all others it is the name of the field. S
 `config.override(objective="sam", rho=0.1)` changes both in an existing configuration. The group of
 the objective has only the fields that the chosen objective uses.
 
-A recipe is a function without arguments that returns a `Config`. `surrogap.experiments.recipes` has
-them by name, as `RECIPES`, and `surrogap train --recipe NAME` takes its defaults from there. These
-modules do not import torch, so that `surrogap --help` is quick.
+A recipe is a named `Config` with its expected result. `surrogap.experiments.recipes.RECIPES` has
+all recipes, and `surrogap train --recipe NAME` takes its defaults from one. These modules do not
+import torch, so that `surrogap --help` is fast.
 """
 
 import dataclasses

@@ -9,8 +9,8 @@ from tyro.conf import arg
 def optional(metavar: str) -> Any:
     """Return the annotation of a flag whose default is None.
 
-    Its help shows `metavar` in place of `{None}|INT`, and omits "(default: None)": the flag's own
-    text says what the default does.
+    Its help shows `metavar` instead of `{None}|INT`, and omits "(default: None)": the help text
+    describes the default.
     """
     return arg(metavar=metavar, help_behavior_hint=_default)
 

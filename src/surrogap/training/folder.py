@@ -48,10 +48,10 @@ def _is_run(folder: Path) -> bool:
 
 
 def check_folder(config: Config, *, resume: bool) -> None:
-    """Check that a run may use its folder, and change nothing.
+    """Check that a run may use its folder, without changing anything.
 
     Raises:
-        ValueError: The folder has another run, this run and `resume` is False, or other files.
+        ValueError: The folder has another run, or this run and `resume` is False, or other files.
     """
     folder = config.folder
     if _is_run(folder):

@@ -46,7 +46,7 @@ class ModelConfig(Group):
     """The model: a name that surrogap models lists, such as vit_s32, or any of timm's."""
 
     image_size: OptionalInt = None
-    """The size in pixels that images are resized to. By default their own, and 224 for files."""
+    """The size in pixels that images are resized to. By default their own, or 224 for files."""
 
     drop: float = 0.0
     """The dropout probability, in all dropout layers except those of attention."""
@@ -75,10 +75,10 @@ class DataConfig(Group):
     archive or of a folder with train and val in it."""
 
     data_root: str = "data"
-    """The folder of the named sets."""
+    """The folder of named data sets."""
 
     download: bool = False
-    """Download a named set that is missing."""
+    """Download a named data set that is missing."""
 
     skip_damaged: bool = False
     """Leave out damaged image files, with a warning. By default they are an error. The files are
@@ -98,7 +98,7 @@ class DataConfig(Group):
     10. strong: magnitude 15."""
 
     batch_size: int = 128
-    """The number of images of a step, over all processes."""
+    """The number of images per step, over all processes."""
 
     eval_batch_size: OptionalInt = None
     """The batch size of evaluation in each process. By default four times that of training."""
@@ -142,7 +142,7 @@ class OptimizerConfig(Group):
     """The parameters that decay: all, or matrices only, without biases and normalisation layers."""
 
     clip_norm: OptionalFloat = None
-    """The norm to which gradients are clipped. By default they are not clipped."""
+    """The maximum norm of the gradients. By default they are not clipped."""
 
     def _check(self) -> None:
         self._number("lr", above=0.0, remedy="Pass a positive number, such as 0.1.")
@@ -198,13 +198,13 @@ class ExecutionConfig(Group):
     """The seed of the initial weights, the order of the images, augmentation and dropout."""
 
     device: str = "auto"
-    """cpu, cuda, or another device of torch. By default cuda if it is available."""
+    """cpu, cuda, or another torch device. By default cuda if it is available."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """The precision of the passes. Weights are float32. fp16 uses loss scaling."""
 
     micro_batches: int = 1
-    """The number of micro-batches in which a process computes its batch, to save memory."""
+    """The number of micro-batches that each process splits its batch into, to save memory."""
 
     perturbation: Literal["shared", "each"] = "shared"
     """One perturbation for all micro-batches (shared), or one for each (m-sharpness)."""
@@ -222,7 +222,7 @@ class ExecutionConfig(Group):
     """With several processes: replicate the weights (ddp) or shard them (fsdp2)."""
 
     max_skipped: int = 10
-    """The largest number of consecutive steps that are skipped because of a non-finite loss."""
+    """The maximum number of consecutive steps to skip because of a non-finite loss."""
 
     def _check(self) -> None:
         check_seed(self.seed)

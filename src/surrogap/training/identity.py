@@ -1,7 +1,7 @@
-"""The identity of a run: the fields of its configuration that decide what is computed."""
+"""The identity of a run: all fields of its configuration except those in `FREE`."""
 
-# All other fields, which may change when a run is resumed. They change results by rounding only.
-# (The number of processes changes them with scope "replica", but it is not a field.)
+# These may change when a run is resumed, since they change results only by rounding. (With scope
+# "replica", the number of processes changes results, but it is not a field.)
 FREE = {
     *("out", "data_root", "download", "num_workers", "eval_batch_size", "device", "parallel"),
     *("compile", "capture", "channels_last", "max_skipped"),

@@ -19,10 +19,10 @@ def images_of(
         config: The set, and the choice of training images and labels.
         data_root: The folder of the named sets; by default the configuration's.
         download: Download a named set that is missing.
-        check: Check image files for damage. With the configuration's `skip_damaged` they are left
-            out with a warning; without, they are an error. If `check` is False, they are left out
-            silently, or not noticed.
-        on_checked: Called with the number of files that were checked, and the number of all.
+        check: Check image files for damage. Damaged files are left out with a warning if the
+            configuration has `skip_damaged`, and otherwise an error. If `check` is False, they are
+            left out silently, or not noticed.
+        on_checked: Called with the number of files that were checked, and the total number.
 
     Raises:
         ValueError: The set is missing or damaged, or has too few images or no noisy labels.

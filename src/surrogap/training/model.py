@@ -104,7 +104,7 @@ def _set_head_bias(model: nn.Module, config: ModelConfig, *, num_classes: int) -
 def load_weights(model: nn.Module, source: Path, *, num_classes: int) -> None:
     """Load the weights of a run or of a .safetensors file into a model.
 
-    A head for another number of classes is not changed.
+    The model keeps its own head if the weights have one for another number of classes.
 
     Raises:
         ValueError: There are no weights, or they are those of another model.
@@ -143,7 +143,8 @@ def read_weights(source: Path) -> dict[str, Tensor]:
         weights = state.get("model")
         if not isinstance(weights, dict):
             raise InvalidValueError(
-                f"checkpoint must have the weights of a model, got none in {source}. Delete it."
+                f"checkpoint must have the weights of a model, got none in {source}. Delete the "
+                "checkpoint."
             )
         return weights
     if source.suffix == ".safetensors" and source.is_file():

@@ -73,13 +73,13 @@ class VanillaConfig(ObjectiveConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbedConfig(ObjectiveConfig):
-    """Abstract configuration of an objective with perturbed weights, at a distance rho."""
+    """Abstract configuration of an objective that perturbs the weights, with radius rho."""
 
     rho: float
     """The radius. If it follows the learning rate, the radius at lr."""
 
     rho_min: OptionalFloat = None
-    """The radius at lr_min. With it, the radius follows the learning rate. By default constant."""
+    """The radius at lr_min. If given, the radius follows the learning rate. By default constant."""
 
     rho_inverse_sqrt: bool = False
     """Use the radius rho / sqrt(t) at step t, as in the paper's theorem 5.1."""
@@ -128,12 +128,12 @@ class AscentConfig(PerturbedConfig):
     (global). By default replica for ddp and global for fsdp2."""
 
     memory: Literal["exact", "low"] = _default("sam", "memory")
-    """The copies of the weights that a step holds on a GPU: two (exact) or one (low). With low, the
-    first gradient is recovered up to rounding."""
+    """The copies that a step holds on a GPU: of the weights and the first gradient (exact), or of
+    the weights only (low). With low, the gradient is recovered up to rounding."""
 
     @property
     def gap_rho(self) -> float:
-        """See `ObjectiveConfig`. It is rho if the perturbation is in the ball of all weights."""
+        """See `ObjectiveConfig`. It is rho if all weights are perturbed."""
         return (self.rho or DEFAULT_RHO) if self.perturb is None else DEFAULT_RHO
 
     def _check(self) -> None:
@@ -158,7 +158,7 @@ class GSAMConfig(AscentConfig):
     rho: float = _default("gsam", "rho")
 
     alpha: float = _default("gsam", "alpha")
-    """The weight of the gap; 0 is SAM."""
+    """The weight of the gap. 0 gives SAM, or the plain gradient with --minimize plain."""
 
     minimize: Literal["perturbed", "plain"] = _default("gsam", "minimize")
     """perturbed for min(f_p, h), the paper's method; plain for min(f, h)."""
@@ -222,24 +222,24 @@ class EntropySGDConfig(ObjectiveConfig):
     name: _Name = "entropy-sgd"
 
     gamma: float = _default("entropy-sgd", "gamma")
-    """The strength of the force that keeps the walk near the weights. The direction is
+    """The strength of the pull of the inner steps towards the weights. The direction is
     gamma * (w - mu), so divide the lr of sgd by gamma. The lr of a recipe, and any lr in compare,
     is divided automatically."""
 
     inner_steps: int = _default("entropy-sgd", "inner_steps")
-    """The number of steps of the walk."""
+    """The number of inner steps, one pass each."""
 
     inner_lr: float = _default("entropy-sgd", "inner_lr")
-    """The learning rate of the walk."""
+    """The learning rate of the inner steps."""
 
     noise: float = _default("entropy-sgd", "noise")
-    """The temperature of the walk."""
+    """The scale of the noise in the inner steps."""
 
     averaging: float = _default("entropy-sgd", "averaging")
-    """The weight of the old mean in the running mean of the walk."""
+    """The decay of the running average of the inner steps."""
 
     scoping: float = _default("entropy-sgd", "scoping")
-    """The growth of gamma in each step, as a fraction."""
+    """The growth of gamma per step, as a fraction."""
 
     def _check(self) -> None:
         super()._check()

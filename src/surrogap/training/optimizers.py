@@ -13,7 +13,7 @@ from surrogap.checks import one_of
 from surrogap.errors import InvalidValueError, MissingPackageError
 from surrogap.training.groups import OptimizerConfig, ScheduleConfig
 
-# They need a closure or sparse gradients.
+# The base class, and optimizers that need a closure or sparse gradients.
 _OTHERS = {"Optimizer", "LBFGS", "SparseAdam"}
 _BY_NAME: dict[str, type[Optimizer]] = {
     name.lower(): kind
@@ -35,7 +35,7 @@ def optimizer_of(config: OptimizerConfig, model: nn.Module, *, fused: bool = Fal
 
     Raises:
         ImportError: Its package is not installed.
-        ValueError: The name is unknown, or the optimizer refuses a setting.
+        ValueError: The name is unknown, or the optimizer rejects a setting.
 
     >>> optimizer_of(OptimizerConfig(name="adamw"), nn.Linear(2, 1)).defaults["betas"]
     (0.9, 0.999)
@@ -104,7 +104,7 @@ class LearningRate:
         steps_per_epoch: The number of steps of an epoch.
 
     Raises:
-        ValueError: The warm-up is as long as the run.
+        ValueError: The warm-up is not shorter than the run.
 
     >>> rate = LearningRate(ScheduleConfig(warmup_steps=2, decay="linear", lr_min=0.1), 0.5, 7, 7)
     >>> [round(rate(step), 6) for step in range(7)]

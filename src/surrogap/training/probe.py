@@ -11,8 +11,8 @@ from surrogap.training.components import Components
 from surrogap.training.config import Config
 from surrogap.training.processes import World
 
-# Called between two steps, in all processes at once. It returns measurements by name and changes
-# nothing else: the run continues bit for bit as without it.
+# Called between two steps, in all processes at once. It returns measurements by name and must not
+# affect the run, which continues bit for bit as without it.
 Probe = Callable[[], dict[str, float]]
 MakeProbe = Callable[[Config, Components, World], Probe]
 

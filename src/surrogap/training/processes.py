@@ -27,7 +27,7 @@ class World:
         device: The device of this process.
         rank: The rank of this process. Only rank 0 writes files.
         size: The number of processes.
-        host_group: The process group of the CPUs; None without torch.distributed.
+        host_group: The process group for CPU tensors; None without torch.distributed.
 
     >>> World(torch.device("cpu")).is_first
     True
@@ -144,10 +144,10 @@ def _local_rank() -> int:
 
 
 def device_of(name: str, local_rank: int | None = None) -> torch.device:
-    """Return the device of a name.
+    """Return the device with a given name.
 
     Args:
-        name: A device of torch, or "auto" for a GPU if there is one.
+        name: A torch device, or "auto" for a GPU if there is one.
         local_rank: The rank of this process on its machine, which is the index of its GPU.
 
     Raises:

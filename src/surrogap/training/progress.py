@@ -33,7 +33,7 @@ class ProgressDisplay(ABC):
 
     @abstractmethod
     def record(self, record: Mapping[str, Any]) -> None:
-        """Show a record. One of a failure is not shown, since `train` raises its reason."""
+        """Show a record. Failures are not shown, since `train` raises their reason."""
 
     def stop(self) -> None:
         """End the display, also after an error."""
@@ -91,7 +91,7 @@ def rich_bar(*columns: ProgressColumn) -> RichProgress:
     """Build a bar with the remaining time. On a narrow terminal the field "now" is cut off first.
 
     Args:
-        columns: More columns, between the bar and the time.
+        columns: Additional columns, between the bar and the time.
     """
     now = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     return RichProgress(

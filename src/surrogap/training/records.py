@@ -12,7 +12,7 @@ Every line of `records.jsonl` has a `kind` and the `step` after which it was wri
 * "sharpness", every `sharpness_every` steps: the measurements of the probe on some training images;
   see `surrogap.experiments.probes`.
 * "skip": a step that was skipped because its loss was not finite; in_a_row, the number of
-  consecutive ones.
+  consecutive skips.
 * "failure": the end of the run before its last step; reason, a sentence.
 
 Values that are not finite or not measured are null. loss and gap are null if no pass computes f(w)
@@ -116,7 +116,7 @@ class Records:
         """Write one line.
 
         Raises:
-            RunFailedError: The disk is full.
+            RunFailedError: The records cannot be written.
         """
         line = json.dumps({name: _plain(value) for name, value in record.items()}, allow_nan=False)
         with self._checked_disk():
@@ -129,7 +129,7 @@ class Records:
         """Flush the records to the disk, and return their length in bytes.
 
         Raises:
-            RunFailedError: The disk is full.
+            RunFailedError: The records cannot be written.
         """
         with self._checked_disk():
             os.fsync(self._file.fileno())
@@ -215,7 +215,7 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        """Start again without steps."""
+        """Clear the sums, and restart the clock."""
         # For each metric, its sum and the number of steps that measured it.
         self._sums = torch.zeros(2, len(METRICS), device=self._world.device)
         self.count = 0
@@ -247,7 +247,7 @@ class Meter:
         return {"sums": sums, "count": self.count, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state, also from another number of processes."""
+        """Load a state, possibly from another number of processes."""
         sums, rank = state["sums"], self._world.rank
         own = sums[rank] if len(sums) == self._world.size else torch.stack(sums).mean(0)
         self._sums = own.to(self._sums)

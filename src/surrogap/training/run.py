@@ -35,8 +35,8 @@ from surrogap.training.state import (
 )
 from surrogap.training.step import DTYPES, NonFiniteLossError
 
-# The seconds between two checkpoints: an epoch of a small set can be shorter than saving a large
-# model.
+# The seconds between two checkpoints: an epoch of a small data set can take less time than saving a
+# large model.
 _CHECKPOINT_INTERVAL = 60.0
 
 
@@ -88,7 +88,7 @@ def train(
     Raises:
         ImportError: A package is not installed.
         DivergedError: The loss is not finite.
-        RunFailedError: The disk is full.
+        RunFailedError: The folder cannot be written, for example because the disk is full.
         TypeError: A setting has the wrong type.
         ValueError: Settings do not fit together, images are missing or damaged, or the folder has
             another run or other files.
@@ -138,7 +138,7 @@ class _Trainer:
         )
 
     def train(self, requests: StopRequest) -> Outcome:
-        """The loop: for each batch a step, and perhaps a record, an evaluation, a checkpoint."""
+        """Run the loop: a step for each batch, and if due a record, an evaluation, a checkpoint."""
         components, output = self.components, self.config.output
         title = f"{self.config.model.name} {self.config.objective.name}"
         self.progress.start(title, self.step, components.num_steps)

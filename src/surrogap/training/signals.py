@@ -26,8 +26,8 @@ class StopRequest:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        # A second Ctrl-C ends the process at once. A second SIGTERM does not: torchrun forwards the
-        # one that a scheduler sends to all processes.
+        # A second Ctrl-C ends the process at once. A second SIGTERM does not: a scheduler may send
+        # one to all processes, and torchrun then forwards its own.
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
         elif number == signal.SIGHUP:
@@ -44,7 +44,7 @@ def stop_requests() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield requests
         return
-    # nohup ignores SIGHUP, and so does the run then.
+    # Signals that are already ignored stay ignored, such as SIGHUP under nohup.
     heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, requests._hear) for number in heard}
     try:

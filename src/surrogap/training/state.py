@@ -40,7 +40,7 @@ def load_weights_and_moments(
     # torch fails to broadcast an empty optimizer state, such as that of SGD without momentum.
     moments = state["optimizer"]
     if world.from_first(lambda: _has_tensors(moments["state"])):
-        # Settings come from the configuration, since some may change: a captured step needs others.
+        # Settings come from the configuration, since some may change: capture needs other ones.
         for saved, own in zip(
             moments.get("param_groups", ()), optimizer.param_groups, strict=False
         ):

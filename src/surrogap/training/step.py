@@ -188,8 +188,8 @@ class EagerStep(Step):
     def _divisor(self) -> int:
         """The divisor of a micro-batch's loss.
 
-        EntropySGD's walk is not linear in the loss: if each micro-batch has its own walk, the
-        directions are divided instead.
+        EntropySGD's direction is not linear in the loss: if each micro-batch has its own
+        perturbation, the directions are divided instead.
         """
         is_walk = isinstance(self.objective, EntropySGD) and not self._shares_perturbation
         return 1 if is_walk else self._num_micro_batches
@@ -207,8 +207,8 @@ class EagerStep(Step):
 class CUDAGraphStep(Step):
     """A step that is captured as a CUDA graph at the first batch, and then replayed.
 
-    The loss cannot be read before the weights are updated, so a non-finite loss is found only when
-    the next record is written.
+    The loss cannot be read before the weights are updated, so a non-finite loss is found only at
+    the next record or checkpoint.
     """
 
     _replay: Callable[..., Report] | None = None
