@@ -207,7 +207,7 @@ def test_the_help_describes_each_argument_of_the_objectives(
     assert stopped.value.code == 0
     words = " ".join(capsys.readouterr().out.split())
     assert f"objective: {', '.join(OBJECTIVES)} (default: gsam)" in words
-    assert "weight of the gap; 0 for SAM and ASAM (gsam: default 0.1; asam: default 0.0)" in words
+    assert "weight of the gap; 0 to ignore it (gsam: default 0.1; asam: default 0.0)" in words
     options = {option for entry in OBJECTIVES.values() for option in entry.arguments}
     for option in options - {"scoping"}:
         assert f" --{option.replace('_', '-')} " in words

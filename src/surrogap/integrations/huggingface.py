@@ -1,7 +1,7 @@
 """Sharpness-aware training with the Trainer of Hugging Face Transformers and its subclasses.
 
-The trainer's `compute_loss` becomes the closure of `objective.loss`. Everything after it stays the
-trainer's: dividing by the number of micro-batches, loss scaling, clipping and stepping.
+The trainer's `compute_loss` becomes the closure of `objective.loss`. The trainer does the rest:
+dividing by the number of micro-batches, loss scaling, clipping and stepping.
 """
 
 import copy
@@ -34,11 +34,11 @@ _LOGGED = ("gap", "perturbed_loss", "rho")
 class SharpnessAwareMixin(_Trainer):
     """Sharpness-aware training for any subclass of `transformers.Trainer`.
 
-    Put it before the trainer: `class MyTrainer(SharpnessAwareMixin, SFTTrainer): pass`. The same
-    holds for a trainer of your own that overrides `compute_loss` or `training_step`. Losses
-    weighted by tokens, label smoothing, `compute_loss_func`, mixed precision, PEFT, gradient
-    checkpointing and compilation work as they do without it. The log has three more entries,
-    averaged over steps like the loss: `gap`, `perturbed_loss` and `rho`.
+    Put it before the trainer: `class MyTrainer(SharpnessAwareMixin, SFTTrainer): pass`. Do the same
+    with your own trainer that overrides `compute_loss` or `training_step`. Losses weighted by
+    tokens, label smoothing, `compute_loss_func`, mixed precision, PEFT, gradient checkpointing and
+    compilation work as usual. The log has three more entries, averaged over steps like the loss:
+    `gap`, `perturbed_loss` and `rho`.
 
     Args:
         objective: A function that builds the objective from the wrapped model and the optimizer.
@@ -181,7 +181,7 @@ class SharpnessAwareMixin(_Trainer):
         return loss
 
     def _scale(self, like: Tensor) -> Tensor:
-        """Return the factor of loss scaling; 1 without loss scaling."""
+        """Return the loss scale; 1 without loss scaling."""
         one = torch.ones_like(like, requires_grad=False)
         scaler = self.accelerator.scaler
         return one if scaler is None else scaler.scale(one)
@@ -285,7 +285,7 @@ class _StepMeans:
 
 @contextmanager
 def _restoring_metrics(trainer: object) -> Iterator[None]:
-    """Context manager that restores the counters and metrics of a trainer at exit.
+    """Context manager that restores the counters and metrics of a trainer on exit.
 
     TRL's trainers count tokens and collect metrics in `compute_loss`.
     """
@@ -315,7 +315,7 @@ def _state_path(folder: str, process_index: int) -> Path:
 
 
 def _check(trainer: Any) -> None:
-    """Refuse training arguments with which the objective would have no effect, or a wrong one.
+    """Reject training arguments with which the objective would have no effect, or a wrong one.
 
     Raises:
         ValueError: There is such an argument.

@@ -1,7 +1,7 @@
 """Sharpness-aware training with the Trainer of Lightning, as a callback.
 
-The strategy's `training_step`, with the module's inside, becomes the closure of `objective.loss`.
-Everything after it stays Lightning's: accumulation, precision, clipping and stepping.
+The strategy's `training_step`, which calls the module's, becomes the closure of `objective.loss`.
+Lightning does the rest: accumulation, precision, clipping and stepping.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +29,7 @@ class SharpnessAware(Callback):
     The module needs no changes. `gradient_clip_val`, `accumulate_grad_batches` (with one
     perturbation per batch), `precision` and the strategy work as usual. In the second pass,
     `self.log` does nothing, and torchmetrics keep their state. Checkpoints contain the state of the
-    objective in the first process, and after resuming all processes have it.
+    objective in the first process, and after resuming all processes load it.
 
     Args:
         objective: A function that builds the objective from the wrapped module and the optimizer.
@@ -43,7 +43,7 @@ class SharpnessAware(Callback):
     Raises:
         TypeError: `objective` is not a function, or did not return an objective.
         ValueError: The module optimizes manually, which Lightning requires for several optimizers;
-            `training_step` takes `dataloader_iter`; or the strategy is that of DeepSpeed or FSDP1.
+            `training_step` takes `dataloader_iter`; or the strategy is DeepSpeed's or FSDP1's.
     """
 
     def __init__(self, objective: BuildObjective, *, log: bool = True) -> None:
@@ -55,13 +55,13 @@ class SharpnessAware(Callback):
         self._is_fitting = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse unsupported strategies and training steps."""
+        """Reject unsupported strategies and training steps."""
         if stage == "fit":
             _check_strategy(trainer.strategy)
             if not pl_module.automatic_optimization:
                 raise ValueError(
-                    "automatic_optimization must be True, got False. In manual optimization leave "
-                    "out the callback, build an objective for each optimizer, and call "
+                    "automatic_optimization must be True, got False. For manual optimization, "
+                    "leave out the callback, build an objective for each optimizer, and call "
                     "self.manual_backward(objective.loss(closure))."
                 )
             if is_param_in_hook_signature(
@@ -137,7 +137,7 @@ class SharpnessAware(Callback):
                 sync=is_last,
             )
         except _SkippedError:
-            if is_last:  # Lightning steps with the gradients of the batches before
+            if is_last:  # Lightning steps with the gradients of the previous batches
                 objective._advance()
             return None
         assert objective.report is not None
@@ -151,7 +151,7 @@ class _SkippedError(Exception):
 
 @contextmanager
 def _without_logging(module: nn.Module) -> Iterator[None]:
-    """Context manager that disables `self.log`, and restores the state of metrics at exit."""
+    """Context manager that disables `self.log`, and restores the state of metrics on exit."""
     modules = list(module.modules())
     loggers = [vars(m) for m in modules if isinstance(m, LightningModule)]
     metrics = [m for m in modules if isinstance(m, Metric | MetricCollection)]
@@ -194,7 +194,7 @@ def _restore(strategy: object) -> None:
 
 
 def _check_strategy(strategy: object) -> None:
-    """Refuse strategies with which the objective would have no effect, or a wrong one.
+    """Reject strategies with which the objective would have no effect, or a wrong one.
 
     Raises:
         ValueError: It is such a strategy.

@@ -20,7 +20,7 @@ COARSE_GRID = range(4, 17)
 def from_timm(
     name: str, *, num_classes: int, image_size: int | None, in_channels: int
 ) -> nn.Module:
-    """Build timm's model of that name; its images have timm's default size if none is given.
+    """Build timm's model of that name, by default for images of its default size.
 
     Raises:
         ValueError: The image size is not a multiple of the patch size.
@@ -28,7 +28,7 @@ def from_timm(
     import timm
 
     arguments = {"num_classes": num_classes, "in_chans": in_channels}
-    # timm refuses an image size for models that take any.
+    # timm rejects an image size for models that take any.
     if image_size is None or not is_sized_by_timm(name):
         model: nn.Module = timm.create_model(name, **arguments)
         return model
@@ -66,8 +66,8 @@ def vit(
     `google-research/big_vision`.
 
     The initialisation is timm's for JAX. It differs from the authors' in two ways: queries, keys
-    and values are drawn as one matrix, so sqrt(2) smaller, and position embeddings have a standard
-    deviation of 0.02 instead of `1 / sqrt(width)`.
+    and values are drawn as one matrix, so sqrt(2) times smaller, and position embeddings have a
+    standard deviation of 0.02 instead of `1 / sqrt(width)`.
 
     Raises:
         ValueError: The image size is not a multiple of the patch size.

@@ -65,8 +65,8 @@ def create(
         name: One of `names()`, or of `timm.list_models()`.
         num_classes: The number of classes.
         image_size: The height and width of the images in pixels. By default 224 for the paper's
-            models, 32 for the small ones, and timm's default for the others. ResNets, and models of
-            timm that take images of any size, do not depend on it.
+            models, 32 for the small ones, and timm's default for the others. It has no effect on
+            ResNets and on timm models that take images of any size.
         in_channels: The number of channels of the images: 3 for colour, 1 for grey.
 
     Raises:
