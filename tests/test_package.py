@@ -91,7 +91,8 @@ def test_version_needs_no_extra() -> None:
 def test_commands_name_the_missing_extra(command: str) -> None:
     result = run_without_extras(command)
     assert result.returncode == 2
-    assert result.stderr.startswith(f"surrogap: surrogap {command} must have the extra train ")
+    start = f"surrogap: the extra train must be installed for surrogap {command}, got "
+    assert result.stderr.startswith(start)
     assert result.stderr.endswith(" Run pip install 'surrogap[train]'.\n")
     assert result.stderr.count("\n") == 1
 

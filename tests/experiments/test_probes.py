@@ -183,7 +183,7 @@ def test_the_default_radius_of_the_gap() -> None:
 
 
 def test_sharpness_every_needs_a_probe(tmp_path: Path) -> None:
-    message = "sharpness_every must come with a probe, got 3 without. Pass probe=surrogap.experim"
+    message = "sharpness_every must come with a probe, got 3 without one. Pass probe=surrogap.exp"
     config = small_runs.config(tmp_path, **PROBED)
     with pytest.raises(ValueError, match=message):
         train(config)

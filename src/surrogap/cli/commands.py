@@ -72,7 +72,7 @@ def _module(command: str) -> Any:
         return import_module(f"surrogap.cli.{command.replace('-', '_')}")
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f"surrogap {command} must have the extra train installed, got {error}. "
+            f"the extra train must be installed for surrogap {command}, got {error}. "
             "Run pip install 'surrogap[train]'."
         ) from error
 

@@ -94,7 +94,8 @@ class Momentum(Along):
         name, groups = type(self.optimizer).__name__, getattr(self.optimizer, "param_groups", None)
         if not isinstance(groups, list):
             raise InvalidTypeError(
-                f"optimizer must be a torch optimizer, got {name}. Pass the one that will step."
+                f"optimizer must be a torch optimizer, got {name}. Pass the one that trains the "
+                "model."
             )
         if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(self.optimizer).mro()):
             raise InvalidTypeError(

@@ -75,7 +75,7 @@ def capture(
     if not isinstance(optimizer, Optimizer):
         raise InvalidTypeError(
             f"optimizer must be a torch optimizer, got {type(optimizer).__name__}. "
-            "Pass the one that will step."
+            "Pass the one that trains the model."
         )
     if clip_norm is not None:
         number("clip_norm", clip_norm, above=0, remedy="Leave it out for no clipping.")

@@ -85,7 +85,7 @@ def create_objective(
     Args:
         name: A key of `OBJECTIVES`.
         model: The model to train.
-        optimizer: The optimizer that will step; used only by objectives that read its momentum.
+        optimizer: Its optimizer; used only by objectives that read the momentum.
         arguments: The objective's own keyword arguments.
     """
     entry = OBJECTIVES[name]

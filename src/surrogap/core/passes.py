@@ -33,7 +33,7 @@ class Passes:
         scaler: Multiplies the loss before its backward pass.
         backward: Called on the loss in place of `loss.backward()`.
         first: The passes at `w`, if they differ.
-        name: The user's name for `closure`, for error messages.
+        name: The name of the argument `closure` in error messages.
     """
 
     def __init__(

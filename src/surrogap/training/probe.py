@@ -30,7 +30,7 @@ def probe_of(
         return None
     if make is None:
         raise InvalidValueError(
-            f"sharpness_every must come with a probe, got {every} without. "
+            f"sharpness_every must come with a probe, got {every} without one. "
             "Pass probe=surrogap.experiments.probes.sharpness_probe to train."
         )
     return make(config, components, world)
