@@ -1,7 +1,7 @@
 """The study's figures, in colours that colour-blind readers can distinguish."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
@@ -10,11 +10,12 @@ from surrogap.paper.labels import place_labels
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import suggested_ranges
-from surrogap.paper.study import Scale
+from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import Summary
 from surrogap.paper.tuning import trials
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without yellow, which is faint on white.
@@ -149,38 +150,66 @@ def rho_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figur
 
     Bars at the bottom are the ranges that find-rho suggests.
     """
-    curves: dict[str, dict[str, list[tuple[float, Interval]]]] = {}  # by set-up and method
-    plain = {one.cell.setup: one.values("val") for one in found if not one.cell.changes}
-    for one in (one for one in found if one.cell.changes):
-        gain = paired_difference(one.values("val"), plain[one.cell.setup])
-        if gain is not None:
-            of_setup = curves.setdefault(one.cell.setup, {})
-            of_setup.setdefault(one.cell.method, []).append((one.cell.changes["rho"], gain))
-    num_columns = min(len(curves), 2) or 1
-    size = (_WIDTH, 0.6 + 2.9 * max(math.ceil(len(curves) / num_columns), 1))
-    figure, axes = new_figure(math.ceil(len(curves) / num_columns) or 1, num_columns, "", size=size)
+    gains = _gains(found, "val", lambda cell: cell.changes.get("rho"))
+    figure, panels = _gains_figure(scale, gains, "rho")
     suggested = suggested_ranges(scale, ledger)
-    for axis, (setup, of_setup) in zip(axes, curves.items(), strict=False):
-        axis.axhline(0.0, color=PALETTE[6], linewidth=0.8)
-        place = axis.get_xaxis_transform()  # heights are fractions of the panel
-        for height, (method, points) in zip((0.02, 0.045), of_setup.items(), strict=False):
-            colour, marker = _STYLES[method]
-            x, gains = zip(*points, strict=True)
-            style: dict[str, Any] = {"fmt": f"{marker}-", "color": colour, "capsize": 3}
-            style |= {"yerr": [gain.half_width or 0.0 for gain in gains]}
-            axis.errorbar(x, [gain.mean for gain in gains], label=METHODS[method].title, **style)
+    for setup, axis in panels.items():
+        from_bottom = axis.get_xaxis_transform()  # heights are fractions of the panel
+        for height, method in zip((0.02, 0.045), gains[setup], strict=False):
             if (setup, method) in suggested:
                 low, high = suggested[setup, method]
-                axis.plot([low, min(high, 8.0)], [height] * 2, color=colour, lw=4, transform=place)
+                style: dict[str, Any] = {"color": _STYLES[method][0], "transform": from_bottom}
+                axis.plot([low, min(high, 8.0)], [height] * 2, lw=4, **style)
+    return figure
+
+
+def lr_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
+    """Test accuracy gained over vanilla against the learning rate, a panel for each set-up."""
+    gains = _gains(found, "test", lambda cell: cell.changes.get("lr_factor", 1.0))
+    return _gains_figure(scale, gains, "learning rate relative to vanilla's best")[0]
+
+
+# The value of a setting and the points gained with it, by set-up and method.
+_Gains = dict[str, dict[str, list[tuple[float, Interval]]]]
+
+
+def _gains(found: Sequence[Summary], score: str, value: Callable[[Cell], float | None]) -> _Gains:
+    """The gains over vanilla with its tuned settings; cells without a value are left out."""
+    plain = {
+        one.cell.setup: one.values(score)
+        for one in found
+        if one.cell == Cell(one.cell.setup, "vanilla")
+    }
+    gains: _Gains = {}
+    for one in found:
+        gain, x = paired_difference(one.values(score), plain[one.cell.setup]), value(one.cell)
+        if gain is not None and x is not None:
+            gains.setdefault(one.cell.setup, {}).setdefault(one.cell.method, []).append((x, gain))
+    return gains
+
+
+def _gains_figure(scale: Scale, gains: _Gains, label: str) -> "tuple[Figure, dict[str, Axes]]":
+    """The figure, and its panels by set-up."""
+    num_columns = min(len(gains), 2) or 1
+    num_rows = math.ceil(len(gains) / num_columns) or 1
+    figure, axes = new_figure(num_rows, num_columns, "", size=(_WIDTH, 0.6 + 2.9 * num_rows))
+    for axis, (setup, of_setup) in zip(axes, gains.items(), strict=False):
+        axis.axhline(0.0, color=PALETTE[6], linewidth=0.8)
+        for method, points in of_setup.items():
+            colour, marker = _STYLES[method]
+            x, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+            style: dict[str, Any] = {"fmt": f"{marker}-", "color": colour, "capsize": 3}
+            style |= {"yerr": [gain.half_width or 0.0 for gain in values]}
+            axis.errorbar(x, [gain.mean for gain in values], label=METHODS[method].title, **style)
         axis.set_xscale("log")
-        axis.set(title=scale.setups[setup].title, xlabel="rho", ylabel="points over vanilla")
-        ticks = _apart(rho for points in of_setup.values() for rho, _ in points)
+        axis.set(title=scale.setups[setup].title, xlabel=label, ylabel="points over vanilla")
+        ticks = _apart({x for points in of_setup.values() for x, _ in points})
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
-    for axis in axes[len(curves) :]:
+    for axis in axes[len(gains) :]:
         axis.set_visible(False)
     _legend(figure)
-    return figure
+    return figure, dict(zip(gains, axes, strict=False))
 
 
 def _apart(radii: Iterable[float]) -> list[float]:
