@@ -241,6 +241,14 @@ def test_without_gradients_it_is_one_plain_pass(name: str, mode: Callable[[], ob
     assert bool(report.grad_norm.isnan())
 
 
+def test_without_gradients_the_loss_is_a_scalar_in_float32_too() -> None:
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        loss = SAM(model).loss(lambda: model(torch.ones(2, 3)).mean().bfloat16().reshape(1))
+    assert loss.shape == ()
+    assert loss.dtype == torch.float32
+
+
 def test_a_second_backward_is_an_error() -> None:
     model = toy_models.mlp()
     loss = SAM(model).loss(toy_models.closure_of(model, toy_models.batch()))

@@ -36,7 +36,7 @@ from surrogap.core.passes import EXAMPLE, Closure, Passes
 from surrogap.core.replicas import Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
-from surrogap.core.vectors import Gradients, wide
+from surrogap.core.vectors import Gradients
 from surrogap.core.weights import Weights
 from surrogap.core.workspace import Workspace
 from surrogap.errors import InvalidTypeError, InvalidValueError
@@ -246,7 +246,7 @@ class Objective:
         passes = Passes(closure, scaler)
         if not torch.is_grad_enabled():
             loss, aux = passes.evaluate()
-            self.report = Report._plain(loss.detach().to(wide(loss.dtype)), aux)
+            self.report = Report._plain(loss, aux)
             return loss
         objective, numbers = self._current, self._numbers()
         is_shared = objective._refresh().synchronises and sync

@@ -128,8 +128,9 @@ class Passes:
             ) from error
 
     def evaluate(self) -> tuple[Tensor, Any]:
-        """Run the forward pass of a single closure, and return its loss and aux."""
-        return self._checked(self._closures[0]())
+        """Run the forward pass of a single closure, and return its loss as `run` does, and aux."""
+        loss, aux = self._checked(self._closures[0]())
+        return loss.detach().to(wide(loss.dtype)).reshape(()), aux
 
     def _checked(self, result: Any) -> tuple[Tensor, Any]:
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
