@@ -88,7 +88,7 @@ def test_no_name_is_close() -> None:
         (None, int, "x must be an integer, got None. Pass one, such as 1."),
         ("1", float | None, "x must be a number, got '1'. Pass one, such as 0.1, or None."),
         ("c", Literal["a", "b"], "x must be one of a, b, got 'c'. Pass one of them."),
-        ((1.0,), tuple[float, float], r"x must be 2 numbers, got \(1.0,\). Pass as many."),
+        ((1.0,), tuple[float, float], r"x must be 2 numbers, got \(1.0,\). Pass exactly 2."),
         ((1.0, "2"), tuple[float, float], "x must be a number, got '2'."),
     ],
 )

@@ -1,6 +1,6 @@
 """Sharpness-aware training in PyTorch: SAM, GSAM and related objectives, with any optimizer."""
 
-# As in typing, whose import takes 20 ms: an interrupt during those would print a traceback.
+# Not from typing, whose import takes 20 ms: an interrupt in that time would print a traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from surrogap.core.capture import capture
@@ -45,9 +45,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name, and torch with it, at its first use.
+    """Import a public name, and torch with it, on first use.
 
-    So `surrogap --help` does not wait for torch, which takes seconds.
+    Otherwise `surrogap --help` would wait seconds for torch.
     """
     if name not in _MODULES:
         raise AttributeError(f"module 'surrogap' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m surrogap`: the command line, where `surrogap` is not on the PATH."""
+"""The command line as `python -m surrogap`, for when `surrogap` is not on the PATH."""
 
 import sys
 

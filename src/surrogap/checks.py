@@ -1,7 +1,6 @@
 """Checks of arguments and settings, and suggestions for misspelled names.
 
-Every package may import this module. It does not import torch, which the command line starts
-without.
+Every package may import this module. It does not import torch: the command line starts without it.
 """
 
 import difflib
@@ -102,8 +101,8 @@ def one_of(name: str, value: object, known: Iterable[str], *, remedy: str = "") 
     """Return `value` if it is one of the known names.
 
     Raises:
-        ValueError: It is not. The message lists the known names, or their number if there are too
-            many, and suggests the closest.
+        ValueError: `value` is not a known name. The message lists the known names, or their number
+            if there are too many, and suggests the closest.
 
     >>> one_of("decay", "cosine", ["linear", "cosine"])
     'cosine'
@@ -120,7 +119,7 @@ def one_of(name: str, value: object, known: Iterable[str], *, remedy: str = "") 
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to `name`, or None if no name is similar.
+    """Return the known name most similar to `name`, or None if none is similar.
 
     >>> closest("rho_mni", ["rho", "rho_min", "lam"])
     'rho_min'
@@ -162,6 +161,8 @@ def _is(value: object, kind: type) -> bool:
 
 def _check_tuple(name: str, value: object, kinds: tuple[type, ...]) -> None:
     if not isinstance(value, tuple) or len(value) != len(kinds):
-        raise InvalidTypeError(f"{name} must be {len(kinds)} numbers, got {value!r}. Pass as many.")
+        raise InvalidTypeError(
+            f"{name} must be {len(kinds)} numbers, got {value!r}. Pass exactly {len(kinds)}."
+        )
     for item, kind in zip(value, kinds, strict=True):
         check_type(name, item, kind)

@@ -1,4 +1,4 @@
-"""The parts of objectives, to compose your own: see docs/how-to/new-objective.md."""
+"""Building blocks for your own objectives; see docs/how-to/new-objective.md."""
 
 from surrogap.core.along import Along, Gradient, Momentum
 from surrogap.core.combine import (

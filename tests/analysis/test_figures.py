@@ -91,7 +91,7 @@ def test_sweep_curves(num_radii: int, num_spans: int) -> None:
 
 def test_without_matplotlib_they_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"figures must have matplotlib, got .*surrogap\[train\]"):
+    with pytest.raises(ImportError, match=r"Figures need matplotlib .*surrogap\[train\]"):
         figures.curves(LINES)
 
 

@@ -148,11 +148,11 @@ def test_refuses() -> None:
     with pytest.raises(ValueError, match="batches must not be empty, got none"):
         find_rho(Surface(network("mlp"), [], is_checked=False), [0.1])
     flat = Surface(nn.Linear(1, 1), [torch.ones(1, 1)], lambda m, x: 0 * m(x).sum())
-    with pytest.raises(RuntimeError, match=r"gradient must not be zero, got norm 0\.0 on a batch"):
-        find_rho(flat, [0.1])
     with pytest.raises(
-        RuntimeError, match=r"and there must be an ascent step. Measure a model that"
+        RuntimeError, match=r"must not be zero, got a gradient of norm 0\.0 on a batch"
     ):
+        find_rho(flat, [0.1])
+    with pytest.raises(RuntimeError, match=r"and ascent step must not be zero.* Measure a model"):
         find_rho(surface, [0.1], climb=lambda surface: surface.space.zeros())
     with pytest.raises(ValueError, match="unit must be above 0"):
         find_rho(surface, [0.1], unit=0.0)

@@ -123,14 +123,14 @@ def test_eigenvalues_are_those_of_one_process(
 
 
 def warned() -> str:
-    with pytest.warns(UserWarning, match="must have unsharded weights") as caught:
+    with pytest.warns(UserWarning, match="requires unsharded weights") as caught:
         hessian = Hessian(Surface(sharded(network("mlp")), pieces((5, 6))))
     return f"{hessian.method}: {caught[0].message}"
 
 
 def test_sharded_weights_fall_back_with_a_warning(two: Processes) -> None:
     for message in two.run(warned):
-        assert message.startswith("finite-differences: forward-over-reverse must have unsharded")
+        assert message.startswith("finite-differences: forward-over-reverse requires unsharded")
 
 
 def unequal() -> None:
@@ -145,7 +145,7 @@ def dropping() -> None:
 def test_all_processes_refuse_together(two: Processes) -> None:
     for failure in two.try_run(unequal):
         assert isinstance(failure, Failure)
-        assert "batches must be the same number in each process, got 1 to 2" in failure
+        assert "number of batches must be the same in each process, got 1 to 2" in failure
     for failure in two.try_run(dropping):
         assert isinstance(failure, Failure)
         assert "model must give the same loss for the same batch" in failure

@@ -30,7 +30,7 @@ def num_samples_of(batch: Any) -> int:
     """The number of samples of a batch: the length of the first tensor in it.
 
     Raises:
-        TypeError: The batch does not hold a tensor.
+        TypeError: The batch does not hold a tensor with a row for each sample.
 
     >>> import torch
     >>> num_samples_of({"images": torch.zeros(5, 3), "labels": torch.zeros(5)})

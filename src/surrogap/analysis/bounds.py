@@ -1,4 +1,4 @@
-"""The bound of the risk by the surrogate gap: Corollary 5.2.1 and its discussion."""
+"""The bound on the risk by the surrogate gap: Corollary 5.2.1 and its discussion."""
 
 import math
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from surrogap.errors import InvalidValueError
 
 @dataclass(frozen=True)
 class RiskBound:
-    """A bound of the expected loss on new data: `loss + gap + complexity`.
+    """A bound on the expected loss on new data: `loss + gap + complexity`.
 
     Attributes:
         loss: `C`, the training loss.
         gap: `h`, the surrogate gap of the training set.
         complexity: `4 * sqrt((KL + log(2 m / a)) / m)`.
-        probability: A lower bound of the probability that it holds.
+        probability: A lower bound on the probability that the bound holds.
     """
 
     loss: float
@@ -40,7 +40,7 @@ def risk_bound(
     noise: float,
     a: float = 0.05,
 ) -> RiskBound:
-    """The bound of Corollary 5.2.1 (PAC-Bayes with a worst case in a ball).
+    """The bound of Corollary 5.2.1 (PAC-Bayes, with the worst case in a ball).
 
     With probability `(1 - a) * (1 - exp(-(rho / (sqrt(2) * noise) - sqrt(num_weights))^2))`, the
     expected loss on new data is at most `loss + gap + 4 * sqrt((KL + log(2 m / a)) / m)`. The bound
@@ -55,7 +55,7 @@ def risk_bound(
         num_samples: `m`, the size of the training set.
         divergence: `KL(Q || P)` of the posterior from the prior; see `gaussian_divergence`.
         noise: `b`, the standard deviation of the noise in the weights.
-        a: The probability with which the PAC-Bayes bound may fail.
+        a: The probability that the PAC-Bayes bound fails.
 
     Raises:
         TypeError: An argument is not a number.
@@ -108,8 +108,8 @@ class Solution:
     """The loss and the sharpness of a trained model, for the discussion of Corollary 5.2.1.
 
     After training, the loss `C` and the dominant eigenvalue `sigma` are fixed, and the bound
-    `C + sigma * rho_true^2 / 2 + R` depends on a radius that is given by the data, not by training.
-    So of two solutions with equal perturbed loss at `rho_train`, the flatter one has the lower
+    `C + sigma * rho_true^2 / 2 + R` depends on a radius that the data determine, not training. Of
+    two solutions with equal perturbed loss at `rho_train`, the flatter one therefore has the lower
     bound if `rho_true > rho_train`, and the sharper one if `rho_true < rho_train`.
 
     Attributes:

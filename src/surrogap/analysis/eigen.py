@@ -14,10 +14,10 @@ from surrogap.errors import InvalidValueError
 
 Which = Literal["largest", "smallest", "dominant"]
 
-# Residuals are compared with at least this fraction of the dominant eigenvalue: rounding keeps the
-# residuals of tiny eigenvalues from getting small relative to the eigenvalue.
+# Residuals are compared with at least this fraction of the dominant eigenvalue: due to rounding,
+# the residuals of tiny eigenvalues do not get small relative to the eigenvalue.
 _FLOOR = 0.01
-# Relative noise on a given start vector. From an exact eigenvector the iteration would never leave.
+# Relative noise on a given start vector. The iteration would never leave an exact eigenvector.
 _NOISE = 0.01
 
 
@@ -53,14 +53,14 @@ def dominant_eigenvalue(
 ) -> Eigenpairs:
     """The eigenvalue of largest absolute value, by power iteration, as the paper measures it.
 
-    It keeps two vectors in memory. `eigenvalues` needs fewer products, but keeps a vector for each
+    Keeps two vectors in memory. `eigenvalues` needs fewer products, but keeps a vector for each
     product. If the largest positive and negative eigenvalues are about equal in absolute value,
     only `eigenvalues` converges.
 
     Args:
         operator: The Hessian.
         start: A start vector, such as the eigenvector of an earlier training step. Some noise is
-            added to it, so that another eigenvector may take over.
+            added to it, so that the iteration can move to another eigenvector.
         tolerance: The largest residual, relative to the eigenvalue.
         max_products: The largest number of products.
         seed: The seed of the start vector, or of its noise.
@@ -68,7 +68,7 @@ def dominant_eigenvalue(
 
     Raises:
         TypeError: `tolerance` or `max_products` is not a number.
-        ValueError: They are not positive, or `start` has the wrong shape.
+        ValueError: One of them is out of bounds, or `start` has the wrong shape.
 
     >>> from torch import nn
     >>> from surrogap.analysis import Hessian, Surface
@@ -117,8 +117,8 @@ def eigenvalues(
         start: A start vector, such as an eigenvector found before; some noise is added to it.
         tolerance: The largest residual, relative to the eigenvalue (or to a hundredth of the
             dominant one, if that is larger).
-        max_products: The largest number of products. The memory holds one vector for each product,
-            and `num` more.
+        max_products: The largest number of products. Memory holds one vector for each product, and
+            `num` more.
         seed: The seed of the start vector, or of its noise.
         progress: Called with the number of products so far, and `max_products`.
 

@@ -1,6 +1,6 @@
-"""Figures of the measurements; `figure.savefig(path)` writes them, without a display.
+"""Figures of the measurements, to write with `figure.savefig(path)`. No display is needed.
 
-They need matplotlib, which is in the extra `train`.
+They need matplotlib, from the extra `train`.
 """
 
 import math
@@ -23,7 +23,7 @@ _MAX_CHARACTERS = 44  # in a line of text above a panel
 
 
 def brief(text: str) -> str:
-    """Shorten long lines of text in the middle: names of folders may be long."""
+    """Shorten long lines in the middle, since names of folders may be long."""
     head = _MAX_CHARACTERS // 4
     return "\n".join(
         line
@@ -38,7 +38,7 @@ def _new(num_columns: int = 1, **settings: Any) -> "tuple[Figure, list[Axes]]":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingPackageError(
-            f"figures must have matplotlib, got {error}. Run pip install 'surrogap[train]'."
+            f"Figures need matplotlib ({error}). Run pip install 'surrogap[train]'."
         ) from error
     figure = Figure(figsize=(5.2 * num_columns, 3.8), dpi=150, layout="constrained")
     axes = figure.subplots(1, num_columns, squeeze=False, subplot_kw=settings)
@@ -55,7 +55,7 @@ def curves(
     """Curves of the loss along directions.
 
     Args:
-        lines: The lines.
+        lines: The losses, one curve each.
         title: The title.
         loss: The label of the loss axis.
         xlabel: The label of the step axis.
@@ -126,7 +126,7 @@ def spectrum(density: Density, *, title: str = "") -> "Figure":
 def gap_curves(
     runs: dict[str, Gaps], *, eigenvalues: dict[str, float] | None = None, title: str = ""
 ) -> "Figure":
-    """The gap against the radius, and `2 h / rho^2` beside the measured eigenvalue.
+    """The gap against the radius, and `2 h / rho^2` with the measured eigenvalue.
 
     Args:
         runs: The gaps of each run, by its name.
@@ -194,7 +194,7 @@ def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> 
             )
         if rho is not None:
             axes.axvline(rho, color="C3", linewidth=1, label=f"rho = {rho:g}")
-        # In the corners that a rising gap and a falling cosine leave free.
+        # In the corners left free by a rising gap and a falling cosine.
         axes.legend(
             frameon=False, fontsize="small", loc="upper left" if axes is left else "lower left"
         )

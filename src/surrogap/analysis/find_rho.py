@@ -1,10 +1,10 @@
-"""A range of radii for a model: a sweep on a few batches.
+"""A range of radii for a model, from a sweep on a few batches.
 
-At each radius it measures the quantities of a training step: the gap `h`, the perturbed loss `f_p`
-and the cosine of the angle between `g` and `g_p`. The range consists of the radii whose gap is 0.05
-to 0.5, for a loss such as cross-entropy with ten classes. Smaller radii usually change training
-little; radii far above the range cost accuracy. `docs/results.md` and `docs/how-to/sharpness.md`
-compare this range with the best radii of full runs.
+The sweep measures the quantities of a training step at each radius: the gap `h`, the perturbed loss
+`f_p` and the cosine of the angle between `g` and `g_p`. The range consists of the radii whose gap
+is 0.05 to 0.5, for a loss such as cross-entropy with ten classes. Smaller radii usually change
+training little; radii far above the range cost accuracy. `docs/results.md` and
+`docs/how-to/sharpness.md` compare this range with the best radii of full runs.
 """
 
 import math
@@ -18,14 +18,14 @@ from surrogap.analysis.surface import Progress, Surface
 from surrogap.checks import number
 from surrogap.errors import InvalidValueError, UnsupportedError
 
-# From the loss of one batch to the displacement of its ascent step at radius 1.
+# Maps the surface of one batch to its ascent step at radius 1.
 Climb = Callable[[Surface], Tensor]
 
-# Three radii in each factor of ten.
+# Three radii per factor of ten.
 USUAL_RHOS = tuple(round(10 ** (exponent / 3), 6) for exponent in range(-9, 4))
 
-# The gaps at the ends of the suggested range. Not relative to the loss, which would make the range
-# depend on how long the model has trained.
+# The gaps at the ends of the suggested range. They are not relative to the loss: the range would
+# then depend on how long the model has trained.
 GAP_FROM = 0.05
 GAP_TO = 0.5
 
@@ -163,7 +163,7 @@ def find_rho(
     The range consists of the radii whose ascent step raises the mean loss by 0.05 to 0.5. It is a
     range to search, not the best radius, which depends on the whole run. Measure in training mode,
     with batches of the size that shares a perturbation, on a model that has been trained for a
-    while: at initialization the loss surface is different. To measure with dropout, build the
+    while, since the loss surface is different at initialization. To measure with dropout, build the
     surface with `is_checked=False`; both passes use the same masks, as in training.
 
     Args:
@@ -218,8 +218,8 @@ def _of_batch(surface: Surface, rhos: Sequence[float], climb: Climb | None) -> I
     delta = g / norm if climb is None or not norm > 0 else climb(surface)
     if not (norm > 0 and space.norm(delta) > 0):
         raise UnsupportedError(
-            f"gradient must not be zero, got norm {float(norm)} on a batch, and there must be an "
-            "ascent step. Measure a model that is still learning, after some training steps."
+            f"gradient and ascent step must not be zero, got a gradient of norm {float(norm)} on a "
+            "batch. Measure a model that is still learning, after some training steps."
         )
     for rho in rhos:
         with surface.moved(rho * delta):

@@ -16,7 +16,7 @@ from surrogap.analysis.surface import Progress, Surface
 from surrogap.checks import number
 from surrogap.errors import InvalidValueError
 
-# The cost of a forward pass, in gradients: a backward pass has twice the multiplications.
+# The cost of a forward pass, in gradients: a backward pass has twice as many multiplications.
 FORWARD = 1 / 3
 # The properties of a `Gap` that follow from its losses.
 DERIVED = ("gap", "sharpness", "worst_gap", "worst_sharpness")
@@ -105,8 +105,8 @@ def surrogate_gaps(
         surface: The loss.
         rhos: The radii; the result has them in increasing order.
         num_ascent_steps: The number of gradients for the worst case at each radius; 0 for no
-            search. Projected ascent starts from the best of the one-step perturbation, the worst
-            perturbation of the previous radius, and `start`. It doubles its step while the loss
+            search. Projected ascent starts where the loss is highest: at the one-step perturbation,
+            the worst one of the previous radius, or `start`. It doubles its step while the loss
             rises, which turns it into a power iteration, and halves it when the loss falls.
         start: A direction to try with both signs, such as the dominant eigenvector: at a minimum it
             is the worst direction, while the gradient is zero.
@@ -153,7 +153,7 @@ def sorted_radii(rhos: Sequence[float]) -> list[float]:
 
     Raises:
         TypeError: One is not a number.
-        ValueError: There is no radius, or one is not positive.
+        ValueError: There is no radius, or one is not positive and finite.
     """
     remedy = "Pass positive radii, such as [0.05, 0.1]."
     radii = sorted(number("rhos", rho, above=0.0, remedy=remedy) for rho in rhos)

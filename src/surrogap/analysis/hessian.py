@@ -39,8 +39,8 @@ from surrogap.checks import number, one_of
 ProductMethod = Literal["forward-over-reverse", "double-backward", "finite-differences"]
 PRODUCT_METHODS: tuple[ProductMethod, ...] = get_args(ProductMethod)
 
-# The cost of a product, in gradients over the same batches: exact for finite differences, by number
-# of multiplications for the others.
+# The cost of a product, in gradients over the same batches: exact for finite differences, counted
+# in multiplications for the others.
 GRADIENTS_PER_PRODUCT = 2
 
 
@@ -54,9 +54,9 @@ class Hessian:
             but is approximate. If an operator of the model lacks the derivative rule that a method
             needs, the next method is used, with a warning. Sharded weights support only
             "finite-differences".
-        step: The distance along `v` to each side, for finite differences. None for
-            `(eps * (1 + ||w||))^(1/3)`, which balances rounding and curvature; `eps` is that of the
-            weights' dtype.
+        step: The distance to each side along `v`, for finite differences. None for
+            `(eps * (1 + ||w||))^(1/3)`, which balances rounding and truncation error; `eps` is that
+            of the weights' dtype.
 
     Attributes:
         method: The method in use.
@@ -112,7 +112,7 @@ class Hessian:
 
     def _fall_back(self, rule: str, value: str, *, to: ProductMethod) -> None:
         warnings.warn(
-            f"{self.method} must have {rule}, got {value}. "
+            f"{self.method} requires {rule}, got {value}. "
             f'Using {to} instead: pass method="{to}" to avoid this warning.',
             stacklevel=3,
         )
@@ -151,7 +151,7 @@ class Hessian:
         return gradients[0].sub_(gradients[1]).div_(2.0 * step)
 
     def _usual_step(self) -> float:
-        # The error of rounding the weights is eps * ||w|| / step, that of third derivatives step^2.
+        # The error from rounding the weights is eps * ||w|| / step, from third derivatives step^2.
         eps = max(torch.finfo(tensor.dtype).eps for tensor in self.surface.weights.tensors)
         return math.cbrt(eps * (1.0 + float(self.space.norm(self.surface.position()))))
 
@@ -202,7 +202,7 @@ def _forward_over_reverse(
 def _double_backward(
     surface: Surface, batch: Any, tangents: list[Tensor]
 ) -> tuple[Tensor, Products]:
-    """Like `_forward_over_reverse`."""
+    """The same as `_forward_over_reverse`, by a second backward pass."""
     parameters = surface.weights.parameters
     loss = surface.loss_of(batch)
     gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
@@ -240,7 +240,7 @@ def _load_rules() -> None:
         import_module("torch._decomp.decompositions_for_jvp")
 
 
-# Torch's messages for an operator without a derivative; the group is its name.
+# torch's messages for an operator without a derivative; the group is its name.
 _COMPLAINTS = (
     r"forward AD with (?:aten::)?(\S+) that does not support it",
     r"derivative for '?(?:aten::)?(\w+)'? is not implemented",

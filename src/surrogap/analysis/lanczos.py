@@ -13,7 +13,7 @@ from torch import Tensor
 
 from surrogap.analysis.space import Space
 
-# The number of basis vectors in one matrix: enough for fast products, few enough to waste little.
+# The number of basis vectors per matrix: enough for fast products, and few unused rows.
 _BLOCK = 8
 
 
@@ -46,7 +46,7 @@ class Basis:
 
     def project_out_(self, vector: Tensor) -> Tensor:
         """Subtract from `vector` its projection onto the basis, and return it."""
-        for _ in range(2):  # once leaves a remainder of the size of the rounding
+        for _ in range(2):  # rounding leaves a remainder the first time
             for block in self._blocks:
                 vector -= self.space.products(block, vector) @ block
         return vector
@@ -72,7 +72,7 @@ class Ritz(NamedTuple):
 
 
 class Lanczos:
-    """The process from one start vector.
+    """The Lanczos process from one start vector.
 
     Args:
         operator: The operator.

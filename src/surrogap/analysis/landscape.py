@@ -1,7 +1,7 @@
 """The loss landscape around the weights: the loss along one and two directions.
 
-In evaluation mode BatchNorm uses its running statistics everywhere. They fit only the weights in
-the middle, so the loss rises faster than it would with recomputed statistics. In training mode each
+In evaluation mode BatchNorm uses its running statistics everywhere. They fit only the weights at
+the center, so the loss rises faster than it would with recomputed statistics. In training mode each
 batch has its own statistics, as in training; then the loss does not depend on the scale of a layer
 before a BatchNorm. Put the model into the mode whose loss you want. On the line between two models
 the statistics are interpolated too, so both ends are the models themselves.
@@ -57,8 +57,8 @@ def random_direction(surface: Surface, seed: int = 0) -> Tensor:
     Each filter has the norm of the corresponding filter of the weights. A filter is a row of a
     parameter with two or more dimensions: the weights of one output channel or neuron. So a step of
     1 changes every filter by its own norm, whatever its scale. Biases and the weights of norm
-    layers, which have fewer than two dimensions, do not change. If weights are sharded along
-    another dimension than the first, the shards of a filter count as filters.
+    layers, which have fewer than two dimensions, do not change. If weights are sharded along a
+    dimension other than the first, the shards of a filter count as filters.
 
     Args:
         surface: The loss; its weights give the norms of the filters.

@@ -41,14 +41,14 @@ class Plan:
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """The largest costs of the largest eigenvalues, the smallest, the trace and the gaps."""
+        """Upper bounds on the costs of the largest and smallest eigenvalues, trace and gaps."""
         gaps = cost_of_gaps(len(self.rhos), num_ascent_steps=self.num_ascent_steps, has_start=True)
         products = (self.max_products, self.max_products, self.num_trace_products)
         return (*(GRADIENTS_PER_PRODUCT * number for number in products), gaps)
 
     @property
     def cost(self) -> float:
-        """The largest total cost, in gradients over the set."""
+        """Upper bound on the total cost, in gradients over the set."""
         return sum(self.costs)
 
 
@@ -122,7 +122,7 @@ def sharpness(
     )
 
     def progress_of(index: int) -> Progress | None:
-        """The progress of one of the four measurements, as that of the whole."""
+        """Return a callback for one of the four measurements that reports the total progress."""
         if progress is None:
             return None
         before, whole = sum(plan.costs[:index]), plan.costs[index]

@@ -88,8 +88,8 @@ class Space:
 
         Args:
             seed: The seed.
-            stream: The name of one of several vectors with the same seed. Vectors of neighbouring
-                seeds are independent, which `seed + index` as a seed would not give.
+            stream: The name of one of several vectors with the same seed. Unlike `seed + index` as
+                a seed, it shares no vectors with neighbouring seeds.
         """
         if stream:
             digest = hashlib.blake2b(repr((seed, *stream)).encode(), digest_size=7).digest()

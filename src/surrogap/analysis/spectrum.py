@@ -41,8 +41,8 @@ def trace(
 
     Args:
         operator: The Hessian.
-        num_products: The number of products, at least 6. The memory holds `num_products / 3`
-            vectors, or one for each weight if that is fewer.
+        num_products: The number of products, at least 6. Memory holds `num_products / 3` vectors,
+            but at most one for each weight.
         seed: The seed of the random vectors.
         progress: Called with the number of products so far and the total.
 
@@ -115,7 +115,7 @@ class Density:
         """The density, smoothed by a Gaussian.
 
         Args:
-            values: The eigenvalues at which to evaluate it, in one dimension.
+            values: The eigenvalues at which to evaluate it, as a 1D tensor.
             width: The standard deviation of the Gaussian.
         """
         distances = (values[:, None] - self.nodes.flatten()) / width
@@ -134,14 +134,14 @@ def density(
     """The density of the eigenvalues, by stochastic Lanczos quadrature (Ubaru et al. 2017).
 
     From a random vector `v` of norm 1 the Lanczos process gives nodes and weights such that
-    `sum(weight * node^k) = v^T H^k v` for all `k` below twice the number of steps. The mean of that
-    over random vectors is `tr(H^k) / size`.
+    `sum(weight * node^k) = v^T H^k v` for all `k` below twice the number of steps. The expectation
+    of that over random vectors is `tr(H^k) / size`.
 
     Args:
         operator: The Hessian.
         num_vectors: The number of random vectors; more vectors reduce the noise.
         num_steps: The number of products for each random vector; more products raise the
-            resolution. The memory holds `num_steps` vectors.
+            resolution. Memory holds `num_steps` vectors.
         seed: The seed of the random vectors.
         progress: Called with the number of products so far and the total.
 

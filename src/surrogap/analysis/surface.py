@@ -29,7 +29,7 @@ from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedErro
 # Takes a batch, its number of samples n and a vector; adds n times the batch's own vector to it,
 # and returns the batch's mean loss.
 Add = Callable[[Any, int, Tensor], Tensor]
-# Called with the number of units done so far, and of all units at most.
+# Called with the number of units done so far, and an upper bound on the total.
 Progress = Callable[[int, int], object]
 
 
@@ -44,10 +44,10 @@ class Surface:
     Measurements restore weights, gradients, buffers, modes and torch's random state exactly, also
     after an exception. Each pass starts from the same random state.
 
-    Under DistributedDataParallel each process passes its share of the samples, and all get the
-    result over all samples; the inner module runs, with the first process's buffers. With FSDP2 all
-    processes must have the same number of batches, since their passes communicate. For a compiled
-    model, the original module runs.
+    Under DistributedDataParallel each process passes its share of the samples, and every process
+    gets the result over all samples. The inner module runs, with the first process's buffers. With
+    FSDP2 all processes must have the same number of batches, since their passes communicate. For a
+    compiled model, the original module runs.
 
     Args:
         model: The model; its trainable parameters are the weights.
@@ -150,14 +150,14 @@ class Surface:
             with torch.no_grad():
                 for tensor, piece in zip(tensors, self.space.pieces(delta), strict=True):
                     there = tensor.to(wide(tensor.dtype)) + piece.to(tensor.device)
-                    # Graphs that were built before stay valid: the weights are restored.
+                    # Autograd graphs built before stay valid: the weights are restored.
                     with _unsafe_preserve_version_counter((tensor,)):
                         tensor.copy_(there)
             yield
         finally:
             with torch.no_grad():
                 before.write_to_(tensors)
-            self.weights.refresh()  # so that FSDP drops the weights that it gathered there
+            self.weights.refresh()  # so that FSDP drops the perturbed weights that it gathered
 
     def means(self, add: Add, into: Tensor) -> tuple[Tensor, Tensor]:
         """The means of the loss and of a vector over the samples of all batches and processes.
@@ -263,7 +263,7 @@ class Surface:
         if do_differ:
             raise UnsupportedError(
                 "model must give the same loss for the same batch, got different ones. It draws "
-                "random numbers, like dropout in training mode: call model.eval() first."
+                "random numbers, as dropout does in training mode: call model.eval() first."
             )
         first, second = (some[0] / some[1] for some in sums)
         if _differ(first, second, tolerance):
@@ -285,8 +285,8 @@ class Surface:
         most, fewest = int(numbers[0]), -int(numbers[1])
         if most != fewest:
             raise InvalidValueError(
-                f"batches must be the same number in each process, got {fewest} to {most}. "
-                "Their numbers of samples may differ."
+                f"number of batches must be the same in each process, got {fewest} to {most}. "
+                "The number of samples may differ."
             )
 
 
