@@ -183,7 +183,7 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ("train --model resnet5 --out {tmp}/a", "name must be a known model, got 'resnet5'"),
         (
             "train --data {tmp}/no.npz --out {tmp}/a",
-            "name_or_path must be one of .*, or the path of a set, got",
+            "name_or_path must be one of .*, or the path of a dataset, got",
         ),
         ("train --data cifar10 --data-root {tmp} --out {tmp}/a", "must"),
         ("train --model small_mlp --out {tmp}/file/a", "out must be a writable folder, got"),

@@ -30,10 +30,10 @@ def test_a_folder_with_all_three(tmp_path: Path) -> None:
 
 def test_folders_that_are_not_sets(tmp_path: Path) -> None:
     message = "path must be a folder with train and val or test in it, got .*, which has "
-    with pytest.raises(ValueError, match=message + "none of them. A set is a folder with"):
+    with pytest.raises(ValueError, match=message + "none of them. A dataset is a folder with"):
         load(tmp_path)
     folder(tmp_path, ("train",))
-    with pytest.raises(ValueError, match=message + "train. A set is"):
+    with pytest.raises(ValueError, match=message + "train. A dataset is"):
         load(tmp_path)
 
 

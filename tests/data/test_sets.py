@@ -21,11 +21,11 @@ from tests.data.synthetic import folder
         ("xyzzy", "got 'xyzzy'. Pass one of them. Or pass the path of"),
         (
             "sets/mine.npz",
-            "name_or_path must be one of .*, or the path of a set, got sets/mine.npz. Please pass",
+            "name_or_path must be one of .*, or the path of a dataset, got sets/mine.npz. Please",
         ),
         (
             "mine.npz",
-            "name_or_path must be one of .*, or the path of a set, got mine.npz. Please pass",
+            "name_or_path must be one of .*, or the path of a dataset, got mine.npz. Please pass",
         ),
     ],
 )
@@ -53,7 +53,6 @@ def test_what_is_missing_is_named() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert (
-        "MissingPackageError: surrogap.data must have numpy, Pillow and torchvision installed, "
-        in result.stderr
+        "MissingPackageError: surrogap.data needs numpy, Pillow and torchvision (" in result.stderr
     )
     assert "Run pip install 'surrogap[train]'." in result.stderr

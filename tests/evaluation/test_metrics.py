@@ -267,7 +267,7 @@ def test_no_batch_is_waited_for_on_a_gpu(truth: Any) -> None:
         ),
         (
             {"classes": [3, 12]},
-            "classes must be below the number of the model's classes, got 12 and 12 classes. ",
+            "classes must be below 12, the number of the model's classes, got 12. ",
         ),
         ({"truth": "set"}, r"labels must have shape \(8, 12\) for truth='set', got \(8,\). Pass"),
         (
@@ -339,6 +339,6 @@ def test_nothing_to_score(batches: list[Any], truth: Any) -> None:
 
 @pytest.mark.parametrize("label", [-1, 3])
 def test_a_set_with_a_label_that_is_no_class(label: int) -> None:
-    message = f"labels must lie within 0 and 2, got {label} for image 1. Pass the number of"
+    message = f"labels must be from 0 to 2, got {label} for image 1. Pass the number of"
     with pytest.raises(ValueError, match=message):
         label_sets([[0], [1, label]], 3)

@@ -1,14 +1,14 @@
-"""Images and labels: sets by name or path, augmentation, and resumable loaders.
+"""Image datasets by name or path, augmentation, and resumable loaders.
 
-`load` returns the `Splits` of a set. `loader` returns the `Loader` of one split, which yields
-`(images, targets)` on the device. Images are float32, NCHW, normalised by the set's mean and
+`load` returns the `Splits` of a dataset. `loader` returns the `Loader` of one split, which yields
+`(images, targets)` on the device. Images are float32, NCHW, normalised by the dataset's mean and
 standard deviation. With mixup, targets are probabilities in every batch: float32 of shape
 (batch, classes). Without it they are class indices: int64 of shape (batch,).
 `torch.nn.functional.cross_entropy` takes both.
 
-Random numbers depend on (seed, epoch, position) only, and torch's global generator is not used. A
-loader that is resumed in mid-epoch therefore yields exactly the remaining batches. This package
-needs the extra `train`; `import surrogap` does not load it.
+Random numbers depend only on (seed, epoch, position), and torch's global generator is not used. A
+loader that is resumed mid-epoch therefore yields exactly the remaining batches. This package needs
+the extra `train`; `import surrogap` does not load it.
 """
 
 from surrogap.errors import MissingPackageError
@@ -19,7 +19,7 @@ try:
     import torchvision
 except ImportError as error:
     raise MissingPackageError(
-        f"surrogap.data must have numpy, Pillow and torchvision installed, got {error}. "
+        f"surrogap.data needs numpy, Pillow and torchvision ({error}). "
         "Run pip install 'surrogap[train]'."
     ) from error
 

@@ -1,4 +1,4 @@
-"""Sets in NumPy archives: `.npz` files of images and labels."""
+"""Datasets in NumPy archives: `.npz` files of images and labels."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,15 +20,16 @@ _Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 def read_archive(path: str | Path) -> Splits:
-    """Read the set in an `.npz` archive.
+    """Read the dataset in an `.npz` archive.
 
     Args:
-        path: An archive with the arrays train_images, test_images (uint8, NHWC, one channel or
-            three), train_labels, test_labels (int64) and classes (strings); optionally val_images
-            and val_labels, and train_noisy_labels (int64, such as CIFAR-10N's). Others are ignored.
+        path: An archive with the arrays train_images, test_images (uint8, NHWC, one or three
+            channels), train_labels, test_labels (int64) and classes (strings); optionally
+            val_images and val_labels, and train_noisy_labels (int64, such as CIFAR-10N's). Others
+            are ignored.
 
     Raises:
-        ValueError: It is not such an archive; the message says why.
+        ValueError: `path` is not such an archive.
 
     >>> import tempfile
     >>> images, labels = np.zeros((2, 8, 8, 3), np.uint8), np.array([0, 1])
@@ -58,10 +59,10 @@ def read_archive(path: str | Path) -> Splits:
 
 
 def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
-    """Build a set from the arrays of an archive.
+    """Build a dataset from the arrays of an archive.
 
     Args:
-        name: The name of the set, for messages.
+        name: The name of the dataset.
         arrays: The arrays that `read_archive` describes.
 
     Raises:
@@ -82,7 +83,7 @@ def splits_of_arrays(name: str, arrays: _Arrays) -> Splits:
 
 
 def _header(archive: ZipFile, name: str) -> np.ndarray[Any, Any]:
-    """Return an array with the shape and dtype of a stored one, without reading its values."""
+    """Return an array with the shape and dtype of a stored array, without reading its values."""
     with archive.open(f"{name}.npy") as file:
         version = np.lib.format.read_magic(file)
         read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}

@@ -23,8 +23,8 @@ class Augmentation:
             100 % of the area, aspect ratio 3/4 to 4/3).
         flip: Flip horizontally with probability 0.5.
         magnitude: The magnitude of RandAugment on torchvision's scale, from 0 (none) to 30; two
-            operations for each image. The scale of timm and TensorFlow ends at 10 over a similar
-            range: their 10 is stronger than this one.
+            operations per image. The scale of timm and TensorFlow covers a similar range from 0
+            to 10: their 10 is stronger than 10 here.
         mixup: The probability that an image is mixed with another of its batch. If above 0, all
             targets are probabilities.
         mixup_alpha: The parameter of the Beta distribution: mixed images are
@@ -65,7 +65,7 @@ AUGMENTATIONS = {
 
 
 def augmentation_of(augmentation: str | Augmentation) -> Augmentation:
-    """Return an augmentation, given as such or by its name.
+    """Return an augmentation, given by name or as an `Augmentation`.
 
     Raises:
         ValueError: The name is unknown.
@@ -83,7 +83,7 @@ def augmentation_of(augmentation: str | Augmentation) -> Augmentation:
 def augmented(images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
     """Crop, flip and apply RandAugment to a batch of small images. Mixup comes later.
 
-    Each image has its own shift, flip and operations.
+    Shift, flip and operations are drawn for each image.
 
     Args:
         images: uint8, NCHW, on any device.
@@ -125,7 +125,7 @@ def _cropped_and_flipped(
 def transform_of_files(augmentation: Augmentation, size: int) -> Any:
     """Return torchvision's transform from a PIL image to one of `size` x `size` pixels.
 
-    Without `crop` it is the one of evaluation: resize the shorter side to 8/7 of the size, then
+    Without `crop` it is the evaluation transform: resize the shorter side to 8/7 of the size, then
     crop the centre. It draws from torch's global generator, which the caller seeds and restores.
 
     >>> from PIL import Image

@@ -1,9 +1,9 @@
-"""Damaged image files, found before training starts instead of when their batch comes.
+"""A check for damaged image files before training starts.
 
-The check reads the header of each file, and its last bytes if the format has an end marker: a
-truncated download has no end. It decodes no pixels of files that pass. Files that passed are
-remembered by path, size and time of modification in the user's cache folder, so the next run checks
-only what is new or has changed.
+The check reads the header of each file, and its last bytes if the format has an end marker, which
+a truncated download lacks. It decodes pixels only if the marker is missing. Files that pass are
+cached by path, size and modification time in the user's cache folder, so the next run checks only
+new and changed files.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from surrogap.data.files import check_mode, reason_of
 from surrogap.data.splits import FileSet, Splits
 from surrogap.errors import InvalidValueError
 
-# Called with the number of files that were checked and the number of all.
+# Called with the number of files checked so far and the total.
 OnChecked = Callable[[int, int], object]
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
@@ -43,14 +43,14 @@ def intact(
     warn: bool = True,
     on_checked: OnChecked | None = None,
 ) -> Splits:
-    """Return the splits without damaged image files. Sets in memory are returned unchanged.
+    """Return the splits without damaged image files. Datasets in memory are returned unchanged.
 
     Args:
-        splits: The set.
+        splits: The dataset.
         names: The splits to check.
         skip_damaged: Leave damaged files out instead of raising an error.
-        warn: Warn of the files that are left out.
-        on_checked: Called with the number of files that were checked, and the number of all.
+        warn: Warn about the files that are left out.
+        on_checked: Called with the number of files checked so far and the total.
 
     Raises:
         ValueError: Files are damaged, and `skip_damaged` is False or no image of a split is left.
@@ -76,7 +76,7 @@ def intact(
 
 
 def damaged_files(paths: Sequence[str], on_checked: OnChecked | None = None) -> dict[str, str]:
-    """Return the reason for each file that cannot be read as an image, by its path.
+    """Return the files that cannot be read as images, with the reason for each.
 
     >>> damaged_files(["missing.jpg"])
     {'missing.jpg': 'No such file or directory'}
@@ -132,7 +132,7 @@ def _listed(name: str, reasons: dict[str, str]) -> str:
 
 
 def _key(cwd: str, path: str) -> int:
-    """Return a hash of a file's path, size and time of modification."""
+    """Return a hash of a file's path, size and modification time."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""The embedded set: a balanced subset of Fashion-MNIST in the package, for runs without a download.
+"""The embedded dataset: a balanced subset of Fashion-MNIST, for runs without a download.
 
 `benchmarks/embedded_set.py` builds it. The images are Zalando's, under the MIT licence: see
 fashion_mnist.LICENSE.
@@ -14,14 +14,14 @@ from surrogap.data.archives import splits_of_arrays
 from surrogap.data.splits import Splits
 
 PATH = Path(__file__).with_name("fashion_mnist.npz.xz")
-# About the share of wrong labels in CIFAR-10N's worst set.
+# About the share of wrong labels in CIFAR-10N's worst label set.
 _WRONG = 0.4
 
 
 def embedded(path: str | Path = PATH) -> Splits:
     """Return 5,000 training and 2,000 test images of clothes: grey, 28 x 28, in ten classes.
 
-    Its noisy labels are synthetic: 40 % of them are wrong, drawn at random among the other classes.
+    The noisy labels are synthetic: 40 % of them are wrong, drawn at random from the other classes.
 
     Args:
         path: The file, if not the one in the package.
@@ -36,7 +36,7 @@ def embedded(path: str | Path = PATH) -> Splits:
 
 
 def _with_errors(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the labels, 40 % of them replaced; the same ones each time."""
+    """Return the labels with 40 % of them replaced, the same in each call."""
     random = np.random.default_rng(0)
     is_wrong = random.random(len(labels)) < _WRONG
     return (labels + is_wrong * random.integers(1, num_classes, len(labels))) % num_classes

@@ -28,7 +28,7 @@ class Request(NamedTuple):
 class RequestSampler:
     """A batch sampler of requests, from a position in an epoch.
 
-    It runs in the main process and sends paths and seeds to the workers. A list of a million files
+    It runs in the main process and sends paths and seeds to the workers: a list of a million files
     in each worker would take gigabytes.
     """
 
@@ -54,7 +54,7 @@ class RequestSampler:
 class Unreadable:
     """A file that cannot be read as an image, and the reason.
 
-    Workers return it as a value: DataLoader would put the traceback of an exception into its
+    Workers return it as a value: DataLoader would put the traceback of an exception into the
     message.
     """
 
@@ -106,7 +106,7 @@ def check_mode(image: Image.Image) -> None:
     """Check that the range of an image's pixel values is known, from its header alone.
 
     Raises:
-        ValueError: It is not: the pixels are 32-bit integers or floats.
+        ValueError: The pixels are 32-bit integers or floats.
     """
     if image.mode in ("I", "F") and not _has_16_bits(image):
         raise ValueError(f"its pixels must have 8 or 16 bits, got Pillow's mode {image.mode}")
@@ -118,7 +118,7 @@ def _has_16_bits(image: Image.Image) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Return in a few words why Pillow could not read a file.
+    """Return a short reason why Pillow could not read a file.
 
     >>> reason_of(FileNotFoundError(2, "No such file or directory", "1.jpg"))
     'No such file or directory'

@@ -1,4 +1,4 @@
-"""Sets in folders: `train/CLASS/image.jpg`, the layout of torchvision's ImageFolder."""
+"""Datasets in folders: `train/CLASS/image.jpg`, the layout of torchvision's ImageFolder."""
 
 import os
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from surrogap.data.splits import FileSet, Splits, check_classes
 from surrogap.errors import InvalidValueError
 
-_REMEDY = "A set is a folder with train/CLASS/IMAGE and val/CLASS/IMAGE or test/CLASS/IMAGE."
+_REMEDY = "A dataset is a folder with train/CLASS/IMAGE and val/CLASS/IMAGE or test/CLASS/IMAGE."
 
 
 def read_folder(path: str | Path, name: str | None = None) -> Splits:
-    """Read the set in a folder.
+    """Read the dataset in a folder.
 
     Args:
         path: A folder with the subfolders `train` and `test`, or `train` and `val`, each with one
-            folder for each class. If there is no `test`, `val` is the test split, as in ImageNet.
-        name: The name of the set; by default its path.
+            folder per class. If there is no `test`, `val` is the test split, as in ImageNet.
+        name: The name of the dataset; by default its path.
 
     Raises:
-        ValueError: A subfolder is missing or has no images, or the splits differ in classes.
+        ValueError: A subfolder is missing or has no images, or the splits have different classes.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -79,7 +79,7 @@ def _images(folder: Path) -> tuple[FileSet, tuple[str, ...]]:
 
 
 def _walk(folder: Path, root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk the folder of a class, following links that do not lead back into the set."""
+    """Walk the folder of a class, following links; raise if one leads back into the dataset."""
     _check_link(str(folder), root)
     for subfolder, folders, names in os.walk(folder, followlinks=True):
         for name in folders:

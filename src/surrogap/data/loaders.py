@@ -1,4 +1,4 @@
-"""Loaders: batches on the device, resumable in mid-epoch."""
+"""Loaders of batches on the device, resumable mid-epoch."""
 
 import os
 from abc import ABC, abstractmethod
@@ -40,7 +40,7 @@ class Loader(ABC):
     Attributes:
         dataset: The images and labels of the split.
         epoch: The number of the epoch, from 0.
-        position: The number of its batches that have been yielded.
+        position: The number of batches of the epoch that have been yielded.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Loader(ABC):
         self.epoch = 0
         self.position = 0
         self._is_resumed = False
-        # Pixels are from 0 to 255, and the statistics of the set are for 0 to 1.
+        # Pixels are from 0 to 255; the statistics of the dataset are for pixels in [0, 1].
         self._mean, self._std = (
             255 * torch.tensor(values, dtype=torch.float32, device=self.device)[:, None, None]
             for values in (splits.mean, splits.std)
@@ -127,7 +127,7 @@ class Loader(ABC):
         self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, and the settings that must be the same in a resumed loader."""
+        """Return the position, and the settings that a resumed loader must share."""
         is_over = self.position == len(self)
         return {
             "epoch": self.epoch + is_over,
@@ -138,22 +138,23 @@ class Loader(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the state of another loader.
 
-        With the same number of processes, the remaining batches are equal bit for bit. With another
-        number of processes and the same global batch size, each step has the same images with
-        another augmentation.
+        With the same number of processes, the remaining batches are equal bit for bit. With a
+        different number of processes and the same global batch size, each step has the same images
+        with a different augmentation.
 
         Args:
             state: The return value of `state_dict`.
 
         Raises:
-            TypeError: The state is not one of a loader.
-            ValueError: The state is of a loader with another set, seed or global batch size.
+            TypeError: The epoch or position in the state is not an integer.
+            ValueError: The state is of a loader with a different dataset, seed or global batch
+                size, or the position is out of bounds.
         """
         for name, value in self._fingerprint().items():
             if state.get(name) != value:
                 raise InvalidValueError(
-                    f"state must have {name}={value} as this loader has, got {state.get(name)}. "
-                    "Resume with the set, the seed and the global batch size of the saved run."
+                    f"state must have {name}={value}, as this loader does, got {state.get(name)}. "
+                    "Resume with the dataset, seed and global batch size of the saved run."
                 )
         epoch, position = state.get("epoch"), state.get("position")
         integer("epoch", epoch, at_least=0, remedy="Pass what state_dict() returned.")
@@ -182,11 +183,11 @@ class Loader(ABC):
 
 @final
 class TensorLoader(Loader):
-    """Batches of a set in memory, which is moved to the device once and augmented there.
+    """Batches of a dataset in memory, which is moved to the device once and augmented there.
 
     Augmentation works on whole batches, with random numbers for each image. They are drawn on the
     CPU, so that they are the same on all devices. Loaders share images that are already on the
-    device: if several read the same split, pass `splits.to(device)`.
+    device: if several loaders read the same split, pass `splits.to(device)`.
 
     >>> from surrogap.data import load
     >>> loader = TensorLoader(load("embedded"), batch_size=128, augmentation="light")
@@ -228,7 +229,7 @@ class FileLoader(Loader):
 
     The random numbers of an image depend on the seed, the epoch and its index in the order of the
     epoch, not on the number of workers. Normalisation and mixup run on the device, for whole
-    batches. The workers live as long as the loader. Iteration raises ValueError at a file that
+    batches. The workers live as long as the loader. Iteration raises ValueError for a file that
     cannot be read; `intact` finds such files beforehand.
 
     >>> cat = FileSet(["cat.jpg"], [0])
@@ -256,7 +257,7 @@ class FileLoader(Loader):
         if num_workers is None:
             num_workers = min(_num_cpus(), 8)
         integer("num_workers", num_workers, at_least=0, remedy="Pass 0 to read in this process.")
-        # Without it, DataLoader draws the seeds of its workers from the global generator.
+        # Without this, DataLoader draws the seeds of its workers from the global generator.
         self._worker_seeds = torch.Generator()
         self._sampler = RequestSampler(self.order, self.dataset)
         self._workers: DataLoader[Any] = DataLoader(
@@ -286,7 +287,7 @@ class FileLoader(Loader):
 
 
 def _num_cpus() -> int:
-    """Return the number of CPUs that this process may use; in a container these are not all."""
+    """Return the number of CPUs that this process may use, which may be fewer in a container."""
     if hasattr(os, "sched_getaffinity"):  # Linux only
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -307,11 +308,11 @@ def loader(
     size: int | None = None,
     num_workers: int | None = None,
 ) -> Loader:
-    """Build the loader of one split: a `TensorLoader` for sets in memory, a `FileLoader` for files.
+    """Build the loader of a split: a `TensorLoader` for images in memory, a `FileLoader` for files.
 
     Args:
-        splits: The set.
-        split: The name of the split: "train", "test", or "val" if the set has it.
+        splits: The dataset.
+        split: The name of the split: "train", "test", or "val" if the dataset has it.
         batch_size: The number of images of this process in a step.
         augmentation: "none", "light", "medium", "strong", or an `Augmentation`.
         shuffle: Shuffle in each epoch. By default only for "train".
@@ -321,8 +322,8 @@ def loader(
         device: The device of the batches.
         rank: The rank of this process.
         world_size: The number of processes. Each takes its share of every step.
-        size: The height and width that images are resized to, after augmentation. By default 224
-            for files, and the images' own for sets in memory.
+        size: The height and width of the images. Files are cropped to it, by default 224. Images in
+            memory are resized to it after augmentation, by default not at all.
         num_workers: The number of worker processes that read files; 0 reads in this process. By
             default the number of CPUs, at most 8: pass it if several processes share a machine.
 
@@ -334,7 +335,7 @@ def loader(
     >>> train = loader(load("embedded"), batch_size=500, augmentation="medium", seed=1)
     >>> for step, (images, targets) in enumerate(train):
     ...     if step == 3:
-    ...         state = train.state_dict()  # a checkpoint in mid-epoch
+    ...         state = train.state_dict()  # a checkpoint mid-epoch
     >>> resumed = loader(load("embedded"), batch_size=500, augmentation="medium", seed=1)
     >>> resumed.load_state_dict(state)
     >>> rest = list(resumed)

@@ -15,11 +15,11 @@ def mixup(
     probability: float = 0.2,
     alpha: float = 0.2,
 ) -> tuple[Tensor, Tensor]:
-    """Mix some images of a batch with others, and return targets that are probabilities.
+    """Mix some images of a batch with others, and return probabilities as targets.
 
-    `x_i <- lam * x_i + (1 - lam) * x_j`, and the same for the one-hot targets. Each image draws
-    whether it is mixed, and its own lam from Beta(alpha, alpha); the partners j are a permutation
-    of the batch. An image that is not mixed is unchanged, bit for bit, with a one-hot target.
+    `x_i <- lam * x_i + (1 - lam) * x_j`, and the same for the one-hot targets. Whether an image is
+    mixed is drawn for each image, and so is lam from Beta(alpha, alpha); the partners j are a
+    permutation of the batch. An image that is not mixed is unchanged, bit for bit.
 
     Args:
         images: Floating point, NCHW.
@@ -36,7 +36,7 @@ def mixup(
     (torch.Size([4, 3]), True)
     """
     number = len(images)
-    # With a dtype: the default dtype would change the numbers that are drawn.
+    # With a dtype: the drawn numbers would otherwise depend on the default dtype.
     is_mixed = torch.rand(number, generator=generator, dtype=torch.float32) < probability
     partner = torch.randperm(number, generator=generator).to(images.device)
     # torch samples Beta from its global generator only.

@@ -16,21 +16,21 @@ from surrogap.errors import InvalidValueError
 class Order:
     """The order of the images in each epoch, and the share of each process.
 
-    The images of one step, over all processes, are `batch_size * world_size` neighbours in the
-    order, so one process with batches of 8 sees the same steps as two with batches of 4. The order
-    depends on (seed, epoch) only.
+    The images of one step, over all processes, are `batch_size * world_size` consecutive images of
+    the order, so one process with batches of 8 takes the same steps as two with batches of 4. The
+    order depends only on (seed, epoch).
 
     An incomplete last batch is dropped or kept. If kept, it is spread evenly over the processes,
     and each image occurs once, in one process. All processes have the same number of batches: if
-    fewer images than processes are left, a process without one moves the last image of its previous
-    batch to the last.
+    fewer images than processes are left, a process without one gets the last image of its
+    second-to-last batch instead.
 
     Args:
         num_images: The number of images.
         batch_size: The number of images of one process in a step.
         rank: The rank of this process.
         world_size: The number of processes.
-        shuffle: Shuffle in each epoch; otherwise each epoch has the order of the set.
+        shuffle: Shuffle in each epoch; otherwise each epoch has the order of the dataset.
         drop_last: Drop an incomplete last batch.
         seed: The seed of the shuffling, the same in all processes.
 
@@ -84,13 +84,13 @@ class Order:
         return self.num_images // self.global_batch_size + (not self.drop_last and self._rest > 0)
 
     def images(self, epoch: int) -> Tensor:
-        """Return the numbers of the images in the order of an epoch, over all processes."""
+        """Return the indices of the images in the order of an epoch, over all processes."""
         if not self.shuffle:
             return torch.arange(self.num_images)
         return torch.randperm(self.num_images, generator=generator("order", self.seed, epoch))
 
     def indices(self, position: int) -> Tensor:
-        """Return the indices into the order of this process's batch at a position."""
+        """Return the positions in the order that make up this process's batch at a position."""
         start = position * self.global_batch_size
         mine = torch.arange(start + self.rank * self.batch_size, start + self._end())
         is_lacking = self.rank >= self.world_size - self._num_lacking

@@ -1,4 +1,4 @@
-"""Published sets, read by torchvision's classes."""
+"""Published datasets, read by torchvision's classes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -47,7 +47,7 @@ def cifar(num_classes: int, root: Path, download: bool) -> Splits:
 
 
 def flowers102(root: Path, download: bool) -> Splits:
-    """Load Oxford's 102 flowers: 1,020 training, 1,020 validation and 6,149 test images.
+    """Load Flowers-102: 1,020 training, 1,020 validation and 6,149 test images.
 
     Args:
         root: The folder of `flowers-102`.
@@ -71,7 +71,7 @@ def flowers102(root: Path, download: bool) -> Splits:
 
 
 def pets37(root: Path, download: bool) -> Splits:
-    """Load Oxford's 37 breeds of cats and dogs: 3,680 training and 3,669 test images.
+    """Load Oxford-IIIT Pet, 37 breeds of cats and dogs: 3,680 training and 3,669 test images.
 
     Args:
         root: The folder of `oxford-iiit-pet`.
@@ -100,7 +100,7 @@ def imagenet(root: Path, download: bool) -> Splits:
     or the archives of ILSVRC2012, which torchvision extracts there once.
 
     Args:
-        root: The folder of the folder `imagenet`.
+        root: The parent of the folder `imagenet`.
         download: Must be False: ImageNet requires registration.
 
     Raises:
@@ -128,7 +128,7 @@ def imagenet(root: Path, download: bool) -> Splits:
 
 
 def _open(make: Callable[[], Any], title: str, folder: Path, home: str) -> Any:
-    """Build a set of torchvision, and raise an error with a remedy if that fails."""
+    """Build a torchvision dataset, and raise an error with a remedy if that fails."""
     by_hand = f"put the files from {home} there"
     try:
         return make()
@@ -139,8 +139,7 @@ def _open(make: Callable[[], Any], title: str, folder: Path, home: str) -> Any:
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise MissingPackageError(
-            f"{package} must be installed to read {title}, got no such package. "
-            f"Run pip install {package}."
+            f"{package} must be installed to read {title}. Run pip install {package}."
         ) from error
     except (RuntimeError, OSError) as error:
         remedy = by_hand if title == "ImageNet" else f"pass download=True, or {by_hand}"

@@ -1,9 +1,9 @@
 """RandAugment for whole batches, with different operations for each image.
 
-torchvision's RandAugment draws one operation per call, which a whole batch would share. Here each
-image draws its own, and torchvision's function is then called once for all images with the same
-operation. The operations, their ranges and their order are torchvision's, and the pixels are equal
-bit for bit, which a test checks.
+torchvision's RandAugment draws its operations once per call, so a whole batch would share them.
+Here they are drawn for each image, and torchvision's function is then called once for all images
+with the same operation. The operations, their ranges and their order are torchvision's, and the
+pixels are equal bit for bit, which a test checks.
 """
 
 import math
@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional
 
 MAX_MAGNITUDE = 30
 
-# From the strength at magnitude 30 to the strength at the magnitude in use.
+# Maps the strength at magnitude 30 to the strength at the magnitude in use.
 _Level = Callable[[float], float]
 
 
@@ -73,7 +73,7 @@ def operate(images: Tensor, operation: str, magnitude: int, sign: int = 1) -> Te
     """
 
     def level(most: float) -> float:
-        # linspace in float32 gives exactly the numbers of torchvision.
+        # linspace in float32 gives exactly torchvision's numbers.
         levels = torch.linspace(0.0, most, MAX_MAGNITUDE + 1, dtype=torch.float32)
         strength = float(levels[magnitude])
         return sign * strength if operation in _SIGNED else strength

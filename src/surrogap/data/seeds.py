@@ -1,4 +1,4 @@
-"""Seeds and generators that are derived from a purpose and a position."""
+"""Seeds and generators derived from a purpose and a position."""
 
 import hashlib
 
@@ -8,8 +8,8 @@ import torch
 def derived(purpose: str, *path: int) -> int:
     """Derive a seed from a purpose and numbers, such as the seed of a run and an epoch.
 
-    Neighbouring numbers give unrelated seeds. It has 32 bits, since torch's generator on the CPU
-    uses no more.
+    Neighbouring numbers give unrelated seeds. A seed has 32 bits: torch's generator on the CPU uses
+    no more.
 
     >>> derived("order", 0, 1) == derived("order", 0, 1)
     True

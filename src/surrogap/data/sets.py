@@ -1,4 +1,4 @@
-"""Sets by name or path."""
+"""Datasets by name or path."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from surrogap.data.published import cifar, flowers102, imagenet, pets37
 from surrogap.data.splits import Splits
 from surrogap.errors import InvalidValueError
 
-# The sets by name. Each function takes the root folder, and True to download.
+# The datasets by name. Each function takes the root folder, and whether to download.
 SETS: dict[str, Callable[[Path, bool], Splits]] = {
     "embedded": lambda root, download: embedded(),
     "cifar10": partial(cifar, 10),
@@ -25,9 +25,9 @@ SETS: dict[str, Callable[[Path, bool], Splits]] = {
 
 
 def archive_of(name_or_path: str | Path, root: str | Path = "data") -> Path | None:
-    """Return the `.npz` archive of a set: its path, or NAME.npz in the folder of the named sets.
+    """Return the path of a dataset's `.npz` archive; None if there is no such file.
 
-    None if there is no such file.
+    The archive of a named dataset is NAME.npz in the folder `root`.
 
     >>> archive_of("embedded") is None
     True
@@ -39,20 +39,20 @@ def archive_of(name_or_path: str | Path, root: str | Path = "data") -> Path | No
 
 
 def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool = False) -> Splits:
-    """Load a set of images, split into train and test.
+    """Load an image dataset, split into train and test.
 
     Args:
         name_or_path: A name: "embedded" (a subset of Fashion-MNIST, in the package), "cifar10",
             "cifar100", "flowers102", "pets37" or "imagenet". Or a path: of an `.npz` archive, or of
             a folder with `train` and `val` or `test` in ImageFolder's layout. Names take
             precedence: write "./cifar10" for a folder of that name.
-        root: The folder of the named sets, as their authors publish them or as the archive
+        root: The folder of the named datasets, as their authors publish them or as the archive
             NAME.npz, which takes precedence.
-        download: Download a named set that is missing. With several processes, call it in one
-            of them before the others.
+        download: Download a named dataset that is missing. With several processes, let one of them
+            call `load` before the others.
 
     Raises:
-        ValueError: The set is unknown, missing or damaged.
+        ValueError: The dataset is unknown, missing or damaged.
         RuntimeError: It cannot be downloaded.
 
     >>> splits = load("embedded")
@@ -71,7 +71,7 @@ def load(name_or_path: str | Path, root: str | Path = "data", *, download: bool 
             return read_archive(path)
         if len(path.parts) > 1 or path.suffix:
             raise InvalidValueError(
-                f"name_or_path must be one of {', '.join(SETS)}, or the path of a set, got "
+                f"name_or_path must be one of {', '.join(SETS)}, or the path of a dataset, got "
                 f"{name_or_path}. Please {remedy}"
             )
     name = one_of("name_or_path", str(name_or_path), SETS, remedy=f"Or {remedy}")

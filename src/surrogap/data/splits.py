@@ -1,4 +1,4 @@
-"""Sets of images and labels, in memory or in files, split into train and test."""
+"""Image datasets in memory or in files, split into train and test."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surrogap.errors import InvalidValueError
 
-# The statistics of ImageNet's training images, with which torchvision and timm normalise.
+# The statistics of ImageNet's training images that torchvision and timm normalise with.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -53,7 +53,7 @@ class TensorSet:
             raise InvalidValueError(f"images must not be empty, got shape {shape}. Pass some.")
 
     def to(self, device: torch.device | str) -> "TensorSet":
-        """Return the set on a device, without a copy if it is there already."""
+        """Return the dataset on a device, without a copy if it is already there."""
         noisy = None if self.noisy_labels is None else self.noisy_labels.to(device)
         return TensorSet(self.images.to(device), self.labels.to(device), noisy)
 
@@ -72,14 +72,14 @@ class TensorSet:
 @final
 @dataclass(frozen=True, eq=False)
 class FileSet:
-    """Image files, which are read when they are needed.
+    """Image files, read when they are needed.
 
     Args:
         paths: The files.
         labels: One class index for each file.
 
     Raises:
-        ValueError: There are no files, or their number is not that of the labels.
+        ValueError: There are no files, or not one label for each.
 
     >>> FileSet(["cat/1.jpg", "dog/1.jpg"], [0, 1])
     FileSet(2 images)
@@ -96,7 +96,7 @@ class FileSet:
             )
 
     def to(self, device: torch.device | str) -> "FileSet":
-        """Return the set itself: files are not moved."""
+        """Return the dataset itself: files are not moved."""
         return self
 
     def __getitem__(self, chosen: Tensor) -> "FileSet":
@@ -114,14 +114,14 @@ class FileSet:
 @final
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A set of images, split into train, test and perhaps val.
+    """A dataset, split into train, test and optionally val.
 
     Args:
-        name: The name or the path of the set.
+        name: The name or the path of the dataset.
         classes: The names of the classes; a label is an index into them.
         train: The training images.
         test: The test images.
-        val: The validation images, if the set has some.
+        val: The validation images, if the dataset has some.
         mean: The mean of each channel, of pixels in [0, 1]. By default computed from `train` for
             images in memory, and ImageNet's for files.
         std: The standard deviation of each channel, with the same default. It is 1 for a constant
@@ -159,7 +159,7 @@ class Splits:
 
     @property
     def by_name(self) -> dict[str, TensorSet | FileSet]:
-        """The splits by name; "val" only if the set has it."""
+        """The splits by name; "val" only if the dataset has it."""
         splits = {"train": self.train, "test": self.test}
         return splits if self.val is None else {**splits, "val": self.val}
 

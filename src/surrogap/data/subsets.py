@@ -18,24 +18,24 @@ def subset(
     val_per_class: int | None = None,
     noisy_labels: bool = False,
 ) -> Splits:
-    """Return a set with fewer training images, and validation images taken from the others.
+    """Return a dataset with fewer training images, and validation images taken from the others.
 
-    Images are taken in the order of the set, so two archives that begin with the same images give
-    the same subset. Mean and standard deviation are those of the chosen training images.
+    Images are taken in the order of the dataset, so two archives that begin with the same images
+    give the same subset. Mean and standard deviation are those of the chosen training images.
 
     Args:
-        splits: The whole set. Its test split is kept.
+        splits: The whole dataset. Its test split is kept.
         train_per_class: The number of training images of each class; None for all that are not
             held out for validation.
         val_per_class: The number of validation images of each class. They follow the training
             images, or are the last of their class if `train_per_class` is None. None keeps the
-            set's own validation split, if any.
-        noisy_labels: Train on the set's noisy labels. The images are chosen by their true labels,
-            which validation and test images keep.
+            dataset's own validation split, if any.
+        noisy_labels: Train on the dataset's noisy labels. The images are chosen by their true
+            labels, which validation and test images keep.
 
     Raises:
         TypeError: A number is not an integer.
-        ValueError: A class has too few images, or the set has no noisy labels.
+        ValueError: A class has too few images, or the dataset has no noisy labels.
 
     >>> from surrogap.data import load
     >>> subset(load("embedded"), train_per_class=100, val_per_class=50)
@@ -55,7 +55,7 @@ def subset(
 
 
 def _positions(splits: Splits, num_train: int | None, num_val: int) -> tuple[Tensor, Tensor]:
-    """Return the positions of the training and the validation images, in the order of the set."""
+    """Return the positions of the training and validation images, in the order of the dataset."""
     labels = torch.as_tensor(splits.train.labels)
     trains, vals = [], []
     for label, name in enumerate(splits.classes):

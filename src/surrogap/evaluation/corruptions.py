@@ -4,11 +4,12 @@ The definitions and severities are those of CIFAR-10-C's generator (Hendrycks an
 `make_cifar_c.py` of github.com/hendrycks/robustness), for images of 32 pixels; other sizes are
 corrupted by the same rules. The random numbers differ, so scores are close to those on the
 published files, not equal. Twelve of its nineteen corruptions are implemented; motion, zoom and
-glass blur, snow, frost, spatter and elastic are not. So a mean over these twelve is not the
+glass blur, snow, frost, spatter and elastic are not. A mean over these twelve is therefore not the
 published mean over fifteen.
 
-Each image has its own stream of random numbers, seeded with the seed and its index. So the result
-does not depend on the device, and one seed gives the same noise, only stronger, in each severity.
+Each image has its own stream of random numbers, from the seed and the image's index. The result
+therefore does not depend on the device, and one seed gives the same noise in each severity, only
+stronger.
 """
 
 import io
@@ -26,8 +27,8 @@ from surrogap.errors import InvalidTypeError, InvalidValueError
 
 # Added before truncation: a value just below an integer is rounding noise.
 _ROUNDING = 1e-6
-# The number of images that are in float64 at a time. At 32 pixels they stay in the CPU's cache: all
-# twelve corruptions take half the time that they take with a thousand images at a time.
+# The number of images that are in float64 at a time. At 32 pixels they fit into the CPU's cache:
+# the twelve corruptions take half as long as with a thousand images at a time.
 _CHUNK = 64
 
 
@@ -60,7 +61,7 @@ class Noise:
         return self._each(lambda _, rng: torch.rand(shape, dtype=torch.float64, generator=rng))
 
     def poisson(self, rates: Tensor) -> Tensor:
-        """Counts with these expectations, which have a row for each image."""
+        """Poisson counts with these expectations, which have a row for each image."""
         rates = rates.cpu()
         return self._each(lambda i, rng: torch.poisson(rates[i], generator=rng))
 
@@ -93,7 +94,7 @@ def _unit(images: Tensor) -> Tensor:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """Clipped to [0, 1] and truncated, not rounded: the original's conversion to uint8."""
+    """Clip to [0, 1] and truncate instead of rounding, the original's conversion to uint8."""
     return (x.clamp(0, 1) * 255 + _ROUNDING).to(torch.uint8)
 
 
@@ -127,7 +128,7 @@ def _bell(sigma: float, radius: int, device: torch.device) -> Tensor:
 
 
 def _filtered(x: Tensor, kernel: Tensor, border: str) -> Tensor:
-    """Each channel correlated with a kernel of odd size; the size of the images stays."""
+    """Correlate each channel with a kernel of odd size, at the same image size."""
     (height, width), planes = kernel.shape, x.flatten(0, 1)[:, None]
     planes = pad(planes, (width // 2, width // 2, height // 2, height // 2), mode=border)
     return conv2d(planes, kernel[None, None])[:, 0].view_as(x)
@@ -159,7 +160,7 @@ def contrast(images: Tensor, factor: float, noise: Noise) -> Tensor:
 
 
 def brightness(images: Tensor, shift: float, noise: Noise) -> Tensor:
-    """`shift` added to the value of HSV, the largest channel; hue and saturation stay."""
+    """Add `shift` to the value of HSV, the largest channel; hue and saturation stay the same."""
     x = _unit(images)
     value = x.amax(1, keepdim=True)
     brighter = (value + shift).clamp(max=1)
@@ -168,7 +169,7 @@ def brightness(images: Tensor, shift: float, noise: Noise) -> Tensor:
 
 
 def saturate(images: Tensor, strength: tuple[float, float], noise: Noise) -> Tensor:
-    """The saturation of HSV times a factor, plus a shift; hue and value stay."""
+    """The saturation of HSV times a factor, plus a shift; hue and value stay the same."""
     if images.shape[1] != 3:
         raise InvalidValueError(
             f"images must have three channels for 'saturate', got {images.shape[1]}. "
@@ -186,7 +187,7 @@ def saturate(images: Tensor, strength: tuple[float, float], noise: Noise) -> Ten
 
 
 def jpeg_compression(images: Tensor, quality: int, noise: Noise) -> Tensor:
-    """Encoded as JPEG and decoded, with Pillow like the original, on the CPU."""
+    """Encode as JPEG and decode, with Pillow like the original, on the CPU."""
     return torch.stack([_through_jpeg(image, quality) for image in images.cpu()]).to(images.device)
 
 
@@ -213,7 +214,7 @@ def _box(size: int, new_size: int, device: torch.device) -> Tensor:
 
 
 def pixelate(images: Tensor, factor: float, noise: Noise) -> Tensor:
-    """Downsampled by a factor and upsampled again with box filters, rounded as Pillow does."""
+    """Downsample by a factor and upsample again with box filters, rounding as Pillow does."""
     height, width = images.shape[2:]
     small = (int(height * factor), int(width * factor))
     x = images.double()
@@ -250,7 +251,7 @@ def _plasma(uniforms: Tensor, size: int, decay: float) -> Tensor:
 
 
 def fog(images: Tensor, strength: tuple[float, float], noise: Noise) -> Tensor:
-    """`(x + density * clouds) * max(x) / (max(x) + density)`, the same clouds for each channel."""
+    """`(x + density * clouds) * max(x) / (max(x) + density)`, same clouds for each channel."""
     density, decay = strength
     height, width = images.shape[2:]
     size = 2 ** math.ceil(math.log2(max(height, width)))

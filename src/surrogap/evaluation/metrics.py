@@ -2,8 +2,8 @@
 
 Every kind of truth (a label, a set of labels, human votes) is turned into the correct classes of an
 image. The scores follow from these and from the probabilities `p = softmax(logits)`: the rank of
-the best correct class gives accuracy and top-5 accuracy, and the probability of the correct classes
-gives the loss.
+the best correct class gives accuracy and top-5 accuracy. The loss depends on the kind of truth; see
+`evaluate`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ class Scores:
         calibration_error: The expected calibration error (Guo et al. 2017) of the most probable
             class: `sum_b (n_b / n) * |accuracy_b - confidence_b|` over 15 bins of the confidence
             `max(p)`, the intervals `(b / 15, (b + 1) / 15]`.
-        num_samples: The number of images that were scored.
+        num_samples: The number of scored images.
 
     >>> Scores(accuracy=0.5, top5=1.0, loss=0.7, calibration_error=0.1, num_samples=2).accuracy
     0.5
@@ -74,8 +74,8 @@ def evaluate(
     Under torch.distributed, each process passes its share of the test set and gets the scores of
     the whole. Processes may have different numbers of batches, unless the model communicates in its
     forward pass (FSDP). For DistributedDataParallel the inner module runs, with the buffers of the
-    first process. Images that a sampler repeats, to give all processes the same number, are counted
-    as often as they are repeated.
+    first process. Images that a sampler repeats, so that all processes have equally many, are
+    counted repeatedly.
 
     Args:
         model: Maps a batch of images to logits of shape (images, classes).
@@ -97,7 +97,7 @@ def evaluate(
     Raises:
         TypeError: The dtype of the labels does not fit `truth`.
         ValueError: An argument is out of bounds, shapes do not fit, labels are not classes of the
-            model, or there is nothing to score.
+            model, or there are no images to score.
 
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.0]])
     >>> batches = [(logits[:2], torch.tensor([0, 1])), (logits[2:], torch.tensor([0]))]
@@ -150,7 +150,7 @@ def label_sets(labels: Sequence[Sequence[int]], num_classes: int) -> Tensor:
         wrong = [label for label in ones if not 0 <= label < num_classes]
         if wrong:
             raise InvalidValueError(
-                f"labels must lie within 0 and {num_classes - 1}, got {wrong[0]} for image {i}. "
+                f"labels must be from 0 to {num_classes - 1}, got {wrong[0]} for image {i}. "
                 "Pass the number of the model's classes as num_classes."
             )
         sets[i, list(ones)] = True
@@ -194,7 +194,7 @@ def _votes(log_p: Tensor, labels: Tensor, present: Tensor) -> _Judged:
 
 
 def _rank(logits: Tensor, correct: Tensor) -> Tensor:
-    """The number of classes before the best correct one; all of them if a logit is NaN."""
+    """The number of classes ranked before the best correct one; comparisons with NaN are lost."""
     best = torch.where(correct, logits, -torch.inf).argmax(1, keepdim=True)
     score = logits.gather(1, best)
     index = torch.arange(logits.shape[1], device=logits.device)
@@ -276,7 +276,7 @@ def _check_arguments(
         not classes or min(classes) < 0 or len(set(classes)) < len(classes)
     ):
         raise InvalidValueError(
-            f"classes must be distinct, at least 0 and at least one, got {_shortened(classes)}. "
+            f"classes must be distinct, non-negative and not empty, got {_shortened(classes)}. "
             "Pass None for all classes."
         )
 
@@ -292,8 +292,8 @@ def _check_shapes(
         )
     if classes is not None and max(classes) >= logits.shape[1]:
         raise InvalidValueError(
-            f"classes must be below the number of the model's classes, got {max(classes)} and "
-            f"{logits.shape[1]} classes. Use the model's numbering of the classes."
+            f"classes must be below {logits.shape[1]}, the number of the model's classes, got "
+            f"{max(classes)}. Use the model's numbering of the classes."
         )
     shape = logits.shape[:1] if truth == "label" else logits.shape
     if labels.shape != shape:

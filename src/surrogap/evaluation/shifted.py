@@ -1,8 +1,8 @@
-"""ImageNet's test sets as they are published: the paths of their images, and the labels.
+"""ImageNet's published test sets: the paths of their images, and the labels.
 
 Each function takes the folder that a test set was unpacked to, and checks that it is complete:
-scores on half a test set look like any other. Labels are positions in the list of synsets, so in
-all test sets they are the classes of a model that was trained on ImageNet.
+scores on half a test set would go unnoticed. Labels are positions in the list of synsets, so in all
+test sets they are the classes of a model trained on ImageNet.
 """
 
 import json
@@ -30,7 +30,7 @@ _Folder = str | os.PathLike[str]
 
 
 def imagenet_synsets() -> tuple[str, ...]:
-    """The 1,000 synsets of ImageNet, in the order of the classes.
+    """The 1,000 synsets of ImageNet-1k, in the order of the classes.
 
     >>> imagenet_synsets()[0], len(imagenet_synsets())
     ('n01440764', 1000)
@@ -55,7 +55,7 @@ def imagenet_val(
     Args:
         root: The folder with a folder for each synset.
         synsets: The synsets in the order of the model's classes; None for ImageNet's.
-        num_images: The number of images that must be there; None for any number.
+        num_images: The expected number of images; None for any number.
 
     Returns:
         Paths and labels, ordered by class and then by name.
@@ -148,8 +148,8 @@ def imagenet_r(
     Args:
         root: The folder `imagenet-r`.
         synsets: As for `imagenet_val`.
-        subset: The synsets that the test set has; None for ImageNet-R's. Those that are not among
-            the model's are left out.
+        subset: The synsets of the test set; None for ImageNet-R's. Those that are not among the
+            model's are left out.
         num_images: As for `imagenet_val`.
 
     Returns:
@@ -204,7 +204,7 @@ def _labels(synsets: Sequence[str] | None) -> dict[str, int]:
 
 
 def _samples(root: Path, labels: Mapping[str, int], num_images: int | None) -> list[Sample]:
-    """The images in these folders, which must be the only ones."""
+    """The images and labels in these folders, which must be the only folders."""
     _check_folders(root, labels)
     samples = [(path, label) for name, label in labels.items() for path in _images(root / name)]
     if num_images is not None and len(samples) != num_images:
