@@ -354,5 +354,6 @@ def test_several_processes_are_refused(
         monkeypatch.setenv(name, "2")
     assert main(arguments(tmp_path)) == 2
     assert (
-        "Several runs must train in one process, got several processes" in capsys.readouterr().err
+        "Several runs must be trained in one process, got several processes"
+        in capsys.readouterr().err
     )

@@ -278,7 +278,7 @@ def test_test_sets_of_imagenet_are_refused_for_other_runs(
     run: Path, imagenet: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(run), "--v2", str(imagenet / "v2")]) == 2
-    assert "ImageNet's test sets must be for a run on ImageNet" in capsys.readouterr().err
+    assert "ImageNet's test sets require a run on ImageNet" in capsys.readouterr().err
     words = ["evaluate", str(imagenet / "run"), "--v2", str(imagenet / "r")]
     assert main(words) == 2
     assert "root must hold the 3 folders 0, 1, 2 and no others" in capsys.readouterr().err

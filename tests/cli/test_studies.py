@@ -262,7 +262,7 @@ def test_what_cannot_end_well_is_refused_before_training(
     assert reproduce("table-epochs", "--time-limit", "nan") == 2
     assert "time_limit must be" in capsys.readouterr().err
     assert reproduce("table-epochs", "--ledger", "/proc/study.jsonl") == 2
-    assert "ledger must be a file that can be written" in capsys.readouterr().err
+    assert "ledger must be a writable file" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert reproduce("table-epochs", "--scale", "gpu", "--ledger", tmp_path / "new.jsonl") == 2
         assert "scale must be laptop without a CUDA device" in capsys.readouterr().err

@@ -324,5 +324,5 @@ def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:
     write_page(tmp_path / "results.md", GPU, Ledger(tmp_path / "study.jsonl"))
     _, _, waiting = (tmp_path / "results.md").read_text().partition("## Not trained yet\n")
     assert waiting.count("\n* `") == len(ARTIFACTS)
-    with pytest.raises(ValueError, match="page must be a file that can be written, got"):
+    with pytest.raises(ValueError, match="page must be a writable file, got"):
         write_page(tmp_path / "results.md" / "page.md", GPU, Ledger(tmp_path / "study.jsonl"))

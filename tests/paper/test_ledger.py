@@ -79,7 +79,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     ledger, write = Ledger(tmp_path / "study.jsonl"), os.write
     ledger.append(line("a"))
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:5]))
-    with pytest.raises(ValueError, match=r"can be written, got .*No space left on device"):
+    with pytest.raises(ValueError, match=r"writable file, got .*No space left on device"):
         ledger.append(line("b"))
     monkeypatch.undo()
     ledger.append(line("c"))
@@ -88,8 +88,8 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_path_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="ledger must be a file that can be read, got"):
+    with pytest.raises(ValueError, match="ledger must be a readable file, got"):
         Ledger(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="ledger must be a file that can be written, got"):
+    with pytest.raises(ValueError, match="ledger must be a writable file, got"):
         Ledger(tmp_path / "file" / "study.jsonl").append(line("a"))

@@ -66,7 +66,7 @@ def _dots(
         for x, y in points
     ]
     dots = set()
-    for (row0, column0), (row1, column1) in pairwise([scaled[0], *scaled]):  # of one point, a dot
+    for (row0, column0), (row1, column1) in pairwise([scaled[0], *scaled]):  # one point: a dot
         num = 1 + math.ceil(max(abs(row1 - row0), abs(column1 - column0)))
         for i in range(num + 1):
             t = i / num

@@ -100,7 +100,7 @@ def column_runs(
         folder: The parent of the runs' folders.
 
     Raises:
-        NoEffectError: No column uses one of the changes, or a column does not use its own setting.
+        NoEffectError: No column uses some change, or a column does not use one of its own settings.
         ValueError: A column or a value is not valid.
 
     >>> methods = ("vanilla-2x", "asam")
@@ -163,7 +163,7 @@ def _twice(config: Config) -> Config:
 
 
 def _value(text: str) -> Any:
-    """Parse a value like the command line does.
+    """Parse a value as the command line does.
 
     >>> [_value(text) for text in ("5", "0.1", "norms", "true", "none")]
     [5, 0.1, 'norms', True, None]

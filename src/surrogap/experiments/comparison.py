@@ -163,7 +163,7 @@ def _time(runs: Sequence[ComparedRun]) -> float:
 
 
 def differences(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return sentences on the paired differences in test accuracy from the first method."""
+    """Return sentences on the differences in test accuracy from the first method, by seed."""
     (first, base), *others = by_method(runs).items()
     lines = []
     for method, own in others:

@@ -1,4 +1,4 @@
-"""The scores of a run on its test sets: computed, averaged over corruptions, as a table."""
+"""The scores of a run on its test sets, their means over corruptions, and a table of them."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluate a run on test sets.
 
-    `progress` is called with the number of finished test sets, all of them, and the current name.
+    `progress` is called with the number of finished test sets, the total, and the current name.
 
     Returns:
         The scores for JSON: `sets` by name, and `corruptions` by corruption and severity, with
@@ -81,7 +81,7 @@ def mean_scores(scores: Sequence[Values]) -> dict[str, float]:
 
 
 def score_table(scores: Mapping[str, Any], title: str) -> Table:
-    """Return a table of what `evaluate_run` returned: a row per test set and per corruption."""
+    """Return the scores from `evaluate_run` as a table: a row per test set and per corruption."""
     rows = [(name, str(s["num_samples"]), *_cells(s)) for name, s in scores["sets"].items()]
     if "corruptions" in scores:
         by_corruption = scores["corruptions"]["by_corruption"]

@@ -34,7 +34,7 @@ from surrogap.training.groups import DataConfig
 from surrogap.training.images import images_of
 
 Batches = Iterable[tuple[Tensor, Tensor]]
-# From a data set to the batches of its test split.
+# Maps a dataset to the batches of its test split.
 MakeBatches = Callable[[Splits], Batches]
 
 SEVERITIES = range(1, 6)
@@ -70,11 +70,11 @@ class EvalSetPaths:
     c: Path | None = None
 
     def or_found(self, data: str, data_root: Path) -> Self:
-        """Return the paths, with test sets that are found in `data_root` for those that are None.
+        """Return the paths, with those that are None replaced by test sets found in `data_root`.
 
         Args:
-            data: The name or path of the data set that the model was trained on.
-            data_root: The folder of named data sets.
+            data: The name or path of the dataset that the model was trained on.
+            data_root: The folder of named datasets.
         """
         paths = asdict(self)
         for name in {"cifar10": ("votes",), "imagenet": ("real", "v2", "r", "c")}.get(data, ()):
@@ -92,7 +92,7 @@ class EvalSet:
 
     Attributes:
         name: The name.
-        splits: Returns a data set with the test set as its test split.
+        splits: A function that returns a dataset with the test set as its test split.
         truth: The kind of labels.
         labels: Labels of the images in their order; None for those of the test split.
         classes: The indices of the classes that occur in it; None for all.
@@ -183,7 +183,7 @@ def read_votes(path: Path) -> Tensor:
 
 
 def archived_votes(data: str, data_root: str | Path) -> Path | None:
-    """Return the archive of a data set if it holds people's votes on the test images, or None."""
+    """Return the archive of a dataset if it holds human votes on the test images, else None."""
     path = archive_of(data, data_root)
     if path is None:
         return None
@@ -202,8 +202,8 @@ def _imagenet(splits: Splits, paths: EvalSetPaths) -> Iterator[EvalSet]:
     synsets = _synsets(splits)
     if not isinstance(splits.test, FileSet):
         raise InvalidValueError(
-            f"ImageNet's test sets must be for a run on image files, got {splits.name}, whose "
-            "images are in memory. Leave them out."
+            f"ImageNet's test sets require a run on image files, got {splits.name}, whose images "
+            "are in memory. Leave them out."
         )
     # The number of images is known, and checked, for all of ImageNet only.
     settings: dict[str, Any] = {} if synsets is None else {"num_images": None}
@@ -240,12 +240,12 @@ def intact_test_images(
     skip_damaged: bool,
     on_checked: OnChecked,
 ) -> Splits:
-    """Return the splits of a run after a check of its test files for damage.
+    """Return the splits of a run, after checking its test files for damage.
 
     Training files are not read in an evaluation, so they are not checked.
 
     Raises:
-        ValueError: The data set is missing, or a test file is damaged and must not be skipped.
+        ValueError: The dataset is missing, or a test file is damaged and may not be skipped.
     """
     splits = images_of(replace(config, skip_damaged=False), data_root, download=download)
     skip_damaged = skip_damaged or config.skip_damaged
@@ -264,6 +264,6 @@ def _synsets(splits: Splits) -> list[str] | None:
     if are_synsets:
         return list(splits.classes)
     raise InvalidValueError(
-        "ImageNet's test sets must be for a run on ImageNet, or on some of its synsets, got "
+        "ImageNet's test sets require a run on ImageNet, or on some of its synsets, got "
         f"{splits.name} with the classes {', '.join(splits.classes[:3])}, ... Leave them out."
     )

@@ -1,4 +1,4 @@
-"""Export of weights for timm: its name for a model, or code that builds it."""
+"""Export of weights for timm, with timm's name for the model or code that builds it."""
 
 import json
 from dataclasses import dataclass, field
@@ -77,11 +77,11 @@ model = nn.Sequential(
 @final
 @dataclass(frozen=True)
 class Architecture:
-    """The architecture of a model, to build it without surrogap.
+    """The architecture of a model, for building it without surrogap.
 
     Attributes:
         name: timm's name for it; None if timm does not have it.
-        arguments: The arguments of `timm.create_model` beside the name.
+        arguments: The arguments of `timm.create_model` besides the name.
         code: Python code that builds the model as `model`, if timm does not have it.
     """
 
@@ -90,7 +90,7 @@ class Architecture:
     code: str = ""
 
     def config(self, splits: Splits, sides: tuple[int, int]) -> dict[str, Any]:
-        """Return the content of `config.json`, which timm reads beside the weights."""
+        """Return the content of `config.json`, which timm reads along with the weights."""
         # Images in memory are used whole; image files are center-cropped.
         is_whole = isinstance(splits.train, TensorSet)
         return {
@@ -149,7 +149,7 @@ def _write(folder: Path, weights: dict[str, Tensor], config: dict[str, Any]) -> 
 
 
 def architecture_of(name: str, model: nn.Module, splits: Splits, image_size: int) -> Architecture:
-    """Return the architecture of a model, by our name or timm's, that was trained on a data set."""
+    """Return the architecture of a model by name, ours or timm's, as trained on a dataset."""
     basics = {"num_classes": len(splits.classes), "in_chans": splits.channels}
     if name in _ARCHITECTURES or not (name.startswith("small_") or name == "mixer_s8"):
         return Architecture(*_named(name, model, image_size, basics))

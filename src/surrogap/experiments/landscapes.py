@@ -19,8 +19,8 @@ from surrogap.analysis.gap import FORWARD
 from surrogap.analysis.hessian import GRADIENTS_PER_PRODUCT
 from surrogap.analysis.surface import Progress
 
-# Default radii: 1 changes each filter by its own norm; 0.5 changes the loss visibly, but stays in
-# the neighbourhood.
+# Default radii: 1 changes each filter by its own norm; 0.5 changes the loss visibly, but stays
+# close to the weights.
 _RADII = {"random": 1.0, "gradient": 0.5, "eigenvector": 0.5}
 _MAX_PRODUCTS = 50
 
@@ -53,7 +53,7 @@ def loss_along(
         radius: The distance to each side, in filter norms for "random"; None for 1 along "random"
             and 0.5 along the others.
         seed: The seed of random directions.
-        progress: Called with the number of finished evaluations, and all of them.
+        progress: Called with the number of finished evaluations and the total.
     """
     vectors, labels = _vectors(surface, directions, seed, progress)
     steps = []

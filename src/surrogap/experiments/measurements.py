@@ -25,7 +25,7 @@ from surrogap.training.processes import World
 # Measures a run at a radius on a device. Returns "rho" and the measured values by name.
 MeasureFn = Callable[[TrainedRun, float, torch.device], dict[str, float]]
 
-# The curvature takes tens of gradients, hence a subset. `--sharpness-every` uses as many images.
+# The curvature takes tens of gradients, hence a subset: the default size of `--sharpness-images`.
 NUM_IMAGES = 1000
 
 
@@ -54,9 +54,9 @@ def measure_gap(run: TrainedRun, rho: float, device: torch.device) -> dict[str, 
 def measure_sharpness(run: TrainedRun, rho: float, device: torch.device) -> dict[str, float]:
     """Measure the gap and the dominant eigenvalue on a subset of the training images.
 
-    The subset is `NUM_IMAGES` random images, the same for all runs on a data set. They are not
+    The subset is `NUM_IMAGES` random images, the same for all runs on a dataset. They are not
     augmented, and the model is in evaluation mode. The search for the largest gap in the ball also
-    tries the dominant eigenvector, which is the right direction at a minimum. Errors are those of
+    tries the dominant eigenvector, the worst direction at a minimum. Raises the errors of
     `measure_gap`.
     """
     splits = run.splits()
@@ -78,7 +78,7 @@ def _finite(values: dict[str, float], run: TrainedRun) -> dict[str, float]:
 
 
 def write_measurements(folder: Path, rho: float, device: torch.device, measure: MeasureFn) -> None:
-    """Measure a finished run and write the values to its folder, unless they are there already."""
+    """Measure a finished run and write the values to its folder, unless that has been done."""
     if not has_measurements(folder, rho):
         values = measure(TrainedRun.read(folder), rho, device)
         with atomic_write(folder / MEASUREMENTS) as temporary:

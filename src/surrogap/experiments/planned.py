@@ -14,7 +14,7 @@ class PlannedRun:
     """One of several runs that are trained one after another.
 
     Attributes:
-        method: The name of what sets it apart from the other runs. In a comparison, the column.
+        method: A name that distinguishes it from the other runs; in a comparison, the column.
         config: The configuration.
     """
 

@@ -34,8 +34,8 @@ def sharpness_probe(config: Config, components: Components, world: World) -> Pro
     `worst_sharpness`.
 
     Every measurement starts from random vectors. Starting from the last eigenvector would save
-    little (on a small MLP and a ResNet, Lanczos took 8 to 10 products, and power iteration from
-    that vector 2 to 19), and checkpoints would have to store it.
+    little (on a small MLP and a ResNet, Lanczos took 8 to 10 products, power iteration from that
+    vector 2 to 19), and checkpoints would have to store it.
     """
     num_images = max(config.output.sharpness_images // world.size, 1) * world.size
     splits = random_subset(images_of(config.data), num_images)

@@ -56,8 +56,8 @@ def radius_in_use(config: Config, components: Components, run: Path) -> float | 
 
     Args:
         config: The run's configuration.
-        components: The model and the optimizer from `components_for_sweep`. Sets the learning
-            rate of the optimizer to that of the step.
+        components: The model and the optimizer from `components_for_sweep`. The optimizer's
+            learning rate is set to that of the step.
         run: The folder of the run.
     """
     if not isinstance(config.objective, PerturbedConfig):
@@ -87,7 +87,7 @@ def _without_perturbation(config: Config, run: Path | None, num_steps: int) -> C
         batch_size = config.data.batch_size // execution.micro_batches
         changes |= {"batch_size": batch_size, "micro_batches": 1}
     if run is not None:
-        # The weights that it started from are not needed, and may be gone.
+        # The weights that the run started from are not needed, and may be gone.
         return config.override(**changes, weights=None)
     warms_up = schedule.warmup_steps or schedule.warmup_epochs
     changes |= {"steps": num_steps, "decay": "constant", "warmup_epochs": 0.0}
@@ -134,8 +134,8 @@ def sweep_radii(
     """Sweep radii for a configuration.
 
     `components` are those of `components_for_sweep`, after training. Without `rhos`, the default
-    radii are swept. `progress` is called with the number of computed gradients, and all of them.
-    `find_rho` documents `unit`.
+    radii are swept. `progress` is called with the number of computed gradients and the total. For
+    `unit`, see `find_rho`.
 
     Raises:
         RuntimeError: A gradient or the ascent step is zero.

@@ -23,9 +23,9 @@ class ResultFiles:
         folder: The folder to write to.
         command: The name of the command.
         stem: The name of the JSON file, without its suffix.
-        figures: The names of the figures' files.
-        make_folder: Whether to create the folder, and check that it is writable. Training in the
-            folder does both.
+        figures: The file names of the figures.
+        make_folder: Whether to create the folder and check that it is writable; not needed before
+            training in the folder, which does both.
 
     Raises:
         ValueError: The folder has a file of the same name that the command did not write, or is not
@@ -72,8 +72,8 @@ class ResultFiles:
         """Write all files.
 
         Args:
-            values: The content of the JSON file, beside the command and the versions.
-            writers: By the name of a figure's file, a function that writes it to a path.
+            values: The content of the JSON file, besides the command and the versions.
+            writers: For each figure's file name, a function that writes the figure to a path.
 
         Raises:
             ValueError: The folder is not writable.
@@ -84,7 +84,7 @@ class ResultFiles:
         content = {"command": self._command, "figures": names, "versions": versions(), **values}
         text = json.dumps(json_value(content), indent=2, allow_nan=False) + "\n"
         try:
-            # First, since it marks the figures as files of this command.
+            # The JSON file first, since it marks the figures as files of this command.
             with atomic_write(self.path) as temporary:
                 temporary.write_text(text)
             for path in self.figures:

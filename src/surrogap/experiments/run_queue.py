@@ -43,7 +43,7 @@ def train_missing(
     """
     if is_launched():
         raise InvalidValueError(
-            "Several runs must train in one process, got several processes. "
+            "Several runs must be trained in one process, got several processes. "
             "Train the runs of large models one by one, with surrogap train."
         )
     if (folder / CONFIG).exists():
@@ -71,8 +71,8 @@ def train_missing(
 def _check_settings(runs: Sequence[PlannedRun]) -> None:
     """Build one run of each method, so that wrong settings are found before any run trains.
 
-    Runs that have started before are valid. An error names the methods that have it, unless several
-    are new and all have it, such as that of missing images.
+    Runs that have started before are valid. The message names the methods with the error, unless
+    several methods are built and all have the same one, such as missing images.
 
     Raises:
         ValueError: Settings of a method do not fit together, or the images are missing.
@@ -99,7 +99,7 @@ class QueueProgress(ProgressDisplay):
 
     Args:
         runs: The runs to train.
-        num_finished: The number of other runs, which are finished already.
+        num_finished: The number of runs that have finished before.
     """
 
     def __init__(self, runs: Sequence[PlannedRun], *, num_finished: int) -> None:

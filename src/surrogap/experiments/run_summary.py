@@ -25,7 +25,7 @@ _CURVES = {
 }
 # Values of sharpness records, which `--sharpness-every` writes.
 _SHARPNESS = {"eigenvalue": "dominant eigenvalue", "worst_sharpness": "worst 2h/rho^2"}
-# Settings of an objective that are shown, with the values for which they have no effect.
+# Settings of an objective that are shown unless they have these values, which have no effect.
 _SETTINGS = {
     **dict.fromkeys(("rho", "rho_min", "alpha", "perturb")),
     "climb_fraction": 1.0,
@@ -115,7 +115,7 @@ def curves_of(records: Sequence[Record]) -> tuple[dict[str, Points], str]:
 
 
 def curve(records: Sequence[Record], name: str, position: Callable[[Record], float]) -> Points:
-    """Return the points of a value of records. Records without a finite value are left out."""
+    """Return a value's curve over records. Records without a finite value are left out."""
     values = [training_loss(r) if name == "loss" else r.get(name) for r in records]
     pairs = zip(records, values, strict=True)
     return [(position(record), float(value)) for record, value in pairs if value is not None]

@@ -54,7 +54,7 @@ class SharpnessReport:
         }
 
     def tables(self, title: str) -> list[Table]:
-        """Return a table of single values, and one of the gaps beside the dominant eigenvalue."""
+        """Return a table of single values, and one of the gaps and the dominant eigenvalue."""
         dominant = f"{self.sharpness.dominant:.4g}"
         rows = [(*row, dominant) for row in self.sharpness.gap_rows()]
         return [
@@ -89,7 +89,7 @@ def report_sharpness(
 
     The density of the eigenvalues takes `num_density_steps` Hessian-vector products for each of
     `num_density_vectors` random vectors; 0 steps for no density. `progress` is called with the cost
-    so far and the whole cost, in gradients.
+    so far and the total, in gradients.
     """
     start = time.perf_counter()
     last_cost = density_cost(num_density_vectors, num_density_steps)

@@ -21,12 +21,12 @@ from surrogap.training.processes import World
 
 
 def random_subset(splits: Splits, num_images: int, seed: int = 0) -> Splits:
-    """Return the data set with a random subset of its training images.
+    """Return the dataset with a random subset of its training images.
 
     The subset is random because image folders are sorted by class.
 
     Args:
-        splits: The data set. Its mean and standard deviation stay the same.
+        splits: The dataset. Its mean and standard deviation stay the same.
         num_images: The size of the subset. If there are fewer images, all are kept.
         seed: The seed of the draw.
 
@@ -88,11 +88,11 @@ def loss_fn_of(config: ObjectiveConfig) -> LossFn:
 
 
 def model_with_weights(config: ModelConfig, splits: Splits, weights: Path | None) -> nn.Module:
-    """Build a model for a data set, and load all of its weights, including the head.
+    """Build a model for a dataset, and load all of its weights, including the head.
 
     Args:
         config: The model. `config.weights` is ignored: those files may be gone.
-        splits: The data set.
+        splits: The dataset.
         weights: The folder of a run or a file; None for random weights.
 
     Raises:
@@ -115,7 +115,7 @@ def load_all_weights(model: nn.Module, weights: Path) -> None:
     except RuntimeError as error:
         raise InvalidValueError(
             f"weights must fit the model, got {weights} ({str(error).splitlines()[-1].strip()}) "
-            "Pass weights of the same model, trained on a data set with the same classes."
+            "Pass weights of the same model, trained on a dataset with the same classes."
         ) from error
 
 
@@ -125,8 +125,8 @@ class LoadedModel:
     """A model in memory, and its loss over a random subset of the training images.
 
     Attributes:
-        config: The configuration of the model, the data set and the loss.
-        splits: The whole data set.
+        config: The configuration of the model, the dataset and the loss.
+        splits: The whole dataset.
         device: The device of the model and the images.
         surface: The loss over the subset, without augmentation, in evaluation mode.
         num_images: The size of the subset.
@@ -139,7 +139,7 @@ class LoadedModel:
     num_images: int
 
     def description(self) -> dict[str, Any]:
-        """Return the model, the data set and the device, for JSON."""
+        """Return the model, the dataset and the device, for JSON."""
         return {
             "model": self.config.model.name,
             "data": self.config.data.name,
@@ -161,8 +161,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model and a random subset of its training images, which stay on the device.
 
-    The weights are those of a run's folder or of a file; None for random ones. The seed is for the
-    subset and for random weights.
+    The weights are those of a run's folder or of a file; None for random ones. The seed determines
+    the subset and random weights.
 
     Raises:
         ValueError: Weights or images are missing, or they do not fit together.

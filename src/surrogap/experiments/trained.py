@@ -37,7 +37,7 @@ class TrainedRun:
         return cls(folder, read_config(folder))
 
     def splits(self) -> Splits:
-        """Return the data set of the run.
+        """Return the dataset of the run.
 
         Raises:
             ValueError: The images are missing.

@@ -5,8 +5,8 @@ Without training: `toys` (fig-gap, fig-trajectory) and `theory`. With small mode
 
 * `study` and `methods` declare its set-ups, methods and runs; `tuning` chooses the settings of
   methods; `plan` orders the runs that a ledger lacks.
-* `running` trains and scores one run, `measuring` times single steps and suggests radii, `workers`
-  does both, with several runs at once.
+* `running` trains and scores one run; `measuring` times single steps and suggests radii; `workers`
+  calls both, with several runs at once.
 * `ledger` keeps the finished runs; `intervals` and `summaries` average and compare them.
 * `artifacts` lists the tables and figures, `drawings` and `labels` draw them; `study_page` and
   `tuning_sections` write the documentation page.

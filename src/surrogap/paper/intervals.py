@@ -1,8 +1,8 @@
 """Means over seeds with confidence intervals, and differences paired by seed.
 
 The interval of a mean of n values with standard deviation s is `mean ± t * s / sqrt(n)`, with t the
-quantile of Student's distribution with n - 1 degrees of freedom. Two values would have one too, but
-it is rarely useful: it is 13 times as wide as their standard error, and vanishes for equal values.
+quantile of Student's distribution with n - 1 degrees of freedom. For two values, t would be 12.7,
+too large for a useful interval, so there is none.
 """
 
 import math
@@ -38,7 +38,7 @@ class Interval:
     def text(self, decimals: int = 2, sign: str = "") -> str:
         """The mean, and half the width of the interval if there is one.
 
-        With one decimal more if both would look equal, which would hide the side that zero is on.
+        Has one more decimal if both would look equal, which would hide whether zero is excluded.
 
         >>> Interval(mean=1.25, half_width=0.5, num_seeds=3).text(sign="+")
         '+1.25 ± 0.50'
@@ -76,7 +76,7 @@ def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) 
 
 
 def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The t for which Student's distribution has `confidence` between -t and t, by bisection.
+    """The t for which Student's distribution has probability `confidence` between -t and t.
 
     >>> round(t_quantile(4), 3)
     2.776
@@ -91,7 +91,7 @@ def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
 
 
 def _within(t: float, degrees: int) -> float:
-    """The probability of Student's distribution between -t and t, which is a finite sum.
+    """The probability of Student's distribution between -t and t, as a finite sum.
 
     Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
     """

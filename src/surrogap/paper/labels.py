@@ -1,4 +1,4 @@
-"""Names beside the points of a figure, placed so that none covers another."""
+"""Labels for the points of a figure, positioned so that none covers another."""
 
 import math
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ def place_labels(
     errors: Sequence[float],
     names: Sequence[str],
 ) -> None:
-    """Write a name beside each point, with a thin line to it where it is not next to it.
+    """Write a name near each point, with a thin line to it if they are not adjacent.
 
-    Each name takes the nearest position where it covers no other name, point or error bar, is
-    nearest to its own point, stays within the axes, and its line crosses no other error bar; or
-    else the one with the fewest faults.
+    Each name takes the nearest position within the axes where it covers no other name, point or
+    error bar, is closer to its own point than to others, and its line crosses no other error bar.
+    If there is none, it takes the position that violates the fewest of these conditions.
 
     The points are in data coordinates, and the errors are half the lengths of their vertical bars.
     The limits and error bars of the axes must be final.

@@ -27,7 +27,7 @@ class Ledger:
         path: The file. It may be missing, and is created when it is written to.
 
     Attributes:
-        num_torn: The number of lines that are incomplete, which are skipped.
+        num_torn: The number of incomplete lines, which are skipped.
         num_repeated: The number of lines with the key of an earlier line, which are skipped too.
 
     Raises:
@@ -64,7 +64,7 @@ class Ledger:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Context manager that opens the file, and reports what the disk refuses."""
+        """Context manager that opens the file, and turns an OSError into a ValueError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -73,7 +73,7 @@ class Ledger:
             finally:
                 os.close(handle)
         except OSError as error:
-            raise _not_accessible("written", self.path, error) from error
+            raise _not_accessible("writable", self.path, error) from error
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line, in memory and on disk.
@@ -116,7 +116,7 @@ class Ledger:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences about lines that were skipped."""
+        """Sentences about skipped lines."""
         counts = {"incomplete": self.num_torn, "repeated": self.num_repeated}
         return [
             f"{self.path}: skipped {number} {kind} line{'s' * (number > 1)}."
@@ -131,13 +131,12 @@ def _read(path: Path) -> list[bytes]:
     try:
         return [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except OSError as error:
-        raise _not_accessible("read", path, error) from error
+        raise _not_accessible("readable", path, error) from error
 
 
-def _not_accessible(done: str, path: Path, error: OSError) -> InvalidValueError:
+def _not_accessible(kind: str, path: Path, error: OSError) -> InvalidValueError:
     return InvalidValueError(
-        f"ledger must be a file that can be {done}, got {path} ({error.strerror}). "
-        "Pass another --ledger."
+        f"ledger must be a {kind} file, got {path} ({error.strerror}). Pass another --ledger."
     )
 
 

@@ -1,7 +1,7 @@
 """Measurements of a set-up: the time of a step of each method, and the radii of find-rho.
 
-All steps are built first and then timed in turns, several times, with nothing else on the device.
-The best time of each counts, since disturbances only make a measurement longer.
+All steps are built first, and then timed in turns over several rounds, with nothing else on the
+device. The best time of each counts, since disturbances only make a measurement longer.
 """
 
 import time
@@ -80,8 +80,8 @@ def timing(setup: str, methods: Sequence[str], environment: Environment) -> dict
 
 def _step(config: Config, device: torch.device) -> Callable[[], object]:
     """A step on one batch, captured and warm."""
-    # Of the models that one process compiles, those after the eighth would run uncompiled. The
-    # captured steps keep their kernels.
+    # Without a reset, a process runs models after the eighth uncompiled. The captured steps keep
+    # their kernels.
     torch.compiler.reset()
     components = components_of(config, World(device))
     images, targets = next(iter(components.images))
@@ -132,4 +132,4 @@ def suggestions(
 
 
 def _ignore(done: int, total: int) -> None:
-    """Show no progress: it takes seconds."""
+    """Show no progress: the work takes seconds."""

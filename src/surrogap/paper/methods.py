@@ -25,7 +25,7 @@ class Method:
             method with a second setting.
         epochs: The length of training relative to the set-up's.
         start: The fraction of the epochs after which the objective starts; plain training before.
-        simpler: For a method with a second setting beside the radius, the method without it.
+        simpler: For a method with a second setting besides the radius, the method without it.
         second: The second setting and its values, which are tried at the radii that are best for
             the simpler method in the same set-up.
     """
@@ -55,7 +55,7 @@ class Method:
 
     @property
     def step(self) -> str:
-        """The first method that takes the same steps, of which it may take fewer or more.
+        """The first method with the same step; the number of steps may differ.
 
         >>> METHODS["sam-late"].step, METHODS["asam-ascent"].step
         ('sam', 'asam-ascent')
@@ -122,7 +122,7 @@ METHODS: dict[str, Method] = {
     ),
 }
 
-# The most important comparisons, which are tuned and trained first.
+# The most important methods, which are tuned and trained first.
 MAIN = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms", "momentum-sam")
 SHORT = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
 # With noisy labels, plain training may do better if it ends before it memorises them.

@@ -2,10 +2,10 @@
 
 Work is done in stages, the most important first. In a stage, all methods are tuned, then the runs
 that are scored on test images follow seed by seed, so that an unfinished study has as many complete
-seeds as possible. A method's final runs are known once its tuning is finished. Its trials are known
-once plain training is tuned, whose learning rate and weight decay it uses; those of a method with a
-second setting once the simpler method is. Measurements, which need the device for themselves, come
-before all runs.
+seeds as possible. A method's trials are known once plain training is tuned, since they use its
+learning rate and weight decay; with a second setting, once the simpler method is tuned as well. The
+final runs are known once the trials are finished. Measurements need the device for themselves, and
+come before all runs.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from surrogap.paper.methods import METHODS, ONLY_RADIUS, Changes
 from surrogap.paper.study import Cell, Scale, StudyRun, study_run
 from surrogap.paper.tuning import chosen, is_tuned, shared_settings, trials, tuned_first
 
-# Seconds beside the training steps: building, capturing, scoring test images, sharpness.
+# Seconds besides the training steps: building, capturing, scoring test images, sharpness.
 OVERHEAD = 8.0
 # Seconds to measure one method: a guess, until the ledger has one.
 MEASUREMENT = 15.0
@@ -86,8 +86,8 @@ class Todo:
 def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1) -> list[Todo]:
     """The runs that some stages need and the ledger lacks, in the order of work.
 
-    Set-ups that the scale does not have are left out. The time of a run depends on the number of
-    `jobs`, the runs at once.
+    Set-ups that the scale does not have are left out. The expected times depend on `jobs`, the
+    number of runs at once.
     """
     found: dict[str, Todo] = {}
     for stage in stages:
@@ -111,7 +111,7 @@ def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyR
             tuned[cell.setup, method] = [(run, is_ready) for run in tried]
             is_ready = is_tuned(scale, cell.setup, method, ledger)
         known = final_runs(scale, cell, ledger)
-        # Of unknown settings, the last trial's: the first trial may be a run of another method.
+        # Unknown settings are the last trial's: the first trial may be a run of another method.
         runs = _with_seeds(scale, cell, tried[-1].settings, ledger) if known is None else known
         columns.append([(run, is_ready) for run in runs[: stage.max_seeds]])
     for column in tuned.values():
@@ -123,8 +123,9 @@ def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyR
 def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> float:
     """The expected time of a run.
 
-    The median of the same method's runs in the same set-up with as many jobs, if the ledger has
-    some; else the time of other methods for a pass over the images; else the set-up's guess.
+    The median of the same method's runs in the same set-up with equally many jobs, if the ledger
+    has some; else from the time of other methods for a pass over the images; else from the set-up's
+    guess.
     """
     lines = ledger.of_kind("run", setup=run.setup)
     same = [
@@ -148,7 +149,7 @@ def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> 
 
 
 def _slowdown(jobs: int) -> float:
-    """The time of a run among others, relative to one alone: a guess, until the ledger has some."""
+    """A guess at the time of a run with `jobs` at once, relative to a run alone."""
     return 1.0 + (jobs - 1) / 2
 
 

@@ -64,7 +64,7 @@ class Reproduction:
     """A figure or a group of statements of the paper.
 
     Attributes:
-        title: A sentence about it.
+        title: A description in one sentence.
         files: The files that it draws.
         compute: Computes the results, and reports its progress.
         runs: Lists the runs that must be trained and measured first; None for none.

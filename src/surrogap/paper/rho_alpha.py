@@ -63,7 +63,7 @@ def read_run(planned: PlannedRun) -> GridRun:
 
 def shared_config(settings: ReproductionSettings) -> Config:
     """The configuration that all runs share: the recipe's, with GSAM as the objective."""
-    # By way of vanilla, which keeps nothing of the recipe's objective but the loss.
+    # Through vanilla, which drops all settings of the recipe's objective except the loss.
     config = RECIPES[settings.recipe]().override(objective="vanilla")
     config = config.override(objective="gsam", out=str(settings.folder), seed=0)
     return config if settings.num_steps is None else config.override(steps=settings.num_steps)
@@ -169,7 +169,7 @@ def figure(runs: Sequence[GridRun], title: str) -> "Figure":
                 for seed in seeds
             ]
             curves_with_bands(axis, f"alpha {alpha:g}", curves, factor)
-            axis.lines[-1].set_marker(".")  # a single rho does not make a line
+            axis.lines[-1].set_marker(".")  # a line through a single rho would be invisible
         axis.set(xlabel="rho", ylabel=label, xscale="log")
         if name != "test_accuracy" and are_positive:
             axis.set_yscale("log")
@@ -229,7 +229,8 @@ def trends(runs: Sequence[GridRun], along: str) -> dict[float, dict[str, Trend]]
     """The trends along rho for each alpha, or along alpha for each rho.
 
     Returns:
-        By the value of the other, and by quantity; empty if `along` has a single value.
+        The trends by value of the other setting and by quantity; empty if `along` has a single
+        value.
     """
     fixed = {"rho": "alpha", "alpha": "rho"}[along]
     ends = [end(run[along] for run in runs) for end in (min, max)]
@@ -285,7 +286,7 @@ def trends_in_words(runs: Sequence[GridRun]) -> list[str]:
 
 
 def _in_words(runs: Sequence[GridRun], along: str) -> Iterator[str]:
-    """A sentence for each value of the other, and the number of those that agree with the paper."""
+    """A sentence for each value of the other setting, and one on the agreement with the paper."""
     fixed, values = ("rho", "radii") if along == "alpha" else ("alpha", "alphas")
     found = trends(runs, along)
     if not found:

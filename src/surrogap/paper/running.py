@@ -1,4 +1,4 @@
-"""One run of the study: trained in a temporary folder, scored, and summed up for the ledger."""
+"""One run of the study: trained in a temporary folder, scored, and summarized for the ledger."""
 
 import gc
 import hashlib
@@ -51,7 +51,7 @@ EVALUATED = {"val_accuracy", "val_loss", "test_accuracy", "test_loss"}
 
 @final
 class Stopped(Exception):  # noqa: N818
-    """Raised when a signal asks the process to end.
+    """Raised when a signal stops the process.
 
     Args:
         number: The signal.
@@ -65,11 +65,11 @@ class Stopped(Exception):  # noqa: N818
 @final
 @dataclass(frozen=True)
 class Environment:
-    """The conditions of a run that do not change its results.
+    """The environment of a run, which does not change its results.
 
     Attributes:
         scale: The study.
-        data_root: The folder of the named data sets.
+        data_root: The folder of the named datasets.
         jobs: The number of runs at once.
         compile: Whether to compile the model; None for the set-up's own choice.
         weights: The folder of the weights that fine-tuning starts from.
@@ -118,7 +118,7 @@ def finished(run: StudyRun, environment: Environment) -> LedgerLine:
 
     Raises:
         RunFailedError: The disk is full.
-        Stopped: A signal asked the process to end.
+        Stopped: A signal stopped the process.
         ValueError: The images are missing, or the configuration is not valid.
     """
     start = time.perf_counter()
@@ -170,7 +170,7 @@ def _images(config: Config) -> Splits:
 
 @cache
 def _splits(name: str, root: str, train: int | None, val: int | None, labels: str) -> Splits:
-    """The splits of a data set, which many runs share.
+    """The splits of a dataset, which many runs share.
 
     Raises:
         ValueError: The images are missing, or not in an archive.
@@ -239,7 +239,7 @@ def _commit() -> str | None:
 
 
 def _fingerprint(splits: Splits) -> str:
-    """A hash of the training images and labels: runs on other images must not be mixed."""
+    """A hash of the training images and labels: runs on different images must not be mixed."""
     digest = hashlib.sha256()
     assert isinstance(splits.train, TensorSet)
     for tensor in (splits.train.images, splits.train.labels):
@@ -268,7 +268,7 @@ def _summary(records: Sequence[Record], config: Config) -> dict[str, Any]:
 def _curves(
     records: Sequence[Record], along: str, names: Sequence[str]
 ) -> dict[str, list[float | None]]:
-    """At most `NUM_POINTS` points of each curve that has some, to five digits."""
+    """At most `NUM_POINTS` points of each curve that is not empty, to five digits."""
     curves = {}
     for name in (along, *names):
         values = [r.get(name) for r in records[:: max(math.ceil(len(records) / NUM_POINTS), 1)]]
@@ -324,7 +324,7 @@ def _scores(
 def _corrupted(
     name: str, root: str, device: str, kinds: tuple[tuple[str, int], ...]
 ) -> list[Tensor]:
-    """The corrupted test images of a data set, which take longer to make than a run to score."""
+    """The corrupted test images of a dataset. Making them takes longer than scoring a run."""
     test = _splits(name, root, None, None, "clean").test
     assert isinstance(test, TensorSet)
     images = test.images.to(device)
@@ -336,10 +336,10 @@ def _corrupted(
 
 
 def _free_memory(config: Config) -> None:
-    """Free what one run leaves behind, for the next run of the same process."""
+    """Free the memory that a run leaves behind, for the next run in the same process."""
     gc.collect()
     if config.execution.compile:
-        # Each model is compiled for itself; without this, the cache is full after eight of them.
+        # Each model is compiled separately; without this, the cache is full after eight of them.
         torch._dynamo.reset()
     if device_of(config.execution.device).type == "cuda":
         torch.cuda.empty_cache()

@@ -86,7 +86,7 @@ _TERMS = {
 
 
 def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
-    """Write the page, and its figures to a folder beside it that has its name without the suffix.
+    """Write the page, and its figures to the folder `path.with_suffix("")`.
 
     Raises:
         ValueError: The page or its folder cannot be written.
@@ -97,8 +97,7 @@ def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
         path.write_text("\n".join(_page(folder, scale, ledger)))
     except OSError as error:
         raise InvalidValueError(
-            f"page must be a file that can be written, got {path} ({error.strerror}). "
-            "Pass another path."
+            f"page must be a writable file, got {path} ({error.strerror}). Pass another path."
         ) from error
 
 
@@ -130,7 +129,7 @@ def _results(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
 
 
 def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
-    """The methodology of the study, and the terms that a text uses."""
+    """The methodology of the study, and the terms used in `text`."""
     is_captured = scale.setups[TIMED_SETUP].changes["capture"]
     numbers = {
         "timed": "captured (one CUDA graph each) and timed on one GPU"
@@ -201,7 +200,7 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
 
 
 def _gains(one: Summary, plain: Sequence[Summary | None]) -> tuple[str, ...] | None:
-    """A row of gains over each baseline, and over the first at the best epoch; None for none."""
+    """A row of gains over each baseline, and over the first at the best epoch; None if empty."""
     found = [
         None if other is None else paired_difference(one.values(score), other.values(score))
         for other, score in (*((other, "test") for other in plain), (plain[0], "best"))
@@ -314,7 +313,7 @@ def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
     lines = [
         line for one in summaries(scale, artifact.cells, ledger) for line in one.lines.values()
     ]
-    # For an ablation, only the runs that it varies: the others belong to other tables.
+    # For an ablation, only the varied runs count: the others belong to other tables.
     is_ablation = any(cell.changes for cell in artifact.cells)
     return any(line["label"] or not is_ablation for line in lines)
 

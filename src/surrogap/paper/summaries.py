@@ -115,7 +115,7 @@ def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summa
 SIMILAR, TOO_FEW = "no difference shown", "too few seeds"
 
 # The paper's findings for pairs of methods; for a method with itself, rho_t against a constant rho.
-# With a set-up where the finding depends on the images.
+# Keys start with a set-up where the finding depends on the images.
 _IN_PAPER = {
     ("sam", "vanilla"): "better",
     ("sam", "vanilla-2x"): "better",
@@ -198,7 +198,7 @@ def comparisons(found: Sequence[Summary], pairs: Sequence[tuple[str, str]]) -> l
 
 
 def tally(made: Sequence[Comparison]) -> str:
-    """The number of comparisons, of those that exclude zero, and of those that the paper shares."""
+    """Sentences on how many comparisons there are, exclude zero, and agree with the paper."""
     enough = [one for one in made if one.verdict != TOO_FEW]
     words = [f"{len(enough)} of {len(made)} comparisons have at least {MIN_SEEDS} seeds."]
     if enough:
@@ -221,7 +221,7 @@ def disagreements(made: Sequence[Comparison]) -> list[str]:
 
 
 def in_words(made: Sequence[Comparison]) -> list[str]:
-    """The comparisons in words, and how many of them chance alone would call different."""
+    """The comparisons in words, and how many would exclude zero by chance alone."""
     if not made:
         return []
     return [

@@ -1,9 +1,9 @@
-"""The paper's lemmas and theorems, checked in numbers.
+"""The paper's lemmas and theorems, checked numerically.
 
-The lemmas are measured at minima that are constructed for them. The theorems are about expectations
-and limits, so they are run: GSAM with `eta_0 / sqrt(t)` and `rho_0 / sqrt(t)` on problems whose
-constants are known, compared with the bounds that the proofs give. Where a step of a proof does not
-hold in general, the function says so, and one of the cases shows it.
+Lemmas 3.1 and 3.3 are measured at minima constructed for them, Lemma 3.2 at random points. The
+theorems are about expectations and limits: GSAM runs with `eta_0 / sqrt(t)` and `rho_0 / sqrt(t)`
+on problems with known constants, and is compared with the bounds of the proofs. If a step of a
+proof does not hold in general, the function's docstring says so, and one of the cases shows it.
 """
 
 import math
@@ -139,8 +139,8 @@ def lemma_3_2(
 ) -> list[Statement]:
     """The gap is not negative for small `rho`; measured at random points of `wavy`.
 
-    What is small depends on the point: `h = rho * ||g|| + O(rho^2)`, so close to a maximum even a
-    small step overshoots it.
+    How small depends on the point: `h = rho * ||g|| + O(rho^2)`, so close to a maximum even a small
+    step overshoots it.
     """
     generator = torch.Generator().manual_seed(seed)
     points = 3 * torch.randn(num_points, 5, generator=generator, dtype=torch.float64)
@@ -180,7 +180,7 @@ class GSAMSettings:
 
     Attributes:
         lr_0: `eta_0` of `eta_t = eta_0 / sqrt(t)`.
-        rho_0: That of `rho_t = rho_0 / sqrt(t)`.
+        rho_0: `rho_0` of `rho_t = rho_0 / sqrt(t)`.
         alpha: The weight of the ascent.
         noise: The norm of the noise in every gradient, drawn from a sphere at each step.
         num_steps: `T`.
@@ -278,7 +278,7 @@ def theorem_5_1(settings: GSAMSettings) -> list[Statement]:
 
 
 def convergence_bound(settings: GSAMSettings, num_steps: int) -> float:
-    """The proof's bound of the average of `||grad f_p||^2` on `bowl` from its start."""
+    """The proof's bound on the average of `||grad f_p||^2` on `bowl` from its start."""
     slope, lr_0, rho_0 = _slope(_START), settings.lr_0, settings.rho_0
     f_p = float(bowl(_START + rho_0 * slope / slope.norm()))
     largest = MAX_SLOPE * float(_A.norm()) + settings.noise  # G
@@ -292,7 +292,7 @@ def convergence_bound(settings: GSAMSettings, num_steps: int) -> float:
 def corollary_5_2_1() -> list[Statement]:
     """Of two solutions with equal `f_p` at `rho_train`, the data's radius decides which is better.
 
-    The bounds are those of two solutions with invented numbers.
+    The numbers of the two solutions are invented.
     """
     sharp, flat = Solution(loss=0.1, sharpness=40.0), Solution(loss=0.2, sharpness=20.0)
     rho_train = sharp.radius_of_equal_loss(flat)

@@ -326,7 +326,7 @@ def save_animation(
 ) -> None:
     """Write the descents as an animated GIF, by shortening the lines of their figure.
 
-    `progress` is called with the number of frames that are drawn, and the number of all frames.
+    `progress` is called with the number of frames drawn so far and the total.
     """
     from matplotlib.animation import PillowWriter
 

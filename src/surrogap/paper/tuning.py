@@ -16,7 +16,7 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
     further trials of its set-up, if that has some. A method with a second setting tries it at the
     radii that are best for the simpler method so far, which are final once that method is tuned.
 
-    Without a ledger, no run is finished.
+    Without a ledger, no run counts as finished.
 
     >>> from surrogap.paper.scales import GPU
     >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]
@@ -45,9 +45,9 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
 
 
 def shared_settings(scale: Scale, setup: str, method: str, ledger: Ledger | None) -> Changes:
-    """The settings that a method shares with plain training; none until that is tuned.
+    """The settings that a method shares with plain training; empty until that is tuned.
 
-    Without them, a run has the set-up's own.
+    A run without them uses those of the set-up.
     """
     if ledger is None or METHODS[method].is_plain:
         return {}
@@ -65,7 +65,7 @@ def tuned_first(method: str) -> list[str]:
 
 
 def _best_first(runs: Sequence[StudyRun], ledger: Ledger | None) -> list[StudyRun]:
-    """The best validation accuracy first; last the runs that failed or are not finished."""
+    """Sort runs by validation accuracy, best first; failed and unfinished runs come last."""
 
     def accuracy(run: StudyRun) -> float:
         if ledger is None or run.key not in ledger:

@@ -27,7 +27,7 @@ The limits of 0.05 and 0.5 were chosen after the trials of set-ups A and E at sc
 
 
 def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
-    """All trials, those at the edge of their grid, and those that are not used any more."""
+    """All trials, choices at the edge of their grid, and superseded trials."""
     tried = [(*tuned, _tried(scale, *tuned, ledger)) for tuned in _tuned(scale)]
     rows = [(setup, METHODS[method].title, cells) for setup, method, cells in tried if cells]
     yield "## Trials\n"
@@ -83,7 +83,7 @@ def _edges(scale: Scale, ledger: Ledger) -> list[str]:
 
 
 def _superseded(scale: Scale, ledger: Ledger) -> list[tuple[str, str, str, str]]:
-    """The tuning runs that are not a trial of the study any more, by method and shared settings."""
+    """The tuning runs that are no longer trials of the study, by method and shared settings."""
     keys = {run.key for tuned in _tuned(scale) for run in trials(scale, *tuned, ledger)}
     found: dict[tuple[str, str, str], list[str]] = {}
     for line in ledger.of_kind("run", scale=scale.name, purpose="tuning"):

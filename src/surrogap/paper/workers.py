@@ -46,7 +46,7 @@ def train_study(
 ) -> tuple[list[Measurement], list[Todo]]:
     """Make the measurements that are ready, then call `train_all`, and return all that is left.
 
-    Measurements that become ready by the training are made after it. Their lines are added to the
+    Measurements that become ready during training are made after it. Their lines are added to the
     ledger, and each is passed to `after_measurement`. Work that is not expected to end within
     `time_limit` seconds is not started. The other arguments are those of `train_all`.
 
@@ -95,12 +95,12 @@ def train_all(
         stages: The runs that are wanted.
         ledger: The finished runs, to which the new ones are added.
         environment: The study, and the number of jobs.
-        deadline: A time of `time.monotonic`. A run that is not expected to end before it is not
-            started; a shorter one behind it may be.
+        deadline: A time of `time.monotonic`. A run that is not expected to end before then is not
+            started; a shorter one after it may be.
         after_run: Called with each new line, and the runs that are left.
 
     Raises:
-        RunFailedError: The disk is full, a run in a worker process raised an error of Python's, or
+        RunFailedError: The disk is full, a run in a worker process raised an unexpected error, or
             the process died. Finished runs are in the ledger.
         ValueError: Images are missing.
     """
@@ -147,7 +147,7 @@ def _result(future: "Future[LedgerLine]", run: StudyRun) -> LedgerLine:
 
 @contextmanager
 def _processes(jobs: int) -> Iterator[Submit]:
-    """Worker processes, started when they are first needed; this process for one job."""
+    """Context manager that yields `submit` of worker processes; for one job, of this process."""
     if jobs == 1:
         yield _call
         return
@@ -180,7 +180,7 @@ def _start_worker(jobs: int) -> None:
 def _exit_with_parent() -> None:
     """End this process when its parent has died, for example by SIGKILL or SIGHUP.
 
-    Otherwise it would wait for its next run for ever, and keep its memory on the GPU.
+    Otherwise it would wait for its next run forever, and keep its memory on the GPU.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -178,7 +178,7 @@ def _config(model: str, objective: str) -> Config:
         objective=recipe_objective(objective, *ROWS[model], loss="sigmoid"),
         optimizer=_SGD if is_resnet else _ADAMW,
         schedule=_RESNET_SCHEDULE if is_resnet else _SCHEDULE,
-        # The paper's 64 workers had a perturbation each, like 8 micro-batches on 8 devices.
+        # The paper's 64 workers each had a perturbation, like 8 micro-batches on 8 devices.
         execution=ExecutionConfig(
             precision="bf16", micro_batches=8, perturbation="each", channels_last=is_resnet
         ),

@@ -61,8 +61,8 @@ DATA_SETS = {"fashion-mnist": "embedded", "cifar10": "cifar10", "cifar100": "cif
 _TUNED = (
     "rho and alpha were tuned on 1,000 held-out training images, with five seeds each: rho of SAM "
     "in 0.1, 0.15, 0.2 and 0.3, rho of GSAM in 0.2 and 0.3 with alpha from 0.05 to 0.4. The best "
-    "few differ by less than the seeds. 25 epochs were preferred to 20, at which the objectives "
-    "differ less."
+    "few differ by less than the spread over seeds. 25 epochs were preferred to 20, at which the "
+    "objectives differ less."
 )
 # From results/compare_fashion_mnist.txt. A test compares them.
 EXPECTED_ON_LAPTOP = {
@@ -93,7 +93,7 @@ _NOT_TUNED = (
 
 
 def recipes() -> Iterator[Recipe]:
-    """Yield the recipes: three objectives on a CPU, and on a GPU for three data sets and models.
+    """Yield the recipes: three objectives on a CPU, and on a GPU for three datasets and models.
 
     >>> len(list(recipes()))
     30
@@ -121,7 +121,7 @@ def _laptop(objective: str) -> Recipe:
             # The run takes seconds, so one checkpoint at the end is enough.
             output=OutputConfig(checkpoint_every=1000, tensorboard=False),
         ),
-        reproduces="the paper's comparison, on a small data set and model",
+        reproduces="the paper's comparison, on a small dataset and model",
         expected=EXPECTED_ON_LAPTOP[objective],
         notes="" if objective == "vanilla" else _TUNED,
     )

@@ -1,4 +1,4 @@
-"""The paper's transfer learning: models trained on ImageNet, fine-tuned on smaller data sets.
+"""The paper's transfer learning: models trained on ImageNet, fine-tuned on smaller datasets.
 
 The settings are from the paper's appendix: SGD without weight decay, linear decay of the learning
 rate, and gradients clipped at norm 1. CIFAR takes 10,000 steps, 500 of them warm-up; Flowers and
@@ -23,14 +23,14 @@ from surrogap.training.objective_configs import VanillaConfig
 
 
 class TransferTask(NamedTuple):
-    """A data set to fine-tune on: the number of steps, and the paper's accuracies in percent.
+    """A dataset to fine-tune on: the number of steps, and the paper's accuracies in percent.
 
     The accuracies are for weights that were trained with vanilla, SAM and GSAM.
     """
 
     steps: int
     warmup_steps: int
-    eval_every: int  # epochs; the smallest data set takes 500
+    eval_every: int  # epochs; the smallest dataset takes 500
     vit_b16: tuple[float, float, float]
     vit_s16: tuple[float, float, float]
 
@@ -51,7 +51,7 @@ _NOTES = (
 
 
 def recipes() -> Iterator[Recipe]:
-    """Yield the recipes: four data sets, and two models trained with three objectives.
+    """Yield the recipes: four datasets, and two models trained with three objectives.
 
     >>> len(list(recipes()))
     24
