@@ -30,9 +30,7 @@ from tests.training import small_runs
 def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
     """The laptop's study with one trial and one seed, on noise; its ledger is in the folder."""
     found = synthetic_study.tiny(tmp_path)
-    found = replace(
-        found, num_trials=1, num_seeds={"A": 1, "G": 1}, num_seeds_main=1, num_ablation_seeds=1
-    )
+    found = replace(found, num_trials=1, num_seeds={"A": 1, "G": 1}, num_ablation_seeds=1)
     monkeypatch.setitem(SCALES, "laptop", found)
     monkeypatch.chdir(tmp_path)
     return found
@@ -69,11 +67,11 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace training, and return the list of titles of the requested runs."""
     asked = []
 
-    def finished(run: Any, environment: Any) -> LedgerLine:
+    def train_and_score(run: Any, environment: Any) -> LedgerLine:
         asked.append(run.title)
         return synthetic_study.line(run, environment.scale)
 
-    monkeypatch.setattr(workers, "finished", finished)
+    monkeypatch.setattr(workers, "train_and_score", train_and_score)
     return asked
 
 
@@ -181,13 +179,13 @@ def test_after_a_signal_finished_runs_are_kept(
 ) -> None:
     trained: list[str] = []
 
-    def finished(run: Any, environment: Any) -> LedgerLine:
+    def train_and_score(run: Any, environment: Any) -> LedgerLine:
         if trained:
             os.kill(os.getpid(), signal.SIGTERM)
         trained.append(run.key)
         return synthetic_study.line(run, environment.scale)
 
-    monkeypatch.setattr(workers, "finished", finished)
+    monkeypatch.setattr(workers, "train_and_score", train_and_score)
     assert reproduce("table-epochs") == 128 + signal.SIGTERM
     assert "SIGTERM stopped surrogap reproduce. Finished runs are in" in capsys.readouterr().err
     assert [line["key"] for line in Ledger(Path(scale.ledger))] == trained

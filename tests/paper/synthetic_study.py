@@ -117,7 +117,6 @@ def tiny(folder: Path, **changes: Any) -> Scale:
         LAPTOP,
         setups=setups,
         num_seeds={"A": 2, "G": 1},
-        many=(),
         num_ablation_seeds=2,
         num_trials=2,
         num_evaluations=30,

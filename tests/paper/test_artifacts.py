@@ -1,5 +1,6 @@
 """All tables and figures, drawn from a synthetic ledger with known numbers."""
 
+import copy
 import math
 import re
 import statistics
@@ -269,6 +270,34 @@ def test_gains_against_rho_are_paired_and_stand_above_the_range_of_find_rho(
     first, second, third, _ = sam.get_ydata()
     assert second - first == second - third == pytest.approx(1.0)
     assert first == pytest.approx(gain - 1.0 + offset)
+
+
+def test_gains_against_the_learning_rate_are_over_vanilla_at_its_best_one(ledger: Ledger) -> None:
+    found = copy.deepcopy(summaries(GPU, ARTIFACTS["fig-lr"].cells, ledger))
+    for one in found:
+        if one.cell.changes.get("lr_factor") == 2.0:  # all lose two points
+            for line in one.lines.values():
+                line["scores"]["test"]["accuracy"] -= 0.02
+    axes = drawings.lr_figure(GPU, found, ledger).axes
+    assert [axis.get_title() for axis in axes] == [GPU.setups[letter].title for letter in "ACDE"]
+    vanilla, sam, *_ = (bars[0] for bars in axes[0].containers)
+    assert list(vanilla.get_xdata()) == list(sam.get_xdata()) == [0.5, 1.0, 2.0]
+    assert vanilla.get_ydata() == pytest.approx([0.0, 0.0, -2.0])
+    own, plain = accuracies("sam", 3), accuracies("vanilla", 3)
+    gain = statistics.fmean(x - y for x, y in zip(own, plain, strict=True))
+    assert sam.get_ydata() == pytest.approx([gain, gain, gain - 2.0])
+
+
+def test_the_paper_compares_a_method_with_itself_for_a_decaying_radius_only(
+    ledger: Ledger,
+) -> None:
+    for name, artifact in ARTIFACTS.items():
+        made = comparisons(summaries(GPU, artifact.cells, ledger), artifact.pairs)
+        same = [one for one in made if one.first.cell.method == one.second.cell.method]
+        if name == "table-rho-schedule":
+            assert [one.in_paper for one in same] == ["no difference shown", "better"]
+        else:
+            assert not any(one.in_paper for one in same)
 
 
 def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:

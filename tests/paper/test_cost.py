@@ -8,7 +8,7 @@ import torch
 
 from surrogap.paper import measuring
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.measuring import measured
+from surrogap.paper.measuring import measure
 from surrogap.paper.plan import Measurement, missing_measurements, relative_cost
 from surrogap.paper.running import Environment
 from surrogap.paper.scales import GPU
@@ -45,7 +45,7 @@ def test_steps_are_timed(tmp_path: Path) -> None:
     methods = ("vanilla-2x", "sam", "sam-late")
     measurement = Measurement("timing", "A", methods, seconds=1.0)
     ledger = Ledger(tmp_path / "study.jsonl")
-    line = measured(measurement, Environment(scale), ledger)
+    line = measure(measurement, Environment(scale), ledger)
     assert set(line["seconds_per_step"]) == {"vanilla", "sam"}  # SAM's step is timed once
     assert line["compile"] is False
     assert all(0 < seconds < 10 for seconds in line["seconds_per_step"].values())

@@ -8,7 +8,7 @@ import pytest
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.measuring import suggestions, timing
 from surrogap.paper.methods import METHODS, ONLY_RADIUS
-from surrogap.paper.running import Environment, finished
+from surrogap.paper.running import Environment, train_and_score
 from surrogap.paper.study import Scale
 from surrogap.paper.tuning import trials
 from tests.paper import synthetic_study
@@ -30,7 +30,7 @@ def scale(tmp_path_factory: pytest.TempPathFactory) -> Scale:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_captured(method: str, scale: Scale, tmp_path: Path) -> None:
-    line = finished(trials(scale, "A", method)[0], Environment(scale, weights=str(tmp_path)))
+    line = train_and_score(trials(scale, "A", method)[0], Environment(scale, weights=str(tmp_path)))
     assert line["kind"] == "run"
     assert line["val"]["loss"] is not None
 

@@ -13,7 +13,7 @@ from surrogap.cli import main
 from surrogap.cli.find_rho import FindRho
 from surrogap.paper import workers
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.measuring import measured
+from surrogap.paper.measuring import measure
 from surrogap.paper.plan import (
     MEASUREMENT,
     Measurement,
@@ -136,7 +136,7 @@ def test_a_line_has_the_results_of_the_command_at_the_tuned_learning_rate(
         radius_suggestions(scale, ledger)[0],
         methods=["sam", "momentum-sam"],  # the model has no norm layers
     )
-    line = measured(measurement, Environment(scale), ledger)
+    line = measure(measurement, Environment(scale), ledger)
     key = measurement.key(scale, ledger)
     assert (line["kind"], line["key"], line["setup"]) == ("find-rho", key, "A")
     assert {"date", "commit", "hardware", "versions", "seconds"} <= line.keys()
@@ -165,7 +165,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace runs and measurements, and return the list of those that were asked for."""
     asked: list[str] = []
 
-    def finished(run: Any, environment: Environment) -> LedgerLine:
+    def train_and_score(run: Any, environment: Environment) -> LedgerLine:
         asked.append(f"{run.purpose} {run.method}")
         return synthetic_study.line(run, environment.scale)
 
@@ -173,8 +173,8 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(measurement.kind)
         return line_of(measurement, environment.scale, ledger)
 
-    monkeypatch.setattr(workers, "finished", finished)
-    monkeypatch.setattr(workers, "measured", fake)
+    monkeypatch.setattr(workers, "train_and_score", train_and_score)
+    monkeypatch.setattr(workers, "measure", fake)
     return asked
 
 
@@ -225,7 +225,7 @@ def test_a_measurement_that_does_not_fit_is_not_started(
 def test_an_interrupted_measurement_starts_again(
     ledger: Ledger, tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scale, real = synthetic_study.tiny(tmp_path), workers.measured
+    scale, real = synthetic_study.tiny(tmp_path), workers.measure
 
     def stopped(measurement: Measurement, *rest: Any) -> LedgerLine:
         if measurement.kind == "find-rho":
@@ -233,10 +233,10 @@ def test_an_interrupted_measurement_starts_again(
         return real(measurement, *rest)
 
     tune(ledger, scale, "sam")
-    monkeypatch.setattr(workers, "measured", stopped)
+    monkeypatch.setattr(workers, "measure", stopped)
     with pytest.raises(Stopped):
         work(ledger, scale)
-    monkeypatch.setattr(workers, "measured", real)
+    monkeypatch.setattr(workers, "measure", real)
     assert work(Ledger(ledger.path), scale) == (0, 0)
     assert done[:2] == ["timing", "find-rho"]
 

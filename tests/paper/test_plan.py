@@ -167,8 +167,10 @@ def test_the_whole_study_starts_with_the_most_telling_runs(ledger: Ledger) -> No
         *(("D", "sam"), ("A", "sam"), ("A", "strong"), ("A", "asam"), ("F", "sam")),
     ]
     assert [one for one in order if one in telling] == telling
-    # Further seeds of the same rows come late, and last the radii of fig-rho.
-    *others, end = (index for index, run in enumerate(left) if ", rho " not in run.label)
+    # Further seeds of the same rows come late, and last the settings of fig-rho and fig-lr.
+    *others, end = (
+        i for i, r in enumerate(left) if ", rho " not in r.label and " lr" not in r.label
+    )
     assert end == len(others)
     assert all(
         run.setup == "A" and not run.label and run.seed >= 3 for run in left[end - 34 : end + 1]

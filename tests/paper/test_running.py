@@ -11,7 +11,7 @@ from surrogap.evaluation import corrupted, evaluate
 from surrogap.paper import running
 from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.methods import METHODS
-from surrogap.paper.running import Environment, finished
+from surrogap.paper.running import Environment, train_and_score
 from surrogap.paper.scales import GPU
 from surrogap.paper.study import Cell, Scale, StudyRun, study_run
 from surrogap.paper.tuning import trials
@@ -44,7 +44,7 @@ def run(scale: Scale) -> StudyRun:
 
 @pytest.fixture(scope="module")
 def line(run: StudyRun, environment: Environment) -> LedgerLine:
-    return finished(run, environment)
+    return train_and_score(run, environment)
 
 
 def test_scores_are_those_of_a_run_by_hand(line: LedgerLine, run: StudyRun, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_curves_are_those_of_the_records(line: LedgerLine) -> None:
 
 
 def test_a_trial_has_no_test_scores(scale: Scale, environment: Environment) -> None:
-    line = finished(trials(scale, "A", "sam")[0], environment)
+    line = train_and_score(trials(scale, "A", "sam")[0], environment)
     assert {"val", "train", "curves"} <= line.keys()
     assert not {"scores", "sharpness"} & line.keys()
     assert not [name for name in (*line["best"], *line["curves"]) if name.startswith("test")]
@@ -101,7 +101,7 @@ def test_a_trial_has_no_test_scores(scale: Scale, environment: Environment) -> N
 def test_a_run_whose_loss_is_not_finite_is_written_as_failed(
     run: StudyRun, environment: Environment
 ) -> None:
-    line = finished(replace(run, changes={**run.changes, "lr": 1e30}, seed=7), environment)
+    line = train_and_score(replace(run, changes={**run.changes, "lr": 1e30}, seed=7), environment)
     assert line["kind"] == "failure"
     assert line["reason"].startswith("loss must be finite")
 
@@ -116,7 +116,7 @@ def test_a_full_disk_is_not_written_as_a_failure(
 
     monkeypatch.setattr(running, "train", full)
     with pytest.raises(RunFailedError, match="No space left on device"):
-        finished(replace(run, seed=8), environment)
+        train_and_score(replace(run, seed=8), environment)
 
 
 def test_image_files_are_refused(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_image_files_are_refused(tmp_path: Path) -> None:
     run = study_run(GPU, Cell("P", "sam"), {"rho": 0.1}, seed=0, purpose="final")
     message = f"data_root must hold the archive pets37.npz, got {tmp_path}, which has image files."
     with pytest.raises(ValueError, match=re.escape(message)):
-        finished(run, Environment(GPU, data_root=str(tmp_path)))
+        train_and_score(run, Environment(GPU, data_root=str(tmp_path)))
 
 
 def test_fine_tuning_starts_from_weights_that_are_trained_once(
@@ -133,7 +133,7 @@ def test_fine_tuning_starts_from_weights_that_are_trained_once(
 ) -> None:
     run = study_run(scale, Cell("G", "sam"), {"rho": 0.1}, seed=0, purpose="final")
     assert run.source is not None
-    source = finished(run.source, environment)
+    source = train_and_score(run.source, environment)
     steps = []
     real = train.__globals__["_Trainer"]._take_step
 
@@ -142,12 +142,12 @@ def test_fine_tuning_starts_from_weights_that_are_trained_once(
         real(self, *batch)
 
     monkeypatch.setattr(train.__globals__["_Trainer"], "_take_step", counted)
-    line = finished(run, environment)
+    line = train_and_score(run, environment)
     assert len(steps) == line["num_steps"]  # and none for the source
     assert line["source"] == source["key"] == run.source.key
     assert "val" not in line
     assert "sharpness" not in line
-    fresh = finished(run, replace(environment, weights=environment.weights + "-fresh"))
+    fresh = train_and_score(run, replace(environment, weights=environment.weights + "-fresh"))
     assert len(steps) == 2 * line["num_steps"] + source["num_steps"]
     assert fresh["scores"] == line["scores"]
 
@@ -157,6 +157,6 @@ def test_every_method_trains(method: str, scale: Scale, environment: Environment
     """With a model that has norm layers, which some methods need."""
     run = trials(scale, "A", method)[0]
     changes = {**run.changes, "model": "small_resnet18_narrow", "train_per_class": 4}
-    line = finished(replace(run, changes=changes), environment)
+    line = train_and_score(replace(run, changes=changes), environment)
     assert line["kind"] == "run"
     assert line["val"]["loss"] is not None

@@ -30,7 +30,7 @@ def test_every_method_has_as_many_trials_and_no_test_images(scale: Scale) -> Non
                 config = run.config()
                 assert config.output.eval_on == "val"
                 assert config.execution.seed == TUNING_SEED
-                assert max(scale.num_seeds_main, *scale.num_seeds.values()) < TUNING_SEED
+                assert max(*scale.more_seeds.values(), *scale.num_seeds.values()) < TUNING_SEED
 
 
 def test_the_trials_of_the_ledger_are_found() -> None:
@@ -87,6 +87,19 @@ def test_entropy_sgd_has_the_learning_rate_of_its_direction() -> None:
     lr, decay = (GPU.setups["A"].changes[name] for name in ("lr", "weight_decay"))
     assert config.optimizer.lr == pytest.approx(lr / gamma)
     assert config.optimizer.lr * config.optimizer.weight_decay == pytest.approx(lr * decay)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "sam"])
+def test_a_factor_multiplies_the_learning_rate_that_plain_training_was_tuned_to(
+    method: str,
+) -> None:
+    tuned = {"lr": 0.3, "weight_decay": 1e-3}
+    settings, shared = (tuned, {}) if method == "vanilla" else ({"rho": 0.1}, tuned)
+    cell = Cell("A", method, {"lr_factor": 2.0}, "2x lr")
+    run = study_run(GPU, cell, settings, shared, seed=0, purpose="final")
+    assert run.changes["lr"] == run.settings["lr"] == run.config().optimizer.lr == 0.6
+    assert tuned["lr"] == 0.3
+    assert "lr_factor" not in run.changes
 
 
 def test_a_key_changes_with_all_that_changes_the_result_and_with_nothing_else() -> None:

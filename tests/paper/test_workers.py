@@ -61,18 +61,18 @@ def test_it_goes_on_where_it_was(
 ) -> None:
     trained = []
 
-    def finished(run: Any, environment: Environment) -> LedgerLine:
+    def train_and_score(run: Any, environment: Environment) -> LedgerLine:
         if len(trained) == 3:
             raise KeyboardInterrupt
         trained.append(run.key)
         return synthetic_line(run, environment)
 
-    monkeypatch.setattr(workers, "finished", finished)
+    monkeypatch.setattr(workers, "train_and_score", train_and_score)
     ledger = Ledger(tmp_path / "study.jsonl")
     with pytest.raises(KeyboardInterrupt):
         train_all(STAGES, ledger, Environment(scale))
     assert [line["key"] for line in Ledger(ledger.path)] == trained
-    monkeypatch.setattr(workers, "finished", synthetic_line)
+    monkeypatch.setattr(workers, "train_and_score", synthetic_line)
     again = Ledger(ledger.path)
     assert train_all(STAGES, again, Environment(scale)) == []
     assert (len(again), again.num_repeated) == (6, 0)
@@ -84,12 +84,12 @@ def test_a_run_that_does_not_fit_is_not_started(
     now = [0.0]
     monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
 
-    def finished(run: Any, environment: Environment) -> LedgerLine:
+    def train_and_score(run: Any, environment: Environment) -> LedgerLine:
         line = synthetic_line(run, environment)
         now[0] += line["seconds"]
         return line
 
-    monkeypatch.setattr(workers, "finished", finished)
+    monkeypatch.setattr(workers, "train_and_score", train_and_score)
     # Plain runs take 10 s and those of SAM 20 s; the plan learns it from finished runs.
     ledger = Ledger(tmp_path / "study.jsonl")
     left = train_all(STAGES, ledger, Environment(scale), deadline=55.0)
@@ -115,6 +115,31 @@ def test_an_error_in_a_worker_is_raised(scale: Scale, tmp_path: Path) -> None:
     assert len(ledger) == 0
 
 
+def with_folders(run: Any, environment: Environment) -> LedgerLine:
+    """Uses a folder for the run and one for its source, each of which must be free."""
+    folders = [Path(environment.weights) / key for key in sorted(run.keys)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    time.sleep(0.2)
+    for folder in folders:
+        folder.rmdir()
+    return synthetic_line(run, environment)
+
+
+def test_two_runs_with_the_same_source_are_not_trained_at_once(
+    scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setups = {**scale.setups, "H": replace(scale.setups["G"], title="another")}
+    setups["H"] = replace(setups["H"], changes={**setups["H"].changes, "lr": 0.02})
+    wider = replace(scale, setups=setups, num_seeds={**scale.num_seeds, "H": 1})
+    monkeypatch.setattr(workers, "train_and_score", with_folders)
+    stage = Stage([Cell(setup, "vanilla") for setup in "GH"])
+    ledger = Ledger(tmp_path / "study.jsonl")
+    assert train_all([stage], ledger, Environment(wider, jobs=2, weights=str(tmp_path))) == []
+    first, second = ledger.of_kind("run", purpose="final")
+    assert first["key"] != second["key"]
+
+
 def die(run: Any, environment: Environment) -> LedgerLine:
     os._exit(1)
 
@@ -122,7 +147,7 @@ def die(run: Any, environment: Environment) -> LedgerLine:
 def test_a_worker_that_dies_is_an_error(
     scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "finished", die)
+    monkeypatch.setattr(workers, "train_and_score", die)
     ledger = Ledger(tmp_path / "study.jsonl")
     message = r"A vanilla.* or A vanilla.* failed:\n.*terminated abruptly"
     with pytest.raises(RunFailedError, match=message):  # either of the two runs
@@ -145,7 +170,7 @@ def test_a_worker_that_dies_between_two_runs_is_an_error(
         while multiprocessing.active_children():
             time.sleep(0.01)
 
-    monkeypatch.setattr(workers, "finished", first_or_die)
+    monkeypatch.setattr(workers, "train_and_score", first_or_die)
     ledger = Ledger(tmp_path / "study.jsonl")
     environment = Environment(scale, jobs=2, weights=str(tmp_path / "weights"))
     with pytest.raises(RunFailedError, match=r"A vanilla.* failed:\n.*terminated abruptly"):
@@ -166,7 +191,7 @@ def test_an_interrupt_ends_the_workers(
     def interrupt(line: LedgerLine, left: Sequence[Todo]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers, "finished", first_or_endless)
+    monkeypatch.setattr(workers, "train_and_score", first_or_endless)
     environment = Environment(scale, jobs=2)
     ledger = Ledger(tmp_path / "study.jsonl")
     with pytest.raises(KeyboardInterrupt):
@@ -186,7 +211,7 @@ def locked(run: Any, environment: Environment) -> LedgerLine:
 
 
 def train_locked(scale: Scale, folder: str) -> None:
-    workers.finished = locked
+    workers.train_and_score = locked
     ledger = Ledger(Path(folder) / "study.jsonl")
     train_all(STAGES, ledger, Environment(scale, jobs=2, weights=f"{folder}/locks"))
 

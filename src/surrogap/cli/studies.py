@@ -163,7 +163,7 @@ def _title(item: Todo) -> str:
         return run.title
     if run.purpose == "tuning":
         return f"{run.title}, may change"
-    return ", ".join(filter(None, (run.cell, run.label, "as tuned", f"seed {run.seed}")))
+    return ", ".join(filter(None, (run.name, run.label, "as tuned", f"seed {run.seed}")))
 
 
 def _summary(measurements: Sequence[Measurement], left: Sequence[Todo], jobs: int) -> str:

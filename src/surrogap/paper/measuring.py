@@ -29,7 +29,7 @@ from surrogap.training.processes import World
 _NUM_WARM_UPS = 5
 
 
-def measured(measurement: Measurement, environment: Environment, ledger: Ledger) -> LedgerLine:
+def measure(measurement: Measurement, environment: Environment, ledger: Ledger) -> LedgerLine:
     """Make a measurement, and return its line of the ledger.
 
     Args:
@@ -75,6 +75,7 @@ def timing(setup: str, methods: Sequence[str], environment: Environment) -> dict
         "compile": configs["vanilla"].execution.compile,
         "num_rounds": num_rounds,
         "num_steps": num_steps,
+        "num_threads": torch.get_num_threads(),
     }
 
 

@@ -5,6 +5,7 @@ This module does not import torch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, final
 
 from surrogap.experiments.planned import num_passes
@@ -38,7 +39,7 @@ class Method:
     simpler: str | None = None
     second: tuple[str, Sequence[float]] = ("", ())
 
-    @property
+    @cached_property
     def passes(self) -> float:
         """Forward-backward passes per step, averaged over the run: an estimate of the cost.
 

@@ -34,8 +34,8 @@ def num_seeds(scale: Scale, cell: Cell) -> int:
     """The number of seeds of a cell."""
     if cell.changes:
         return scale.num_ablation_seeds
-    if cell.setup == "A" and cell.method in scale.many:
-        return scale.num_seeds_main
+    if cell.setup == "A" and cell.method in scale.more_seeds:
+        return scale.more_seeds[cell.method]
     return scale.num_seeds[cell.setup]
 
 

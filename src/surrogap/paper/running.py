@@ -111,7 +111,7 @@ class Environment:
         return config.override(checkpoint_every=10**9)  # one checkpoint, after the last step
 
 
-def finished(run: StudyRun, environment: Environment) -> LedgerLine:
+def train_and_score(run: StudyRun, environment: Environment) -> LedgerLine:
     """Train and score a run, and return its line of the ledger.
 
     A run whose loss is not finite returns a line of kind "failure", so that it is not tried again.
@@ -127,11 +127,11 @@ def finished(run: StudyRun, environment: Environment) -> LedgerLine:
         line = _description(run, config, environment)
         try:
             if run.source is not None:
-                weights = _trained(environment.config_with_weights(run.source)).folder
+                weights = _train(environment.config_with_weights(run.source)).folder
                 config = config.override(weights=str(weights))
             if _is_source(run, environment.scale):
                 config = environment.config_with_weights(run)
-            outcome = _trained(config)
+            outcome = _train(config)
         except DivergedError as failure:
             seconds = round(time.perf_counter() - start, 2)
             return line | {"kind": "failure", "reason": str(failure), "seconds": seconds}
@@ -144,7 +144,7 @@ def finished(run: StudyRun, environment: Environment) -> LedgerLine:
     return line
 
 
-def _trained(config: Config) -> Outcome:
+def _train(config: Config) -> Outcome:
     outcome = train(config, resume=True)
     if outcome.signal is not None:
         raise Stopped(outcome.signal)
@@ -227,8 +227,11 @@ def provenance(device: torch.device, environment: Environment) -> dict[str, Any]
 
 @cache
 def _commit() -> str | None:
-    """The commit of this code, with a plus if files differ from it; None outside of git."""
-    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    """The commit of this code, with a plus if files differ from it; None outside of a checkout."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():  # otherwise git describes a repository around the package
+        return None
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty=+"]
     try:
         found = subprocess.run(
             [*words, "--exclude=*"], capture_output=True, text=True, check=True, timeout=10
@@ -340,6 +343,5 @@ def _free_memory(config: Config) -> None:
     gc.collect()
     if config.execution.compile:
         # Each model is compiled separately; without this, the cache is full after eight of them.
-        torch._dynamo.reset()
-    if device_of(config.execution.device).type == "cuda":
-        torch.cuda.empty_cache()
+        torch.compiler.reset()
+    torch.cuda.empty_cache()

@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, final
 
 from surrogap.experiments.columns import with_lr_of_gradient
@@ -64,8 +65,7 @@ class Scale:
         page: The title of the page about its results, and a paragraph below it.
         setups: The set-ups, by letter.
         num_seeds: The number of seeds of a method, by set-up.
-        num_seeds_main: The number of seeds of the methods in `many`, in set-up A.
-        many: The methods with more seeds.
+        more_seeds: The number of seeds in set-up A of the methods that have more.
         num_ablation_seeds: The number of seeds of a setting that is not a method's own.
         num_trials: The number of trials that a method is tuned with, before one more beyond the
             edge; see `surrogap.paper.tuning.trials`.
@@ -82,8 +82,7 @@ class Scale:
     page: tuple[str, str]
     setups: Mapping[str, Setup]
     num_seeds: Mapping[str, int]
-    num_seeds_main: int
-    many: Sequence[str]
+    more_seeds: Mapping[str, int]
     num_ablation_seeds: int
     num_trials: int
     num_evaluations: int
@@ -147,7 +146,7 @@ class StudyRun:
     label: str = ""
     source: "StudyRun | None" = None
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A hash of the purpose and of all values that change the result.
 
@@ -163,14 +162,19 @@ class StudyRun:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
-    def cell(self) -> str:
+    def keys(self) -> set[str]:
+        """Its key and that of its source: runs with a common key must not be trained at once."""
+        return {self.key} | (set() if self.source is None else self.source.keys)
+
+    @property
+    def name(self) -> str:
         """Set-up and method, in a line."""
         return f"{self.setup} {self.method}"
 
     @property
     def title(self) -> str:
         """Set-up, method, settings and seed, in a line."""
-        return f"{self.cell}, {settings_text(self.settings)}, seed {self.seed}"
+        return f"{self.name}, {settings_text(self.settings)}, seed {self.seed}"
 
     def config(self, **more: Any) -> Config:
         """The configuration to train. The study's learning rates are meant for a gradient.

@@ -134,7 +134,7 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
     numbers = {
         "timed": "captured (one CUDA graph each) and timed on one GPU"
         if is_captured
-        else "timed on one core of a CPU",
+        else "timed on a CPU",
         "num_rounds": scale.timing[0],
         "num_corruptions": len(scale.corruptions),
         "severities": ", ".join(map(str, scale.severities)),
@@ -228,8 +228,8 @@ def _num_images(scale: Scale, setup: str, ledger: Ledger) -> dict[str, int]:
     found, changes = dict[str, int](), scale.setups[setup].changes
     for line in ledger.of_kind("run", scale=scale.name, setup=setup):
         found["training"] = num = line["train"]["num_samples"]
-        ratio = changes.get("val_per_class", 0) / changes.get("train_per_class", 1)
-        found["validation"] = round(num * ratio)
+        if "val_per_class" in changes:
+            found["validation"] = round(num * changes["val_per_class"] / changes["train_per_class"])
         if "scores" in line:
             found["test"] = line["scores"]["test"]["num_samples"]
     return found
@@ -282,7 +282,8 @@ def _more_trials(scale: Scale) -> str:
     numbers = {name: len(one.more_trials) for name, one in scale.setups.items() if one.more_trials}
     if not numbers:
         return ""
-    setups = f"set-up{'s' * (len(numbers) > 1)} {' and '.join(numbers)}"
+    *others, last = numbers
+    setups = f"set-ups {', '.join(others)} and {last}" if others else f"set-up {last}"
     return (
         f" In {setups},\nplain training of each length gets up to {max(numbers.values())} more, "
         "with learning rates or weight decays beyond these."

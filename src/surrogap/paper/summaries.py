@@ -10,7 +10,7 @@ from surrogap.paper.intervals import CONFIDENCE, MIN_SEEDS, Interval, interval, 
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import final_runs, relative_cost
-from surrogap.paper.study import Cell, Scale
+from surrogap.paper.study import Cell, Scale, settings_text
 
 
 @final
@@ -94,7 +94,7 @@ class Summary:
     def settings(self) -> str:
         """The settings that were chosen for it."""
         settings: LedgerLine = next((line["settings"] for line in self.lines.values()), {})
-        return ", ".join(f"{name} {value}" for name, value in settings.items())
+        return settings_text(settings)
 
 
 def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summary]:
@@ -164,7 +164,9 @@ class Comparison:
     def in_paper(self) -> str | None:
         """The paper's finding for the two methods on ImageNet, if it has one."""
         pair = (self.first.cell.method, self.second.cell.method)
-        if self.first.cell.setup in _NOT_IN_PAPER:
+        # The paper compares a method with itself for rho_t only.
+        is_other_setting = pair[0] == pair[1] and "rho_min" not in self.first.cell.changes
+        if self.first.cell.setup in _NOT_IN_PAPER or is_other_setting:
             return None
         return _IN_PAPER.get((self.first.cell.setup, *pair)) or _IN_PAPER.get(pair)
 

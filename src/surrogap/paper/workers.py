@@ -21,9 +21,9 @@ import torch
 
 from surrogap.errors import UserError
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.measuring import measured
+from surrogap.paper.measuring import measure
 from surrogap.paper.plan import Measurement, Stage, Todo, todo
-from surrogap.paper.running import Environment, Stopped, finished
+from surrogap.paper.running import Environment, Stopped, train_and_score
 from surrogap.paper.study import StudyRun
 from surrogap.training.failure import RunFailedError
 
@@ -57,11 +57,11 @@ def train_study(
     deadline = time.monotonic() + (math.inf if time_limit is None else time_limit)
     scale, waiting = environment.scale, list(measurements)
 
-    def measure() -> None:
+    def measure_waiting() -> None:
         for one in tuple(waiting):
             has_time = time.monotonic() + one.seconds <= deadline
             if has_time and one.is_ready(scale, ledger):
-                line = measured(one, environment, ledger)
+                line = measure(one, environment, ledger)
                 ledger.append(line)
                 waiting.remove(one)
                 after_measurement(line)
@@ -69,9 +69,9 @@ def train_study(
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         # Before any worker starts and after all have ended, since they would share the device.
-        measure()
+        measure_waiting()
         left = train_all(stages, ledger, environment, deadline=deadline, after_run=after_run)
-        measure()
+        measure_waiting()
         return waiting, left
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -112,24 +112,26 @@ def train_all(
         return todo(environment.scale, stages, ledger, jobs=jobs)
 
     try:
+        items = left()
         with _processes(jobs) as submit:
             while True:
-                keys = {run.key for run in running.values()}
-                for item in left():
+                for item in items:
                     start_up = START_UP if jobs > 1 and len(running) == num_workers else 0.0
-                    can_start = item.is_ready and item.run.key not in keys and len(running) < jobs
+                    is_free = all(item.run.keys.isdisjoint(run.keys) for run in running.values())
+                    can_start = item.is_ready and is_free and len(running) < jobs
                     if can_start and time.monotonic() + start_up + item.seconds <= deadline:
-                        running[submit(finished, item.run, environment)] = item.run
+                        running[submit(train_and_score, item.run, environment)] = item.run
                         num_workers = max(num_workers, len(running))
                 if not running:
-                    return left()
+                    return items
                 done = wait(running, return_when=FIRST_COMPLETED).done
                 # Errors last: the lines of the runs that ended well are written first.
                 for future in sorted(done, key=lambda future: future.exception() is not None):
                     line = _result(future, running[future])
                     del running[future]
                     ledger.append(line)
-                    after_run(line, left())
+                    items = left()
+                    after_run(line, items)
     except BrokenProcessPool as error:  # does not name the process that died
         titles = " or ".join(run.title for run in running.values()) or "A worker process"
         raise RunFailedError(f"{titles} failed:\n{error}") from error
@@ -152,8 +154,9 @@ def _processes(jobs: int) -> Iterator[Submit]:
         yield _call
         return
     others = multiprocessing.active_children()
+    threads = max(torch.get_num_threads() // jobs, 1)
     context = multiprocessing.get_context("spawn")  # not fork: CUDA does not survive it
-    executor = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(jobs,))
+    executor = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(threads,))
     try:
         yield executor.submit
     except BaseException:
@@ -171,8 +174,8 @@ def _call(function: Callable[..., LedgerLine], *arguments: object) -> "Future[Le
     return future
 
 
-def _start_worker(jobs: int) -> None:
-    torch.set_num_threads(max((os.cpu_count() or 1) // jobs, 1))
+def _start_worker(threads: int) -> None:
+    torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends its workers
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
