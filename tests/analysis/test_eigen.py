@@ -99,6 +99,17 @@ def test_a_flat_surface(find: Any) -> None:
     assert result.has_converged
 
 
+def cusp(model: nn.Module, batch: Tensor) -> Tensor:
+    """At w = 0 the gradient is 0, and the second derivative is not finite."""
+    return (0 * model.weight).abs().pow(1.5).sum()  # type: ignore[operator]
+
+
+def test_a_hessian_that_is_not_finite_is_an_error() -> None:
+    hessian = Hessian(Surface(nn.Linear(3, 1, bias=False), [torch.ones(1)], cusp))
+    with pytest.raises(RuntimeError, match="Hessian must be finite, got a product with"):
+        eigenvalues(hessian, 1)
+
+
 @pytest.mark.parametrize("find", [dominant_eigenvalue, eigenvalues])
 def test_stops_where_it_is_told(find: Any) -> None:
     result = find(made()[0], tolerance=1e-12, max_products=3)
@@ -147,6 +158,8 @@ def test_both_refuse(arguments: dict[str, Any], message: str) -> None:
 
 def test_refuses_what_it_cannot_find() -> None:
     hessian, _ = made()
+    with pytest.raises(TypeError, match=r"max_products must be an integer, got 10\.0"):
+        eigenvalues(hessian, 1, max_products=10.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num must be at least 1"):
         eigenvalues(hessian, 0)
     with pytest.raises(ValueError, match=r"num must be at most max_products .* num=10, max_pro"):

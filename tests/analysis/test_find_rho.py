@@ -99,6 +99,9 @@ def test_words_for_the_ends_of_a_sweep() -> None:
     assert unbounded.explain() == "Try rho from 3.2. Radii above 10 were not swept."
     assert unbounded.explain(20.0).endswith(" 20 was not swept.")
     assert unbounded.explain(4.0).endswith(" 4 is within this range.")
+    below = made(1.2, 2.0)  # the gap is large enough at the first radius
+    assert below.explain().endswith(" Radii below 1 were not swept.")
+    assert below.explain(0.5).endswith(" 0.5 was not swept.")
     assert unbounded.center == unbounded.low
     assert made(1.001, math.inf).explain() == (
         "The loss is not finite from rho = 10 on, and rises by less than 0.05 at 1: sweep radii "
@@ -145,14 +148,19 @@ def test_refuses() -> None:
         find_rho(surface, [-0.1])
     with pytest.raises(ValueError, match="num_batches must be at least 1"):
         find_rho(surface, [0.1], num_batches=0)
+    with pytest.raises(TypeError, match=r"num_batches must be an integer, got 2\.0"):
+        find_rho(surface, [0.1], num_batches=2.0)  # type: ignore[arg-type]
+    with torch.no_grad():
+        broken = network("mlp")
+        next(broken.parameters()).fill_(torch.nan)
+    with pytest.raises(RuntimeError, match=r"gradient must be finite.* got a gradient of norm nan"):
+        find_rho(Surface(broken, batches(), is_checked=False), [0.1])
     with pytest.raises(ValueError, match="batches must not be empty, got none"):
         find_rho(Surface(network("mlp"), [], is_checked=False), [0.1])
     flat = Surface(nn.Linear(1, 1), [torch.ones(1, 1)], lambda m, x: 0 * m(x).sum())
-    with pytest.raises(
-        RuntimeError, match=r"must not be zero, got a gradient of norm 0\.0 on a batch"
-    ):
+    with pytest.raises(RuntimeError, match=r"may be zero, got a gradient of norm 0\.0 on a batch"):
         find_rho(flat, [0.1])
-    with pytest.raises(RuntimeError, match=r"and ascent step must not be zero.* Measure a model"):
+    with pytest.raises(RuntimeError, match=r"nor the ascent step may be zero.* Measure a model"):
         find_rho(surface, [0.1], climb=lambda surface: surface.space.zeros())
     with pytest.raises(ValueError, match="unit must be above 0"):
         find_rho(surface, [0.1], unit=0.0)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surrogap import SAM
 from surrogap.analysis import Hessian, Surface, dominant_eigenvalue
@@ -110,6 +110,16 @@ def test_the_cost_is_what_was_announced(num_ascent_steps: int, has_start: bool) 
     assert (forward + 2 * backward) / 3 == pytest.approx(cost)
 
 
+def test_without_a_finite_gradient_the_gap_is_nan() -> None:
+    """f = sqrt(|0 w|) has the value 0, and the derivative infinity times 0."""
+    surface = Surface(
+        nn.Linear(1, 1, bias=False), [torch.ones(1)], lambda m, x: (0 * m.weight).abs().sum().sqrt()
+    )
+    found = surrogate_gaps(surface, [0.1])
+    assert math.isnan(found.gaps[0].gap)
+    assert math.isnan(found.grad_norm)
+
+
 def test_numbers() -> None:
     gap = Gap(rho=0.5, loss=1.0, perturbed_loss=2.0, worst_loss=3.0)
     assert (gap.gap, gap.worst_gap, gap.sharpness, gap.worst_sharpness) == (1.0, 2.0, 8.0, 16.0)
@@ -123,3 +133,5 @@ def test_refuses() -> None:
         surrogate_gaps(surface, [0.1, 0.0])
     with pytest.raises(ValueError, match="num_ascent_steps must be at least 0"):
         surrogate_gaps(surface, [0.1], num_ascent_steps=-1)
+    with pytest.raises(TypeError, match=r"num_ascent_steps must be an integer, got 2\.5"):
+        surrogate_gaps(surface, [0.1], num_ascent_steps=2.5)  # type: ignore[arg-type]

@@ -114,6 +114,12 @@ def test_refuses() -> None:
     surface = Surface(network("convnet"), batches())
     with pytest.raises(ValueError, match=r"other must have the same .* got none for 0\.weight ins"):
         between(surface, network("mlp"), (0.0,))
+    one, other = network("mlp"), network("mlp")
+    one[3].bias.requires_grad_(False)
+    with torch.no_grad():
+        other[3].bias.add_(1.0)
+    with pytest.raises(ValueError, match=r"other must have the same frozen .* values of 3\.bias"):
+        between(Surface(one, batches()), other, (0.0,))
     flat = Surface(nn.Linear(1, 1), [torch.ones(1, 1)], lambda m, x: 0 * m(x).sum())
-    with pytest.raises(ValueError, match=r"gradient must not be zero, got norm 0\.0"):
+    with pytest.raises(ValueError, match=r"gradient must be .* not zero, got norm 0\.0"):
         gradient_direction(flat)

@@ -105,6 +105,10 @@ def test_the_density_integrates_to_one() -> None:
 
 def test_refuses() -> None:
     hessian = made([1.0, 2.0])
+    with pytest.raises(TypeError, match=r"num_products must be an integer, got 30\.0"):
+        trace(hessian, num_products=30.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"num_steps must be an integer, got 3\.0"):
+        density(hessian, num_steps=3.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_products must be at least 6"):
         trace(hessian, num_products=5)
     with pytest.raises(ValueError, match="num_vectors must be at least 1"):

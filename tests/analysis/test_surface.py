@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from surrogap.analysis import Hessian, Surface, cross_entropy
+from surrogap.analysis.space import Space
+from surrogap.core.weights import Weights
 from tests import equality, toy_models
 from tests.analysis.reference import SIZES, batches, network
 
@@ -164,6 +166,18 @@ def test_refuses_batches_that_change() -> None:
 def test_refuses(data: Any, loss_fn: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Surface(network("mlp"), data, loss_fn, is_checked=False).loss()
+
+
+def test_a_surface_without_samples_is_refused_when_it_is_built() -> None:
+    with pytest.raises(ValueError, match="batches must hold at least one sample"):
+        Surface(network("mlp"), [])
+
+
+def test_norms_of_many_weights_are_accurate() -> None:
+    """On a CPU, a product of matrices adds up in float32 one after the other."""
+    space = Space(Weights(nn.Linear(4096, 1024)))
+    x = space.random(0)
+    assert float(space.norm(x)) == pytest.approx(float(x.double().norm()), rel=1e-6)
 
 
 def test_refuses_a_vector_of_another_shape() -> None:

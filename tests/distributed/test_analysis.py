@@ -123,14 +123,14 @@ def test_eigenvalues_are_those_of_one_process(
 
 
 def warned() -> str:
-    with pytest.warns(UserWarning, match="requires unsharded weights") as caught:
+    with pytest.warns(UserWarning, match="weights are sharded") as caught:
         hessian = Hessian(Surface(sharded(network("mlp")), pieces((5, 6))))
     return f"{hessian.method}: {caught[0].message}"
 
 
 def test_sharded_weights_fall_back_with_a_warning(two: Processes) -> None:
     for message in two.run(warned):
-        assert message.startswith("finite-differences: forward-over-reverse requires unsharded")
+        assert message.startswith("finite-differences: Using finite-differences instead of forward")
 
 
 def unequal() -> None:

@@ -12,7 +12,7 @@ from surrogap.analysis import Hessian, Surface, eigenvalues, surrogate_gaps
 from surrogap.cli import main
 from surrogap.data import TensorSet
 from surrogap.experiments import probes
-from surrogap.experiments.probes import evaluating, sharpness_probe
+from surrogap.experiments.probes import evaluating, sharpness_at, sharpness_probe
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.components import components_of
 from surrogap.training.config import Config
@@ -150,6 +150,16 @@ def test_without_a_finite_loss_there_is_no_curvature(tmp_path: Path) -> None:
     found = sharpness_probe(config, components, CPU)()
     assert math.isnan(found.pop("loss"))
     assert found == {"rho": 0.1}
+
+
+def test_without_a_finite_hessian_there_is_no_curvature() -> None:
+    """f = |0 w|^1.5 has a second derivative of infinity times 0."""
+
+    def loss_fn(model: nn.Module, batch: object) -> Tensor:
+        return (0 * model.weight).abs().pow(1.5).sum()  # type: ignore[operator]
+
+    batches = [(torch.ones(1, 2), torch.zeros(1))]
+    assert sharpness_at(nn.Linear(2, 1), batches, loss_fn, 0.1) == {"loss": 0.0, "rho": 0.1}
 
 
 def test_modes_and_compiled_calls_are_restored() -> None:

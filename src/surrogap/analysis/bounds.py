@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from surrogap.checks import number
+from surrogap.checks import integer, number
 from surrogap.errors import InvalidValueError
 
 
@@ -58,7 +58,7 @@ def risk_bound(
         a: The probability that the PAC-Bayes bound fails.
 
     Raises:
-        TypeError: An argument is not a number.
+        TypeError: An argument is not a number, or a count is not an integer.
         ValueError: An argument is out of bounds, or `rho` is below `noise * sqrt(2 * num_weights)`,
             which the corollary's proof requires.
 
@@ -68,8 +68,8 @@ def risk_bound(
     (0.1634, 0.95)
     """
     number("rho", rho, above=0.0, remedy="Pass the radius of the gap.")
-    number("num_weights", num_weights, at_least=1, remedy="Pass the model's number of weights.")
-    number("num_samples", num_samples, at_least=1, remedy="Pass the size of the training set.")
+    integer("num_weights", num_weights, at_least=1, remedy="Pass the model's number of weights.")
+    integer("num_samples", num_samples, at_least=1, remedy="Pass the size of the training set.")
     number("divergence", divergence, remedy="Pass gaussian_divergence(...), for example.")
     number("noise", noise, above=0.0, remedy="Pass a standard deviation, such as 1e-3.")
     number("a", a, above=0.0, below=1.0, remedy="Pass a small probability, such as 0.05.")
@@ -92,7 +92,7 @@ def gaussian_divergence(distance: float, noise: float) -> float:
         noise: `b`, the standard deviation of both.
 
     Raises:
-        TypeError: An argument is not a number.
+        TypeError: An argument is not a number, or a count is not an integer.
         ValueError: `distance` is negative, or `noise` not positive.
 
     >>> round(gaussian_divergence(0.3, noise=0.1), 6)

@@ -9,7 +9,7 @@ from torch import Tensor
 from surrogap.analysis.lanczos import Lanczos, Operator, Ritz
 from surrogap.analysis.space import Space
 from surrogap.analysis.surface import Progress
-from surrogap.checks import number
+from surrogap.checks import integer, number
 from surrogap.errors import InvalidValueError
 
 Which = Literal["largest", "smallest", "dominant"]
@@ -67,7 +67,7 @@ def dominant_eigenvalue(
         progress: Called with the number of products so far, and `max_products`.
 
     Raises:
-        TypeError: `tolerance` or `max_products` is not a number.
+        TypeError: `tolerance` is not a number, or `max_products` not an integer.
         ValueError: One of them is out of bounds, or `start` has the wrong shape.
 
     >>> from torch import nn
@@ -123,7 +123,7 @@ def eigenvalues(
         progress: Called with the number of products so far, and `max_products`.
 
     Raises:
-        TypeError: An argument is not a number.
+        TypeError: An argument is not a number, or a count is not an integer.
         ValueError: An argument is out of bounds, `which` is unknown, or `start` has a wrong shape.
 
     >>> from torch import nn
@@ -135,7 +135,7 @@ def eigenvalues(
     """
     _check(tolerance, max_products)
     space = operator.space
-    number("num", num, at_least=1, remedy="Pass the number of eigenvalues.")
+    integer("num", num, at_least=1, remedy="Pass the number of eigenvalues.")
     if which not in get_args(Which):
         raise InvalidValueError(
             f"which must be 'largest', 'smallest' or 'dominant', got {which!r}. "
@@ -191,4 +191,4 @@ def _start(space: Space, start: Tensor | None, seed: int) -> Tensor:
 
 def _check(tolerance: float, max_products: int) -> None:
     number("tolerance", tolerance, above=0.0, remedy="Pass a relative error, such as 0.01.")
-    number("max_products", max_products, at_least=1, remedy="Pass a count, such as 100.")
+    integer("max_products", max_products, at_least=1, remedy="Pass a count, such as 100.")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surrogap.analysis.gap import sorted_radii
 from surrogap.analysis.surface import Progress, Surface
-from surrogap.checks import number
+from surrogap.checks import integer, number
 from surrogap.errors import InvalidValueError, UnsupportedError
 
 # Maps the surface of one batch to its ascent step at radius 1.
@@ -124,12 +124,17 @@ class Sweep:
                 f"The loss is not finite from rho = {self.low:g} on, and rises by less than "
                 f"{GAP_FROM * self.unit:g} at {before:g}: sweep radii between them."
             )
+        below = f" Radii below {first.rho:g} were not swept." if self.low == first.rho else ""
         if math.isinf(self.high):
-            return f"Try rho from {self.low:.2g}. Radii above {last.rho:g} were not swept."
-        return f"Try rho from {self.low:.2g} to {self.high:.2g}, starting with {self.center:.2g}."
+            return f"Try rho from {self.low:.2g}. Radii above {last.rho:g} were not swept.{below}"
+        return (
+            f"Try rho from {self.low:.2g} to {self.high:.2g}, starting with {self.center:.2g}."
+            f"{below}"
+        )
 
     def _verdict(self, rho: float) -> str:
-        if math.isinf(self.high) and rho > self.radii[-1].rho:
+        first, last = self.radii[0].rho, self.radii[-1].rho
+        if (self.low == first and rho < first) or (math.isinf(self.high) and rho > last):
             return f"{rho:g} was not swept."
         if self.contains(rho):
             return f"{rho:g} is within this range."
@@ -178,7 +183,7 @@ def find_rho(
         progress: Called with the number of gradients so far and the total.
 
     Raises:
-        TypeError: An argument is not a number.
+        TypeError: An argument is not a number, or a count is not an integer.
         ValueError: There is no radius or no batch, or an argument is out of bounds.
         RuntimeError: The gradient or the ascent step of a batch is zero.
 
@@ -193,7 +198,7 @@ def find_rho(
     False
     """
     radii = sorted_radii(rhos)
-    number("num_batches", num_batches, at_least=1, remedy="Pass a count, such as 4.")
+    integer("num_batches", num_batches, at_least=1, remedy="Pass a count, such as 4.")
     number("unit", unit, above=0, remedy="Leave it out for cross-entropy.")
     surfaces = surface.batch_surfaces(num_batches)
     if not surfaces:
@@ -216,10 +221,11 @@ def _of_batch(surface: Surface, rhos: Sequence[float], climb: Climb | None) -> I
     loss, g = surface.gradient()
     norm = space.norm(g)
     delta = g / norm if climb is None or not norm > 0 else climb(surface)
-    if not (norm > 0 and space.norm(delta) > 0):
+    if not (0 < norm < math.inf and space.norm(delta) > 0):
         raise UnsupportedError(
-            f"gradient and ascent step must not be zero, got a gradient of norm {float(norm)} on a "
-            "batch. Measure a model that is still learning, after some training steps."
+            "gradient must be finite, and neither it nor the ascent step may be zero, got a "
+            f"gradient of norm {float(norm)} on a batch. Measure a model that is still learning, "
+            "after some training steps."
         )
     for rho in rhos:
         with surface.moved(rho * delta):

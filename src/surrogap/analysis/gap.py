@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from surrogap.analysis.surface import Progress, Surface
-from surrogap.checks import number
+from surrogap.checks import integer, number
 from surrogap.errors import InvalidValueError
 
 # The cost of a forward pass, in gradients: a backward pass has twice as many multiplications.
@@ -114,7 +114,7 @@ def surrogate_gaps(
         progress: Called with the number of radii so far and the total.
 
     Raises:
-        TypeError: An argument is not a number.
+        TypeError: An argument is not a number, or a count is not an integer.
         ValueError: There is no radius, or an argument is out of bounds.
 
     >>> import torch
@@ -127,10 +127,11 @@ def surrogate_gaps(
     10.0
     """
     radii = sorted_radii(rhos)
-    number("num_ascent_steps", num_ascent_steps, remedy="Pass a count, such as 20, or 0 for none.")
+    remedy = "Pass a count, such as 20, or 0 for none."
+    integer("num_ascent_steps", num_ascent_steps, at_least=0, remedy=remedy)
     loss, gradient = surface.gradient()
     grad_norm = float(surface.space.norm(gradient))
-    is_slope = grad_norm > 0.0
+    is_slope = grad_norm != 0.0
     uphill = _unit(surface, gradient if is_slope else surface.space.random(seed))
     starts = [] if start is None else [_unit(surface, start), -_unit(surface, start)]
     gaps, before = [], None

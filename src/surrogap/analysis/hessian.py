@@ -23,13 +23,10 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.func import functional_call, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -88,7 +85,7 @@ class Hessian:
         self.step = step
         self.num_products = 0
         if surface.weights.are_sharded and method != "finite-differences":
-            self._fall_back("unsharded weights", "sharded ones", to="finite-differences")
+            self._fall_back("The weights are sharded.", to="finite-differences")
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """`H v`, over all batches and processes."""
@@ -98,22 +95,18 @@ class Hessian:
             try:
                 product = self._product(v)
             except (NotImplementedError, RuntimeError) as error:
-                operator = _without_rule(error)
-                if operator is None or self.method == PRODUCT_METHODS[-1]:
+                if self.method == PRODUCT_METHODS[-1] or not _NO_RULE.search(str(error)):
                     raise
-                self._fall_back(
-                    "a derivative rule for every operator",
-                    f"none for {operator}",
-                    to=PRODUCT_METHODS[PRODUCT_METHODS.index(self.method) + 1],
-                )
+                following = PRODUCT_METHODS[PRODUCT_METHODS.index(self.method) + 1]
+                self._fall_back(str(error).splitlines()[0], to=following)
             else:
                 self.num_products += 1
                 return product
 
-    def _fall_back(self, rule: str, value: str, *, to: ProductMethod) -> None:
+    def _fall_back(self, reason: str, *, to: ProductMethod) -> None:
         warnings.warn(
-            f"{self.method} requires {rule}, got {value}. "
-            f'Using {to} instead: pass method="{to}" to avoid this warning.',
+            f'Using {to} instead of {self.method}; pass method="{to}" to avoid this warning. '
+            f"{reason}",
             stacklevel=3,
         )
         self.method = to
@@ -240,43 +233,8 @@ def _load_rules() -> None:
         import_module("torch._decomp.decompositions_for_jvp")
 
 
-# torch's messages for an operator without a derivative; the group is its name.
-_COMPLAINTS = (
-    r"forward AD with (?:aten::)?(\S+) that does not support it",
-    r"derivative for '?(?:aten::)?(\w+)'? is not implemented",
-    r"not implemented for (\S+)",
+# torch's messages about an operator, or a custom function, without a derivative.
+_NO_RULE = re.compile(
+    "forward AD with|derivative for .* is not implemented|not implemented for"
+    "|implement the jvp function|override the setup_context staticmethod|once_differentiable"
 )
-_COMPLAINTS_OF_FUNCTIONS = (
-    "implement the jvp function",
-    "override the setup_context staticmethod",
-    "once_differentiable",
-)
-
-
-def _without_rule(error: Exception) -> str | None:
-    """The operator that lacks a derivative according to an error; None for any other error."""
-    message = str(error)
-    for complaint in _COMPLAINTS:
-        if found := re.search(complaint, message):
-            return found[1]
-    if any(complaint in message for complaint in _COMPLAINTS_OF_FUNCTIONS):
-        return _custom_function(error.__traceback__)
-    return None
-
-
-def _custom_function(traceback: TracebackType | None) -> str:
-    """The `torch.autograd.Function` whose rule is missing, as far as the traceback shows it."""
-    where = ""
-    while traceback is not None:
-        frame, line = traceback.tb_frame, traceback.tb_lineno
-        for value in frame.f_locals.values():
-            if isinstance(value, type) and issubclass(value, Function) and not _is_torchs(value):
-                return value.__name__
-        if frame.f_code.co_filename != __file__:
-            where = f" in {Path(frame.f_code.co_filename).name}, line {line}"
-        traceback = traceback.tb_next
-    return f"a custom autograd function{where}"
-
-
-def _is_torchs(function: type) -> bool:
-    return function.__module__.split(".")[0] == "torch"

@@ -12,9 +12,14 @@ import torch
 from torch import Tensor
 
 from surrogap.analysis.space import Space
+from surrogap.errors import UnsupportedError
 
 # The number of basis vectors per matrix: enough for fast products, and few unused rows.
 _BLOCK = 8
+
+
+class NotFiniteError(UnsupportedError):
+    """Raised when a product has infinite or NaN entries."""
 
 
 class Operator(Protocol):
@@ -135,8 +140,17 @@ class Lanczos:
             self._next = w / rest
 
     def ritz(self) -> Ritz:
-        """The eigenvalues of `T`, and their residuals as eigenvalues of the operator."""
+        """The eigenvalues of `T`, and their residuals as eigenvalues of the operator.
+
+        Raises:
+            NotFiniteError: A product has infinite or NaN entries.
+        """
         diagonal = torch.stack(self._diagonal).double().cpu()
+        if not diagonal.isfinite().all():
+            raise NotFiniteError(
+                "Hessian must be finite, got a product with infinite or NaN entries. "
+                "Check the weights, and the loss at the weights."
+            )
         off_diagonal = torch.stack(self._off_diagonal).double().cpu()
         beside = off_diagonal[:-1]
         matrix = torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)

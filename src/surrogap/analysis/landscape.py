@@ -7,6 +7,7 @@ before a BatchNorm. Put the model into the mode whose loss you want. On the line
 the statistics are interpolated too, so both ends are the models themselves.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,10 +93,10 @@ def gradient_direction(surface: Surface) -> Tensor:
     """
     _, gradient = surface.gradient()
     norm = surface.space.norm(gradient)
-    if not norm > 0:
+    if not 0 < norm < math.inf:
         raise InvalidValueError(
-            f"gradient must not be zero, got norm {float(norm)}. The weights are at a stationary "
-            "point: use an eigenvector or a random direction."
+            f"gradient must be finite and not zero, got norm {float(norm)}. At a stationary point, "
+            "use an eigenvector or a random direction."
         )
     return gradient / norm
 
@@ -187,11 +188,18 @@ def between(
         progress: Called after each loss with the number of losses so far and the total.
 
     Raises:
-        ValueError: The parameters or buffers of the other model differ.
+        ValueError: The shapes of the other model's parameters or buffers differ, or the values of
+            frozen parameters do.
     """
     other = unwrapped(other)
     _check_same_architecture(surface.model, other)
     theirs = dict(other.named_parameters())
+    for name, parameter in surface.model.named_parameters():
+        if not parameter.requires_grad and not torch.equal(parameter, theirs[name].to(parameter)):
+            raise InvalidValueError(
+                f"other must have the same frozen parameters, got different values of {name}. "
+                "Unfreeze them in the first model before you build its surface."
+            )
     names = {id(parameter): name for name, parameter in surface.model.named_parameters()}
     there = surface.space.vector(theirs[names[id(p)]] for p in surface.weights.parameters)
     direction = there - surface.position()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.core.shards import is_sharded, shard_of
-from surrogap.core.vectors import total
+from surrogap.core.vectors import chunks, flat_dot, total
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidValueError
 
@@ -106,7 +106,13 @@ class Space:
 
     def dot(self, x: Tensor, y: Tensor) -> Tensor:
         """The inner product of two vectors."""
-        return self.products(x[None], y)[0]
+        # Not `products`, which on a CPU has an error of 2% for 10^8 weights.
+        return total(
+            [
+                sharding.sum(flat_dot((a, b) for a, b in chunks(x[own], y[own])))
+                for sharding, own in self._segments
+            ]
+        )
 
     def norm(self, x: Tensor) -> Tensor:
         """The Euclidean norm of a vector."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surrogap.analysis.lanczos import Basis, Lanczos, Operator
 from surrogap.analysis.surface import Progress
-from surrogap.checks import number
+from surrogap.checks import integer
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def trace(
         progress: Called with the number of products so far and the total.
 
     Raises:
-        TypeError: `num_products` is not a number.
+        TypeError: `num_products` is not an integer.
         ValueError: `num_products` is below 6.
 
     >>> from torch import nn
@@ -57,7 +57,7 @@ def trace(
     >>> round(trace(Hessian(surface), num_products=12).value, 4)
     0.5
     """
-    number("num_products", num_products, at_least=6, remedy="Pass a count, such as 30.")
+    integer("num_products", num_products, at_least=6, remedy="Pass a count, such as 30.")
     space, third = operator.space, num_products // 3
     num_taken = 0
 
@@ -146,7 +146,7 @@ def density(
         progress: Called with the number of products so far and the total.
 
     Raises:
-        TypeError: An argument is not a number.
+        TypeError: An argument is not an integer.
         ValueError: An argument is below 1.
 
     >>> from torch import nn
@@ -156,8 +156,8 @@ def density(
     >>> round(density(Hessian(surface), num_vectors=1, num_steps=3).moment(2), 4)
     4.0
     """
-    number("num_vectors", num_vectors, at_least=1, remedy="Pass a count, such as 4.")
-    number("num_steps", num_steps, at_least=1, remedy="Pass a count, such as 40.")
+    integer("num_vectors", num_vectors, at_least=1, remedy="Pass a count, such as 4.")
+    integer("num_steps", num_steps, at_least=1, remedy="Pass a count, such as 40.")
     num_steps = min(num_steps, operator.space.size)
     nodes, weights = [], []
     for index in range(num_vectors):

@@ -4,6 +4,7 @@ All measurements of this package are made on such a surface: losses and gradient
 `w`, or nearby at `w + delta`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from itertools import islice
@@ -176,11 +177,7 @@ class Surface:
             dist.all_reduce(sums, group=group)
             if not self.weights.are_sharded:
                 dist.all_reduce(into, group=group)
-        if not sums[1]:
-            raise InvalidValueError(
-                "batches must hold at least one sample, got none. Pass a list or a DataLoader."
-            )
-        return sums[0] / sums[1], into.div_(sums[1].to(into))
+        return _mean(sums), into.div_(sums[1].to(into))
 
     def loss_of(self, batch: Any) -> Tensor:
         """The mean loss of a batch on this process, with its autograd graph.
@@ -265,7 +262,7 @@ class Surface:
                 "model must give the same loss for the same batch, got different ones. It draws "
                 "random numbers, as dropout does in training mode: call model.eval() first."
             )
-        first, second = (some[0] / some[1] for some in sums)
+        first, second = map(_mean, sums)
         if _differ(first, second, tolerance):
             raise UnsupportedError(
                 f"batches must hold the same samples each time, got a mean loss of {first:.6g} and "
@@ -274,7 +271,7 @@ class Surface:
 
     @property
     def _num_processes(self) -> int:
-        return int(torch.tensor([dist.get_world_size(group) for group in self._groups]).prod())
+        return math.prod(dist.get_world_size(group) for group in self._groups)
 
     def _check_number_of_batches(self, number: int) -> None:
         """Raise if the processes have different numbers of batches."""
@@ -288,6 +285,15 @@ class Surface:
                 f"number of batches must be the same in each process, got {fewest} to {most}. "
                 "The number of samples may differ."
             )
+
+
+def _mean(sums: Tensor) -> Tensor:
+    """The mean loss, from the sums of loss times samples and of samples."""
+    if not sums[1]:
+        raise InvalidValueError(
+            "batches must hold at least one sample, got none. Pass a list or a DataLoader."
+        )
+    return sums[0] / sums[1]
 
 
 def _differ(x: Tensor, y: Tensor, tolerance: float) -> Tensor:

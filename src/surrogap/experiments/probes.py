@@ -11,6 +11,7 @@ from surrogap.analysis.batches import LossFn
 from surrogap.analysis.eigen import eigenvalues
 from surrogap.analysis.gap import DERIVED, surrogate_gaps
 from surrogap.analysis.hessian import PRODUCT_METHODS, Hessian
+from surrogap.analysis.lanczos import NotFiniteError
 from surrogap.analysis.surface import Surface
 from surrogap.data import Batch
 from surrogap.evaluation.metrics import in_evaluation_mode
@@ -48,7 +49,7 @@ def sharpness_probe(config: Config, components: Components, world: World) -> Pro
 def sharpness_at(
     model: nn.Module, batches: Sequence[Batch], loss_fn: LossFn, rho: float
 ) -> dict[str, float]:
-    """Return the values of the probe; only `loss` and `rho` if the loss is not finite."""
+    """Return the values of the probe; only `loss` and `rho` if loss or Hessian is not finite."""
     with evaluating(model):
         surface = Surface(model, batches, loss_fn, is_checked=False)
         loss = float(surface.loss())
@@ -57,7 +58,10 @@ def sharpness_at(
         # The other methods do not support sharded weights, and would warn at each call.
         method = PRODUCT_METHODS[-1] if surface.weights.are_sharded else PRODUCT_METHODS[0]
         hessian = Hessian(surface, method)
-        top = eigenvalues(hessian, 1, "dominant", max_products=MAX_PRODUCTS)
+        try:
+            top = eigenvalues(hessian, 1, "dominant", max_products=MAX_PRODUCTS)
+        except NotFiniteError:
+            return {"loss": loss, "rho": rho}
         start = top.vectors[0]
         found = surrogate_gaps(surface, [rho], num_ascent_steps=NUM_ASCENT_STEPS, start=start)
     (gap,) = found.gaps
