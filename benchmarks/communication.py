@@ -1,39 +1,39 @@
-"""What the scope of the perturbation costs, where many processes train copies of a model.
+"""Communication cost of each perturbation scope in data-parallel training.
 
 Counted: real processes, connected by gloo on the CPU, take a training step of each variant, and
-every collective call is recorded with its size: the larger of what goes in and what comes out. In
-the table sizes are multiples of the model's parameters in bytes. `sent` is what one process then
+every collective call is recorded with its size: the larger of its input and its output. In the
+table, sizes are multiples of the model's parameters in bytes. `sent` is the amount that one process
 sends if each call runs in a ring of n processes: 2 (n-1)/n of the size for an all-reduce, (n-1)/n
-for the others. Backends may do otherwise, but not with less than that for an all-reduce.
+for the others. Without reductions in the network, no algorithm sends less for an all-reduce.
 
 Projected, and not measured at that scale: a step of ViT-B/16 (224 px, 128 images on each GPU, bf16
 autocast, gradients in float32) on more GPUs than we have. Compute is measured on one GPU:
 
     python benchmarks/communication.py --measure-compute --json compute.json
 
-Communication is the alpha-beta model. Gradients of S bytes leave in k messages of 25 MiB. With N
-nodes of n GPUs, an all-reduce runs within each node, and between nodes on 1/n of the data:
+Communication follows the alpha-beta model. Gradients of S bytes are sent in k messages of 25 MiB.
+With N nodes of n GPUs, an all-reduce runs within each node, and between nodes on 1/n of the data:
 
     T = k * (2 (n-1) alpha_in + 2 log2(N) alpha_out)
         + 2 (n-1)/n * S / beta_in + 2 (N-1)/N * S/n / beta_out
 
 Rates are 0.8 of the nominal ones. NVLink 4 has 450 GB/s in each direction (NVIDIA's data sheets of
-H100 and H200 add up both), of which 380 have been measured (github.com/NVIDIA/nccl/issues/1264);
-400 Gb/s InfiniBand has 50 GB/s. Latencies are some of those by which NCCL chooses its algorithms
-(hwLat in its src/graph/tuning.cc): 3.4 us for a step over NVLink, 14 us for one over the network,
-where log2(N) steps lead up a tree and as many down.
+H100 and H200 give the sum of both), of which 380 have been measured
+(github.com/NVIDIA/nccl/issues/1264); 400 Gb/s InfiniBand has 50 GB/s. Latencies are from NCCL's
+model for choosing algorithms (hwLat in its src/graph/tuning.cc): 3.4 us for a step over NVLink, 14
+us for one over the network, where log2(N) steps go up a tree and log2(N) down.
 
-Who waits: DDP sends gradients during backward, and is granted that all of it is hidden as far as
-backward lasts, although its last bucket never is. Our all-reduces begin when a backward pass has
-ended, so all of their time is exposed. Copies into buckets, stragglers and other traffic are left
-out of all rows alike.
+Overlap: DDP sends gradients during backward. In its favor, we count all of that as hidden, up to
+the duration of backward, although the last bucket never is. Our all-reduces start after a backward
+pass, so all of their time is exposed. Copies into buckets, stragglers and other traffic are left
+out of all rows.
 
     python benchmarks/communication.py --compute compute.json \
         --json results/communication.json --figure results/communication.png
 """
 
-# What only some of the processes or runs need is imported where it is used: each process that is
-# started imports this file, and a machine with a GPU may have torch and timm alone.
+# Packages that only some processes or runs need are imported where they are used: every started
+# process imports this file, and a machine with a GPU may have only torch and timm.
 
 import argparse
 import gc
@@ -65,13 +65,13 @@ Record = dict[str, Any]
 
 
 def tiny() -> nn.Module:
-    """Enough to have parameters and buffers."""
+    """The smallest model with parameters and buffers, for tests."""
     layers = [nn.Conv2d(3, 8, 3, stride=4), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 10)]
     return nn.Sequential(*layers)
 
 
 def resnet18_cifar() -> nn.Module:
-    """As usual for 32 px images: the stem is a 3x3 convolution, without pooling."""
+    """The usual ResNet-18 for 32 px images: the stem is a 3x3 convolution, without pooling."""
     from torchvision.models import resnet18
 
     model = resnet18(num_classes=10)
@@ -96,7 +96,7 @@ def vit_b16() -> nn.Module:
 
 MODELS = {"tiny": tiny, "resnet18_cifar": resnet18_cifar, "vit_small_cifar": vit_small_cifar}
 OBJECTIVES = {"SAM": partial(SAM, rho=0.05), "GSAM": partial(GSAM, rho=0.05, alpha=0.4)}
-# What FSDP gathers at a time, beside what is left: by the names of their classes.
+# Class names of the modules that FSDP shards separately.
 BLOCKS = ("BasicBlock", "Block")
 BATCH_SIZE, NUM_WARM_UP, NUM_COUNTED = 4, 2, 2
 
@@ -106,9 +106,9 @@ class Variant:
     """A way to train.
 
     Attributes:
-        is_sharded: With FSDP2; otherwise with DDP.
-        objective: Its name; None for `loss.backward()`.
-        scope: The objective's; a number stands for groups of that size.
+        is_sharded: Whether to use FSDP2 instead of DDP.
+        objective: The name of the objective; None for `loss.backward()`.
+        scope: The objective's scope; a number means groups of that size.
     """
 
     is_sharded: bool = False
@@ -117,7 +117,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """As in the table."""
+        """The name in the table."""
         wrapper = "FSDP2" if self.is_sharded else "DDP"
         scope = f"groups of {self.scope}" if isinstance(self.scope, int) else self.scope
         return ", ".join(filter(None, (wrapper, self.objective, scope)))
@@ -138,8 +138,8 @@ class Call:
 
     Attributes:
         kind: One of `KINDS`.
-        group_size: How many processes take part.
-        num_bytes: The larger of what goes in and what comes out, in one process.
+        group_size: The number of processes that take part.
+        num_bytes: The larger of the input and the output of one process.
     """
 
     kind: str
@@ -157,10 +157,10 @@ KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 
 
 class Calls(TorchDispatchMode):
-    """Records the collective calls in its body, those of DDP's C++ reducer among them.
+    """Context manager that records collective calls, including those of DDP's C++ reducer.
 
-    The profiler sees them too, but without the sizes of lists of tensors, and what it reports of
-    gloo has an all-reduce in place of each reduce-scatter.
+    The profiler records them too, but without the sizes of lists of tensors, and for gloo it
+    reports an all-reduce instead of each reduce-scatter.
     """
 
     def __init__(self) -> None:
@@ -174,10 +174,10 @@ class Calls(TorchDispatchMode):
 
 
 def call(operator: str, args: Sequence[Any]) -> Call:
-    """What an operator of c10d was called for.
+    """Return the collective call that a c10d operator makes.
 
     Raises:
-        RuntimeError: It is none that is known here, so that none goes uncounted.
+        RuntimeError: The operator is unknown, so that no call goes uncounted.
     """
     plain_name = operator.partition(".")[0].strip("_").replace("_", "").removesuffix("base")
     kinds = [kind for kind in KINDS if kind.replace("_", "") == plain_name]
@@ -197,10 +197,10 @@ def tensors(arg: Any) -> Iterator[Tensor]:
 
 
 def count(variant: Variant, model_name: str) -> Record:
-    """In each process: the calls of a step, once the first steps have settled the buckets.
+    """Count this process's calls in a step, after warm-up steps, since DDP rebuilds its buckets.
 
     Raises:
-        RuntimeError: One step calls more than another.
+        RuntimeError: The calls differ between steps.
     """
     step, sizes = trainer(variant, model_name)
     for _ in range(NUM_WARM_UP):
@@ -211,7 +211,7 @@ def count(variant: Variant, model_name: str) -> Record:
             step()
         counted.append(Counter(calls.calls))
     if counted[0] != counted[1]:
-        raise RuntimeError(f"all steps of {variant.name} must call alike, got {counted}.")
+        raise RuntimeError(f"all steps of {variant.name} must make the same calls, got {counted}.")
     return sizes | {"calls": totals(counted[0])}
 
 
@@ -224,7 +224,7 @@ def trainer(variant: Variant, model_name: str) -> tuple[Callable[[], None], Reco
         "buffer_bytes": sum(buffer.nbytes for buffer in model.buffers()),
     }
     model = wrapped(model, variant.is_sharded)
-    # Small, since random labels teach nothing.
+    # A small rate, since the labels are random.
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     torch.manual_seed(dist.get_rank())
     images, labels = torch.randn(BATCH_SIZE, 3, 32, 32), torch.randint(10, (BATCH_SIZE,))
@@ -279,14 +279,14 @@ def bytes_of(record: Record, kind: str | None = None, key: str = "bytes") -> flo
 
 
 def work(rank: int, jobs: list[tuple[str, Variant]], size: int, store: str, results: Any) -> None:
-    """What each process does: all jobs, one after the other."""
-    if sys.platform == "linux":  # a machine's own name may lead nowhere
+    """Run all jobs, one after another, in one process."""
+    if sys.platform == "linux":  # the machine's host name may not resolve
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     for model_name, variant in jobs:
         results.put((model_name, variant, count(variant, model_name)))
-    # Wrapped models hold the process group, and gloo's threads must end before Python does:
+    # Wrapped models hold the process group, and gloo's threads must end before Python exits:
     # https://github.com/pytorch/pytorch/pull/179291.
     gc.collect()
     dist.destroy_process_group()
@@ -295,7 +295,7 @@ def work(rank: int, jobs: list[tuple[str, Variant]], size: int, store: str, resu
 def count_all(
     jobs: list[tuple[str, Variant]], num_processes: int, tick: Callable[[str], object]
 ) -> Record:
-    """Models with their variants; calls `tick` with a job's name when all have done it.
+    """Count the calls of all jobs; calls `tick` with a job's name when all processes finished it.
 
     Raises:
         RuntimeError: Processes counted differently, or DDP did not average each gradient once.
@@ -314,7 +314,9 @@ def count_all(
     counted: Record = {}
     for (model_name, variant), (record, *others) in found.items():
         if any(other != record for other in others):
-            raise RuntimeError(f"all processes of {variant.name} must call alike, got {others}.")
+            raise RuntimeError(
+                f"all processes of {variant.name} must make the same calls, got {others}."
+            )
         calls = {"calls": record.pop("calls")}
         model = counted.setdefault(model_name, record | {"variants": {}})
         model["variants"][variant.name] = calls
@@ -327,7 +329,7 @@ def count_all(
 
 @dataclass(frozen=True)
 class Links:
-    """How GPUs are connected; bytes per second and GPU in each direction, seconds per step."""
+    """Links between GPUs: bytes per second and GPU in each direction, and seconds per step."""
 
     inner_rate: float
     outer_rate: float
@@ -336,7 +338,7 @@ class Links:
     gpus_per_node: int = 8
 
     def all_reduce_s(self, num_bytes: float, num_gpus: int) -> float:
-        """T of the module's docstring."""
+        """The time `T` of an all-reduce; see the module's docstring."""
         inner = min(num_gpus, self.gpus_per_node)
         nodes = num_gpus // inner
         num_messages = math.ceil(num_bytes / BUCKET_BYTES)
@@ -346,7 +348,7 @@ class Links:
         return num_messages * latency + within + between
 
 
-BUCKET_BYTES = 25 * 2**20  # DDP's default, and ours
+BUCKET_BYTES = 25 * 2**20  # the default of DDP and of surrogap
 EFFICIENCY = 0.8
 NVLINK = 450e9 * EFFICIENCY
 LINKS = {
@@ -354,12 +356,12 @@ LINKS = {
     "NVLink in nodes of 8, 100 Gb/s Ethernet per node": Links(NVLINK, 12.5e9 / 8 * EFFICIENCY),
 }
 NUMS_GPUS = (8, 64, 1024)
-# How often the gradients are averaged, within a node and everywhere: as counted.
+# How often the gradients are averaged within a node and globally, as counted.
 REDUCTIONS = {"replica": (0, 1), "node": (2, 1), "global": (0, 2)}
 
 
 def project(compute: Record) -> list[Record]:
-    """Steps on many GPUs, from those on one."""
+    """Project steps on many GPUs from the compute time on one."""
     rows = []
     for name, links in LINKS.items():
         for num_gpus in NUMS_GPUS:
@@ -369,7 +371,7 @@ def project(compute: Record) -> list[Record]:
             for scope, (num_inner, num_outer) in REDUCTIONS.items():
                 exposed[scope] = num_inner * in_node + num_outer * everywhere
             if num_gpus <= links.gpus_per_node:
-                del exposed["node"]  # is global there
+                del exposed["node"]  # with a single node, that is the global scope
             vanilla_ms = compute["vanilla_ms"] + exposed["vanilla"]
             for scope, exposed_ms in exposed.items():
                 compute_ms = compute["vanilla_ms" if scope == "vanilla" else "gsam_ms"]
@@ -384,7 +386,7 @@ def project(compute: Record) -> list[Record]:
 def measure_compute(
     model: nn.Module, image_size: int, batch_size: int, device: str, num_rounds: int = 8
 ) -> Record:
-    """Median milliseconds on one device; variants take turns, so that drifts meet all alike."""
+    """Median milliseconds on one device; variants take turns, so that drift affects all equally."""
     torch.manual_seed(0)
     model = model.to(device)
     images = torch.randn(batch_size, 3, image_size, image_size, device=device)
@@ -434,15 +436,15 @@ def ms_per_step(step: Callable[[], object], device: str, num_steps: int = 4) -> 
 
 
 def read_compute(path: Path) -> Record:
-    """What `--measure-compute` wrote.
+    """Read the record that `--measure-compute` wrote.
 
     Raises:
-        ValueError: The file cannot be read, or does not hold it.
+        ValueError: The file cannot be read, or does not hold measured times.
     """
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "no JSON"
+        reason = getattr(error, "strerror", None) or "not JSON"
         raise ValueError(
             f"--compute must be a readable JSON file, got {path} ({reason})."
         ) from None
@@ -507,7 +509,7 @@ def projected_table(links: str, rows: list[Record]) -> Any:
 
 
 def draw(record: Record, path: Path) -> None:
-    """A row for what was counted, and below it one for what is projected."""
+    """Draw a row of panels for the counts, and below it one for the projections."""
     from matplotlib.figure import Figure
 
     projected = record["projected"] or []
@@ -557,18 +559,18 @@ def draw_projected(axis: Any, name: str, rows: list[Record]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, checked; a mistake exits with status 2."""
+    """The command line, checked; an error exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--processes", type=int, default=4, metavar="N", help="how many to count with; even")
+    add("--processes", type=int, default=4, metavar="N", help="an even number of processes")
     names, usual = ", ".join(MODELS), ["resnet18_cifar", "vit_small_cifar"]
-    add("--models", nargs="+", metavar="NAME", default=usual, help=f"what to count: {names}")
+    add("--models", nargs="+", metavar="NAME", default=usual, help=f"models to count: {names}")
     known = ", ".join(OBJECTIVES)
-    add("--objectives", nargs="+", metavar="NAME", default=["GSAM"], help=f"of {known}")
-    add("--measure-compute", action="store_true", help="time one GPU for the projection, no more")
-    add("--compute", type=Path, metavar="PATH", help="what --measure-compute wrote; projects")
-    add("--json", type=Path, metavar="PATH", help="where to write everything")
-    add("--figure", type=Path, metavar="PATH", help="where to draw: .png, .svg or .pdf")
+    add("--objectives", nargs="+", metavar="NAME", default=["GSAM"], help=f"some of {known}")
+    add("--measure-compute", action="store_true", help="only time one GPU for the projection")
+    add("--compute", type=Path, metavar="PATH", help="record of --measure-compute, to project from")
+    add("--json", type=Path, metavar="PATH", help="the file for the record")
+    add("--figure", type=Path, metavar="PATH", help="the file for the figure: .png, .svg or .pdf")
     args = parser.parse_args()
     if args.processes < 2 or args.processes % 2:
         parser.error(f"--processes must be even and at least 2, got {args.processes}.")
@@ -584,9 +586,9 @@ def arguments() -> argparse.Namespace:
     if args.figure and args.figure.suffix not in (".png", ".svg", ".pdf"):
         parser.error(f"--figure must end in .png, .svg or .pdf, got {args.figure}.")
     if args.measure_compute and (args.compute or args.figure):
-        parser.error("--measure-compute must come without --compute and --figure, got both.")
+        parser.error("--measure-compute cannot be combined with --compute or --figure.")
     if args.measure_compute and not torch.cuda.is_available():
-        parser.error("--measure-compute must run where there is a CUDA GPU, got a machine without.")
+        parser.error("--measure-compute requires a CUDA GPU, and torch found none.")
     try:
         args.measured = read_compute(args.compute) if args.compute else None
     except ValueError as error:
@@ -594,7 +596,7 @@ def arguments() -> argparse.Namespace:
     for path in filter(None, (args.json, args.figure)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("ab").close()  # now, not after all runs
+            path.open("ab").close()  # fail now, not after all runs
         except OSError as error:
             parser.error(f"--json and --figure must be writable, got {path} ({error.strerror}).")
     return args
@@ -623,8 +625,8 @@ def report(record: Record) -> None:
         output.print(table)
     if record["projected"] is None:
         output.print(
-            "No projection: it needs compute that was measured on a GPU. Run this with "
-            "--measure-compute --json PATH there,\nand again here with --compute PATH."
+            "No projection: it needs compute times from a GPU. Run this there with "
+            "--measure-compute --json PATH,\nand again here with --compute PATH."
         )
         return
     compute, gpu = record["compute"], record["compute"]["hardware"].get("gpu", "one GPU")

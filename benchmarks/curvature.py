@@ -1,14 +1,14 @@
-"""What the top eigenvalue of a Hessian costs, here and in other libraries.
+"""Cost of the dominant eigenvalue of a Hessian, here and in other libraries.
 
-The network is a ResNet-18 for 32 px images, trained for a few epochs on the images whose loss is
+The model is a ResNet-18 for 32 px images, trained for a few epochs on the images whose loss is
 then measured, in evaluation mode. Every variant finds the dominant eigenvalue of the same Hessian
-with the same tolerance, as it understands it: ours and hessian-eigenthings stop when the residual
-is that part of the eigenvalue, PyHessian when the estimate changes by less than that part. So the
-record has the error of each, against an eigenvalue that was found to 1e-4 before.
+with the same relative tolerance. Its meaning differs: ours and hessian-eigenthings bound the
+residual, PyHessian the change of the estimate. The record therefore has the error of each, relative
+to an eigenvalue found beforehand with tolerance 1e-4.
 
 All variants share one model and one list of batches, and take turns in a new order each round.
-Memory is the peak of what a turn allocates beside the model and the batches. PyHessian and
-hessian-eigenthings take part where they can be imported.
+Memory is the peak that a turn allocates on top of the model and the batches. PyHessian and
+hessian-eigenthings are included if they can be imported.
 
     python benchmarks/curvature.py --data cifar10 --json results/curvature.json
 """
@@ -52,7 +52,7 @@ MAX_PRODUCTS = 200
 
 @dataclass
 class Workload:
-    """A model in evaluation mode, and batches, on the device."""
+    """A model in evaluation mode and batches, on the device."""
 
     model: nn.Module
     batches: list[tuple[Tensor, Tensor]]
@@ -60,13 +60,13 @@ class Workload:
     tolerance: float
 
     def synchronize(self) -> None:
-        """Waits until the device has done all that it was given."""
+        """Wait until the device has finished all work."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 
 
 def network(is_smoke: bool, num_classes: int) -> nn.Module:
-    """A ResNet-18 as usual for 32 px images: its stem is a 3x3 convolution, without pooling."""
+    """The usual ResNet-18 for 32 px images: the stem is a 3x3 convolution, without pooling."""
     if is_smoke:
         stem = (nn.Conv2d(3, 4, kernel_size=8, stride=8), nn.BatchNorm2d(4), nn.ReLU())
         return nn.Sequential(*stem, nn.Flatten(), nn.Linear(64, num_classes))
@@ -87,7 +87,7 @@ def images(name: str, root: str, number: int) -> tuple[Tensor, Tensor, int]:
 
 
 def train(work: Workload, num_epochs: int) -> float:
-    """Trains on the batches, and returns the accuracy on them."""
+    """Train on the batches, and return the accuracy on them."""
     model, num_steps = work.model.train(), num_epochs * len(work.batches)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(num_steps, 1))
@@ -104,7 +104,7 @@ def train(work: Workload, num_epochs: int) -> float:
     return statistics.mean(right)
 
 
-# An eigenvalue, and the number of products that it took.
+# An eigenvalue, and the number of products it took.
 Found = tuple[float, int]
 Variant = Callable[[Workload], Found]
 
@@ -126,7 +126,7 @@ def by_pyhessian(work: Workload) -> Found:
             return super().dataloader_hv_product(v)
 
     with warnings.catch_warnings():
-        # It calls backward(create_graph=True), of which torch warns.
+        # It calls backward(create_graph=True), which torch warns about.
         warnings.simplefilter("ignore")
         computed = Counted(
             work.model, nn.CrossEntropyLoss(), dataloader=work.batches, cuda=work.device == "cuda"
@@ -174,7 +174,7 @@ def turn(work: Workload, variant: Variant) -> dict[str, float]:
 
 
 def measure(work: Workload, variants: dict[str, Variant], num_rounds: int) -> dict[str, Any]:
-    """What each variant cost and found, turn by turn."""
+    """The cost and the result of each variant, turn by turn."""
     hessian = Hessian(Surface(work.model, work.batches))
     truth = dominant(hessian, tolerance=1e-4, max_products=MAX_PRODUCTS)
     record: dict[str, Any] = {
@@ -185,7 +185,7 @@ def measure(work: Workload, variants: dict[str, Variant], num_rounds: int) -> di
     order = random.Random(0)
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("turns", total=num_rounds * len(variants))
-        for variant in variants.values():  # the first products try algorithms out
+        for variant in variants.values():  # warm-up
             variant(replace(work, tolerance=0.5))
         for _ in range(num_rounds):
             for name in order.sample(list(variants), len(variants)):
@@ -213,19 +213,19 @@ def table(record: dict[str, Any], absent: list[str]) -> Table:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, checked; a mistake exits with status 2."""
+    """The command line, checked; an error exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default_device)
-    parser.add_argument("--data", default="embedded", help="a set by name or path")
-    parser.add_argument("--root", default="data", help="the folder of the named sets")
+    parser.add_argument("--data", default="embedded", help="a dataset by name or path")
+    parser.add_argument("--root", default="data", help="the folder of the named datasets")
     parser.add_argument("--images", type=int, default=5000)
-    parser.add_argument("--batch", type=int, default=500, help="images in a batch")
-    parser.add_argument("--epochs", type=int, default=10, help="of training before the measurement")
+    parser.add_argument("--batch", type=int, default=500, help="images per batch")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs of training beforehand")
     parser.add_argument("--tolerance", type=float, default=0.01)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
-    parser.add_argument("--smoke", action="store_true", help="a tiny network and few images")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model and few images")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="the file for the record")
     args = parser.parse_args()
     if args.smoke:
         args.images, args.batch, args.rounds, args.epochs = 48, 20, 1, 1
@@ -233,7 +233,7 @@ def arguments() -> argparse.Namespace:
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}.")
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device must be present, got cuda without a CUDA GPU. Pass --device cpu.")
+        parser.error("--device cuda requires a CUDA GPU. Pass --device cpu.")
     return args
 
 

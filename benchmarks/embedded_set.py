@@ -1,10 +1,10 @@
-"""Build the images in the package, `surrogap.data.embedded`, from the whole of Fashion-MNIST.
+"""Build the dataset in the package, `surrogap.data.embedded`, from Fashion-MNIST.
 
     python benchmarks/embedded_set.py FASHION_MNIST.npz [OUT]
 
-reads an archive of the whole set, as `surrogap.data.archives` describes it. It writes the first 500
-training images and the first 200 test images of each class, in the original order, with the
-original pixels. An archive compressed with xz was the smallest of what was tried (2.6 MB; a mosaic
+reads an archive of the whole dataset, in the format of `surrogap.data.archives`. It writes the
+first 500 training images and the first 200 test images of each class, in the original order, with
+the original pixels. An archive compressed with xz was the smallest format tried (2.6 MB; a mosaic
 as WebP or PNG 2.8 MB, differences of neighbouring pixels 2.7 MB).
 """
 
@@ -37,7 +37,7 @@ def first_of_each_class(
 
 
 def build(source: str, path: str | Path = PATH) -> None:
-    """Write the embedded set to `path`, from an archive of the whole of Fashion-MNIST."""
+    """Write the embedded dataset to `path`, from an archive of Fashion-MNIST."""
     with np.load(source) as archive:
         arrays = first_of_each_class(archive)
     plain = io.BytesIO()

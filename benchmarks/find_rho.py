@@ -1,19 +1,19 @@
-"""Whether find-rho suggests radii that are worth training with.
+"""Validation of find-rho: its suggestions against the test accuracy of full runs.
 
-For each set-up, `surrogap find-rho` is asked as a user would ask it, and then SAM is trained with
-each radius of a full sweep and several seeds. The suggestion is right if it contains a radius whose
-test accuracy is within noise of the best radius's.
+For each set-up, `surrogap find-rho` runs as a user would run it. Then SAM is trained with each
+radius of a full sweep and several seeds. The suggestion is right if it contains a radius whose test
+accuracy is within noise of the best one.
 
-The set-ups train on the images inside the package, those for a processor without augmentation and
-for so long that plain training knows them by heart, where a radius has something to mend.
-`--networks resnet18 vit mixer` are those of the recipes, for a GPU. Runs that are finished are not
-trained again, so several processes may share the work: give each other networks and the same
-`--out`, and collect at the end.
+The set-ups train on the embedded images. Those for a CPU have no augmentation, and train for so
+long that plain training memorises the images, since SAM then has something to improve. `--networks
+resnet18 vit mixer` are those of the recipes, for a GPU. Finished runs are not trained again, so
+several processes can share the work: pass them different networks and the same `--out`, and run all
+networks at the end.
 
     python benchmarks/find_rho.py --json results/find_rho.json --figure results/find_rho.png
 
-`--record results/find_rho.json` trains nothing: it takes the accuracies of that record, and asks
-find-rho again.
+`--record results/find_rho.json` trains nothing: it reads the accuracies from that record, and only
+runs find-rho again.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from surrogap.training.run import train
 
 RHOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
-# Sixteen patches of 7 pixels a side.
+# With 16 patches of 7 x 7 pixels.
 _TINY = {
     "tiny_vit": partial(architectures.vit, width=64, depth=4, num_heads=2),
     "tiny_mixer": partial(architectures.mixer, width=64, depth=4),
@@ -55,7 +55,7 @@ _TINY = {
 
 
 def register(name: str) -> None:
-    """Gives timm, and so surrogap, a network by its name."""
+    """Register a model with timm, so that surrogap finds it by name."""
 
     def build(num_classes: int, in_chans: int, **_: object) -> nn.Module:
         return _TINY[name](
@@ -68,16 +68,16 @@ def register(name: str) -> None:
 
 
 def on_processor(recipe: str, **changes: object) -> Config:
-    """A recipe for a GPU, as a processor can train it."""
+    """A recipe for a GPU, adapted to a CPU."""
     plain = {"capture": False, "precision": "fp32", "channels_last": False, "device": "cpu"}
     quick = {"augmentation": "none", "tensorboard": False, "checkpoint_every": 10**6}
     return RECIPES[recipe]().override(**plain, **quick, **changes)
 
 
 def set_up(network: str) -> Config:
-    """What is trained, but for radius and seed."""
+    """The configuration of a network's runs, except for radius and seed."""
     if network == "tiny-resnet":
-        # On 14 pixels a side, which are a quarter of the work.
+        # At 14 x 14 pixels, which takes a quarter of the time.
         changes = {"model": "small_resnet18_narrow", "image_size": 14, "epochs": 10}
         return on_processor("fashion-mnist-resnet18-sam", **changes)
     if network in ("tiny-vit", "tiny-mixer"):
@@ -92,7 +92,7 @@ NETWORKS = ("mlp", "tiny-resnet", "tiny-vit", "tiny-mixer", "resnet18", "vit", "
 
 
 def suggestion(config: Config, folder: Path) -> dict[str, Any]:
-    """What find-rho says of a set-up, before any training with a radius."""
+    """The output of find-rho for a set-up."""
     path = folder / "find-rho.json"
     if not path.exists():
         flat, usual = config.flat(), Config().flat()
@@ -103,7 +103,7 @@ def suggestion(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def _options(fields: dict[str, object]) -> Iterator[str]:
-    """Fields of a configuration, as a command line has them."""
+    """Fields of a configuration as command-line options."""
     for name, value in fields.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):
@@ -113,18 +113,18 @@ def _options(fields: dict[str, object]) -> Iterator[str]:
 
 
 def accuracy(config: Config, rho: float, seed: int, folder: Path) -> float:
-    """The test accuracy after training with a radius; 0 is plain training."""
+    """The test accuracy after training with a radius; radius 0 is plain training."""
     changes = {"rho": rho} if rho else {"objective": "vanilla"}
     run = config.override(**changes, seed=seed, out=str(folder / f"{rho:g}-{seed}"))
     outcome = train(run, resume=True, progress=NoDisplay())
     if outcome.signal is not None:
-        sys.exit(128 + outcome.signal)  # the same command goes on from here
+        sys.exit(128 + outcome.signal)  # the same command resumes the run
     assert outcome.record is not None
     return float(outcome.record["test_accuracy"])
 
 
 def measured(args: argparse.Namespace, network: str) -> dict[str, Any]:
-    """The suggestion, the sweep, and how they compare."""
+    """The suggestion, the accuracies of the sweep, and their comparison."""
     config, folder = set_up(network), args.out / network
     if args.epochs is not None:
         config = config.override(epochs=args.epochs)
@@ -147,7 +147,7 @@ def measured(args: argparse.Namespace, network: str) -> dict[str, Any]:
 
 
 def judged(suggested: dict[str, Any], found: dict[float, list[float]]) -> dict[str, Any]:
-    """The best radius of all against the best of the suggestion.
+    """Compare the best radius of all with the best one within the suggestion.
 
     Noise is the standard error of a difference between two radii.
     """
@@ -169,13 +169,13 @@ def judged(suggested: dict[str, Any], found: dict[float, list[float]]) -> dict[s
 
 
 def is_within(rho: float, suggested: dict[str, Any]) -> bool:
-    """Whether a radius is within the suggestion, which may lack an end."""
+    """True if a radius is within the suggestion, which may lack an end."""
     low, high = suggested["low"], suggested["high"]
     return low is not None and low <= rho <= (high or math.inf)
 
 
 def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
-    """The deviation between seeds, from all radii together.
+    """The standard deviation over seeds, pooled over all radii.
 
     >>> pooled_deviation([[1.0, 3.0], [5.0, 7.0]])
     1.414...
@@ -184,7 +184,7 @@ def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
 
 
 def table(results: dict[str, dict[str, Any]]) -> Table:
-    """A column for each set-up; what the suggestion contains has a star."""
+    """A column for each set-up; radii within the suggestion have a star."""
     rhos = [rho for rho in next(iter(results.values()))["accuracies"] if rho != "0"]
     rows = []
     for rho in ("0", *rhos):
@@ -200,7 +200,7 @@ def table(results: dict[str, dict[str, Any]]) -> Table:
 
 
 def verdict(result: dict[str, Any]) -> dict[str, str]:
-    """What there is to say of a set-up."""
+    """The last rows of a set-up's column."""
     suggested, lost = result["suggestion"], result["lost"]
     ends = [suggested[end] for end in ("low", "high")]
     low, high = ("-" if end is None else f"{end:.2g}" for end in ends)
@@ -241,26 +241,26 @@ def figure(results: dict[str, dict[str, Any]]) -> Figure:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, checked; a mistake exits with status 2."""
+    """The command line, checked; an error exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS[:4])
     parser.add_argument("--rhos", nargs="+", type=float, default=RHOS)
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each radius")
-    parser.add_argument("--epochs", type=int, help="of each run; by default the set-up's")
+    parser.add_argument("--seeds", type=int, default=3, help="runs per radius")
+    parser.add_argument("--epochs", type=int, help="epochs per run; by default the set-up's")
     parser.add_argument("--out", type=Path, default=Path("runs/find_rho"), help="the runs' folder")
-    parser.add_argument("--record", type=Path, help="a record whose accuracies to take")
-    parser.add_argument("--json", type=Path, help="where to write the record")
-    parser.add_argument("--figure", type=Path, help="where to draw it, as .png")
+    parser.add_argument("--record", type=Path, help="a record to read the accuracies from")
+    parser.add_argument("--json", type=Path, help="the file for the record")
+    parser.add_argument("--figure", type=Path, help="the .png file for the figure")
     args = parser.parse_args()
     if args.seeds < 2:
-        parser.error(f"--seeds must be at least 2, got {args.seeds}: noise shows between seeds")
+        parser.error(f"--seeds must be at least 2 to estimate noise, got {args.seeds}.")
     if not min(args.rhos) > 0:
-        parser.error(f"--rhos must be positive, got {min(args.rhos):g}: vanilla is added by itself")
+        parser.error(f"--rhos must be positive, got {min(args.rhos):g}. Vanilla always runs.")
     return args
 
 
 def main() -> None:
-    """Sweeps, prints and writes."""
+    """Measure all networks, print the table, and write the files."""
     args = arguments()
     for name in _TINY:
         register(name)

@@ -1,9 +1,10 @@
-"""The cost of asking for a finite loss: in every pass, or once per step.
+"""Cost of checking that the loss is finite: in every pass, or once per step.
 
-Both are the eager training step of `surrogap train`. In every pass, the closure reads its loss
-before it returns it, and with several processes an all-reduce follows; that is how training asked
-before. Once per step, the losses of all passes are read together before the optimizer moves, and
-buffers are copied before the step. Turns of both alternate in one run, and the best of each counts.
+Both variants are the eager training step of `surrogap train`. In every pass: the closure reads the
+loss before returning it, followed by an all-reduce with several processes; training used to do
+this. Once per step: the losses of all passes are read together before the optimizer's step, and
+buffers are copied before the passes. The variants alternate in one run, and the best time of each
+counts.
 
     python benchmarks/finite_check.py --json results/finite_check.json
     python benchmarks/finite_check.py --processes 2 --device cpu
@@ -34,7 +35,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def asking_in_every_pass(step: EagerStep) -> Step:
-    """The same step, which reads the loss of each pass in its closure."""
+    """The same step, but with a check of the loss in each closure."""
 
     def closure_of(images: Tensor, targets: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         def closure() -> tuple[Tensor, Tensor]:
@@ -66,7 +67,7 @@ def asking_in_every_pass(step: EagerStep) -> Step:
 
 
 def images(folder: Path, batch_size: int) -> Path:
-    """Noise of CIFAR-10's size, one batch of it."""
+    """Write one batch of noise in the format of CIFAR-10."""
     generator = np.random.default_rng(0)
     arrays: dict[str, Any] = {"classes": np.array([str(i) for i in range(10)])}
     for part in ("train", "test"):
@@ -77,7 +78,7 @@ def images(folder: Path, batch_size: int) -> Path:
 
 
 def seconds(step: Step, batch: tuple[Tensor, Tensor], num_steps: int) -> float:
-    """The time of one step, over several."""
+    """The mean time of a step."""
     device = batch[0].device
     start = time.perf_counter()
     for _ in range(num_steps):
@@ -88,7 +89,7 @@ def seconds(step: Step, batch: tuple[Tensor, Tensor], num_steps: int) -> float:
 
 
 def compared(components: Components, num_turns: int, num_steps: int) -> dict[str, float]:
-    """The best time of each way, in milliseconds."""
+    """The best time of each variant, in milliseconds."""
     assert isinstance(components.step, EagerStep)
     ways = {"every pass": asking_in_every_pass(components.step), "once per step": components.step}
     batch = next(iter(components.images))
@@ -97,7 +98,7 @@ def compared(components: Components, num_turns: int, num_steps: int) -> dict[str
     for turn in range(num_turns + 1):
         for name, way in ways.items():
             found = seconds(way, batch, num_steps)
-            if turn:  # the first warms up
+            if turn:  # the first turn is a warm-up
                 best[name] = min(best[name], 1e3 * found)
     return best
 
@@ -156,8 +157,8 @@ parser.add_argument("--batch-size", type=int, default=128)
 parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 4])
 parser.add_argument("--processes", type=int, default=1)
 parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-parser.add_argument("--turns", type=int, default=8, help="turns of each way; the best counts")
-parser.add_argument("--steps", type=int, default=20, help="steps in a turn")
+parser.add_argument("--turns", type=int, default=8, help="turns per variant; the best counts")
+parser.add_argument("--steps", type=int, default=20, help="steps per turn")
 parser.add_argument("--json", type=Path)
 if __name__ == "__main__":
     args = parser.parse_args()

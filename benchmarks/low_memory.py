@@ -1,9 +1,10 @@
-"""What memory="low" costs in accuracy: its direction against the exact one, in a real training.
+"""Accuracy of memory="low": its direction against the exact one during training.
 
-Trains a network on the embedded images under GSAM with memory="exact", and every few steps asks
-both modes for their direction at the same weights, on the same batch, and the exact one once more:
-what it differs from itself by is noise. Then trains with each mode from the same seeds, and scores
-them on the test images. cuDNN is told to repeat itself, or the noise would hide the error.
+Trains a model on the embedded images with GSAM and memory="exact". Every few steps it compares
+the directions of both modes at the same weights on the same batch, and computes the exact direction
+again: its difference from the first is noise. Then it trains with each mode from the same seeds,
+and scores the models on the test images. cuDNN runs in deterministic mode, since the noise would
+otherwise hide the error.
 
     python benchmarks/low_memory.py --json results/low_memory.json
 """
@@ -52,7 +53,7 @@ class Training:
         self.num_epochs = args.epochs
 
     def steps(self) -> Iterator[Callable[[], Tensor]]:
-        """Takes a step after each closure that it has given away."""
+        """Yield the closure of each step, and take the step afterwards."""
         for _ in range(self.num_epochs):
             for x, y in self.batches:
 
@@ -66,13 +67,13 @@ class Training:
                 self.schedule.step()
 
     def accuracy(self) -> float:
-        """On the test images."""
+        """The accuracy on the test images."""
         test = loader(self.splits, "test", batch_size=500, device=self.device)
         return evaluate(self.model, test).accuracy
 
 
 def errors(args: argparse.Namespace) -> list[dict[str, float]]:
-    """How far the direction with little memory is from the exact one, along a training."""
+    """The relative error of the low-memory direction, and the noise, during training."""
     run = Training(args, "exact", seed=0)
     objectives = {memory: GSAM(run.model, memory=memory, **SETTINGS) for memory in MODES}
     result = []
@@ -90,7 +91,7 @@ def errors(args: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def direction(model: nn.Module, objective: GSAM, closure: Callable[[], Tensor]) -> Tensor:
-    """What the objective would add to `.grad`; the model's statistics stay as they were."""
+    """The objective's direction, without a change of the model's gradients and buffers."""
     buffers = [buffer.clone() for buffer in model.buffers()]
     objective.backward(closure)
     gradients = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
@@ -113,19 +114,19 @@ def accuracies(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, checked; a mistake exits with status 2."""
+    """The command line, checked; an error exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", default="small_resnet18", help="one of surrogap.models")
+    parser.add_argument("--model", default="small_resnet18", help="a model of surrogap.models")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--every", type=int, default=10, help="steps between two comparisons")
+    parser.add_argument("--every", type=int, default=10, help="steps between comparisons")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cuda", help="on a CPU both modes are the same")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="the file for the record")
     args = parser.parse_args()
     if min(args.epochs, args.every, args.seeds) < 1:
         parser.error("--epochs, --every and --seeds must be at least 1.")
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device must be present, got cuda without a CUDA GPU.")
+        parser.error("--device cuda requires a CUDA GPU, and torch found none.")
     return args
 
 

@@ -1,23 +1,23 @@
-"""What m, the number of samples that share one perturbation, does to SAM and GSAM.
+"""Effect of m, the number of samples that share one perturbation, on SAM and GSAM.
 
-With `scope="replica"`, each of several processes climbs from its own part of the batch, so m is the
-batch of one process. Here one process plays them all: a batch of B samples is cut into B / m parts,
-each part is one `backward` call, and `.grad` ends as the mean of the parts' directions. There is no
-BatchNorm, so nothing but the perturbations depends on m.
+With `scope="replica"`, each process computes the ascent step from its own part of the batch, so m
+is the batch size of one process. This script simulates that in one process: a batch of B samples is
+split into B / m parts, each part is one `backward` call, and `.grad` ends as the mean of the parts'
+directions. There is no BatchNorm, so only the perturbations depend on m.
 
-A seed decides the training images, the first weights and the order of the batches; all methods
-share the seeds and the number of updates, so differences are taken seed by seed. The radius is
-found once, at m = B: the one whose SAM has the lowest loss on training images that were left out,
-with two seeds that serve for nothing else. The test images have no part in that.
+A seed determines the training images, the initial weights and the order of the batches. All methods
+share the seeds and the number of updates, so differences are paired by seed. The radius is chosen
+once, at m = B: the one for which SAM has the lowest loss on held-out training images, with two
+seeds that are used for nothing else. The test images are not used for this.
 
-The data are an .npz with arrays train_images and test_images (uint8; image, row, column, channel),
-train_labels and test_labels (integers from 0).
+The data are an .npz archive with the arrays train_images and test_images (uint8; image, row,
+column, channel), train_labels and test_labels (integers from 0).
 
     python benchmarks/m_sharpness.py --data fashion_mnist.npz \
         --json results/m_sharpness.json --figure results/m_sharpness.png
 """
 
-# ruff: noqa: B023 (backward calls its closure at once, before the loop moves on)
+# ruff: noqa: B023 (backward calls its closure immediately, before the loop moves on)
 
 import argparse
 import math
@@ -64,16 +64,16 @@ class Samples:
 
 
 def load(path: Path) -> tuple[Samples, Samples]:
-    """The training and the test samples of an .npz, images in NCHW with mean 0 and deviation 1.
+    """Load training and test samples from an .npz archive, standardized and in NCHW.
 
     Raises:
-        ValueError: The file cannot be read, or does not hold what it must.
+        ValueError: The file cannot be read, or an array is missing or not valid.
     """
     try:
         with np.load(path) as archive:
             found = {name: archive[name] for name in ARRAYS if name in archive}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        reason = getattr(error, "strerror", None) or "no .npz archive"
+        reason = getattr(error, "strerror", None) or "not an .npz archive"
         raise ValueError(f"--data must be a readable .npz file, got {path} ({reason}).") from error
     if missing := [name for name in ARRAYS if name not in found]:
         raise ValueError(
@@ -105,7 +105,7 @@ def load(path: Path) -> tuple[Samples, Samples]:
 
 
 def balanced(samples: Samples, num_images: int, seed: int) -> tuple[Samples, Samples]:
-    """As many of each class as of any other, and the rest; both in random order."""
+    """Split samples into a balanced subset and the rest, both in random order."""
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed))
     classes = samples.labels.unique()
     of_class = [order[samples.labels[order] == label] for label in classes]
@@ -117,7 +117,7 @@ def balanced(samples: Samples, num_images: int, seed: int) -> tuple[Samples, Sam
 
 
 def network(shape: torch.Size, num_classes: int) -> nn.Sequential:
-    """Three strided convolutions with GroupNorm, which treats each sample by itself."""
+    """Three strided convolutions with GroupNorm, which normalizes each sample separately."""
     channels, height, width = shape
     layers: list[nn.Module] = []
     for num_filters in (16, 32, 64):
@@ -129,15 +129,15 @@ def network(shape: torch.Size, num_classes: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all runs share.
+    """The settings that all runs share.
 
     Attributes:
-        num_images: Training images.
-        num_classes: Outputs of the network.
-        batch_size: B, the samples of one update.
-        num_epochs: Times that an image is seen.
-        lr: Where the cosine starts; it ends at 0.
-        alpha: How much of `g_perp` GSAM takes off.
+        num_images: The number of training images.
+        num_classes: The number of classes.
+        batch_size: B, the number of samples per update.
+        num_epochs: The number of epochs.
+        lr: The initial learning rate of a cosine schedule that ends at 0.
+        alpha: GSAM's alpha.
     """
 
     num_images: int
@@ -148,7 +148,7 @@ class Recipe:
     alpha: float
 
     def objective(self, method: str, model: nn.Module, rho: float) -> Vanilla | SAM | GSAM:
-        """A method's objective, by the method's name."""
+        """The objective of a method, by name."""
         if method == "GSAM":
             return GSAM(model, rho=rho, alpha=self.alpha)
         return SAM(model, rho=rho) if method == "SAM" else Vanilla(model)
@@ -163,7 +163,7 @@ def train(
     seed: int,
     tick: Callable[[], Any],
 ) -> nn.Module:
-    """A trained network; weights at the start and batches depend on the seed alone."""
+    """Train a model. Initial weights and batches depend only on the seed."""
     torch.manual_seed(seed)
     model = network(data.images.shape[1:], recipe.num_classes)
     objective = recipe.objective(method, model, rho)
@@ -179,7 +179,7 @@ def train(
         shuffled = torch.randperm(len(data), generator=order)
         for batch in shuffled[: num_batches * recipe.batch_size].split(recipe.batch_size):
             for part in map(data.__getitem__, batch.split(m)):
-                # The mean of the part times m / B, since the parts' directions add up.
+                # The mean over the part times m / B, since the parts' directions add up.
                 objective.backward(
                     lambda: cross_entropy(model(part.images), part.labels) * m / recipe.batch_size
                 )
@@ -192,7 +192,7 @@ def train(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, samples: Samples) -> tuple[float, float]:
-    """Mean loss, and accuracy in percent.
+    """Return the mean loss, and the accuracy in percent.
 
     Raises:
         RuntimeError: The loss is not finite.
@@ -205,7 +205,7 @@ def evaluate(model: nn.Module, samples: Samples) -> tuple[float, float]:
 
 
 def find_rho(recipe: Recipe, train_data: Samples, seeds: range, tick: Callable[[], Any]) -> Any:
-    """Losses of SAM at m = B on images that were left out, for each radius and seed."""
+    """Choose rho by the loss of SAM at m = B on held-out images."""
     runs = []
     for seed in seeds:
         data, held_out = balanced(train_data, recipe.num_images, seed)
@@ -224,7 +224,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def summarize(runs: list[dict[str, Any]], batch_size: int) -> list[dict[str, Any]]:
-    """Means over seeds, and of the differences to m = B and to Vanilla, seed by seed."""
+    """Means over seeds, also of the paired differences from m = B and from Vanilla."""
     by_variant: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for run in sorted(runs, key=lambda run: run["seed"]):
         by_variant.setdefault((run["method"], run["m"]), []).append(run)
@@ -249,7 +249,7 @@ def summarize(runs: list[dict[str, Any]], batch_size: int) -> list[dict[str, Any
 
 
 def table(summary: list[dict[str, Any]], num_seeds: int) -> Table:
-    """Levels with their deviations, differences with their standard errors."""
+    """A table of means with deviations, and of differences with standard errors."""
 
     def level(values: dict[str, float], spec: str) -> str:
         return f"{values['mean']:{spec}} ± {values['deviation']:{spec}}"
@@ -289,7 +289,7 @@ def figure(summary: list[dict[str, Any]], title: str) -> Figure:
         low, high = (vanilla["mean"] + sign * vanilla["standard_error"] for sign in (-1, 1))
         axis.axhspan(low, high, color="0.85", lw=0, label="Vanilla, ± standard error")
         axis.axhline(vanilla["mean"], color="0.4", lw=1.2, ls="--", label="Vanilla")
-        # Side by side, so that bars do not hide each other.
+        # Shifted, so that error bars do not hide each other.
         for method, marker, color, shift in (
             ("SAM", "o", "tab:blue", 0.96),
             ("GSAM", "s", "tab:orange", 1.04),
@@ -318,20 +318,20 @@ def figure(summary: list[dict[str, Any]], title: str) -> Figure:
 
 
 def arguments() -> tuple[argparse.Namespace, Samples, Samples]:
-    """The command line and its data, checked; a mistake exits with status 2."""
+    """The command line and its data, checked; an error exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--data", type=Path, metavar="PATH", required=True, help="images and labels, an .npz")
-    add("--json", type=Path, metavar="PATH", help="where to write every run")
-    add("--figure", type=Path, metavar="PATH", help="where to draw: .png, .svg or .pdf")
+    add("--data", type=Path, metavar="PATH", required=True, help="an .npz of images and labels")
+    add("--json", type=Path, metavar="PATH", help="the file for the record")
+    add("--figure", type=Path, metavar="PATH", help="the file for the figure: .png, .svg or .pdf")
     add("--seeds", type=int, default=5, help="runs of each method and m")
-    add("--images", type=int, default=5000, help="training images, as many of each class")
-    add("--epochs", type=int, default=10, help="times that a run sees each image")
-    add("--batch", type=int, default=64, help="B, the samples of one update")
+    add("--images", type=int, default=5000, help="training images, balanced over classes")
+    add("--epochs", type=int, default=10, help="epochs per run")
+    add("--batch", type=int, default=64, help="B, the samples per update")
     add("--smallest", type=int, default=4, help="the smallest m; B is halved down to it")
-    add("--lr", type=float, default=0.02, help="learning rate at the start of the cosine")
-    add("--alpha", type=float, default=0.4, help="GSAM's")
-    add("--rho", type=float, help="the radius; found at m = B by default")
+    add("--lr", type=float, default=0.02, help="initial learning rate of the cosine schedule")
+    add("--alpha", type=float, default=0.4, help="GSAM's alpha")
+    add("--rho", type=float, help="the radius; by default chosen at m = B")
     args = parser.parse_args()
     for name, least in {"seeds": 2, "images": 1, "epochs": 1, "batch": 1, "smallest": 1}.items():
         if getattr(args, name) < least:
@@ -352,7 +352,7 @@ def arguments() -> tuple[argparse.Namespace, Samples, Samples]:
     except ValueError as error:
         parser.error(str(error))
     counts = train_data.labels.unique(return_counts=True)[1]
-    most = int(counts.min()) - (args.rho is None)  # one is left to find rho with
+    most = int(counts.min()) - (args.rho is None)  # choosing rho needs a held-out image
     if args.images % len(counts) or not args.batch <= args.images <= most * len(counts):
         parser.error(
             f"--images must be a multiple of the {len(counts)} classes, at least --batch "
@@ -361,7 +361,7 @@ def arguments() -> tuple[argparse.Namespace, Samples, Samples]:
     for path in filter(None, (args.json, args.figure)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("ab").close()  # now, not after all runs
+            path.open("ab").close()  # fail now, not after all runs
         except OSError as error:
             parser.error(f"--json and --figure must be writable, got {path} ({error.strerror}).")
     return args, train_data, test_data
@@ -369,7 +369,7 @@ def arguments() -> tuple[argparse.Namespace, Samples, Samples]:
 
 def main() -> None:
     args, train_data, test_data = arguments()
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    torch.set_num_threads(1)  # tensors this small gain nothing from more threads
     num_classes = int(torch.cat([train_data.labels, test_data.labels]).max()) + 1
     recipe = Recipe(args.images, num_classes, args.batch, args.epochs, args.lr, args.alpha)
     halvings = (args.batch // args.smallest).bit_length()

@@ -1,4 +1,4 @@
-"""Where a record comes from, and how it is written: the same for all benchmarks."""
+"""The provenance of a record, and its JSON file: the same for all benchmarks."""
 
 import argparse
 import importlib.metadata
@@ -15,12 +15,12 @@ import surrogap
 
 
 def provenance(args: argparse.Namespace, device: str, peers: Sequence[str] = ()) -> dict[str, Any]:
-    """The beginning of a record: when, with what arguments but paths, and on what it was measured.
+    """The start of a record: date, arguments other than paths, hardware and versions.
 
     Args:
         args: The command line.
         device: "cuda" or "cpu".
-        peers: Packages that took part, beside torch and its kin.
+        peers: Other packages whose versions to record.
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -31,7 +31,7 @@ def provenance(args: argparse.Namespace, device: str, peers: Sequence[str] = ())
 
 
 def hardware(device: str) -> dict[str, Any]:
-    """The processor too where a GPU computes: eager steps of small models wait for it."""
+    """The hardware; the CPU also for a GPU, since eager steps of small models wait for the CPU."""
     cpuinfo = Path("/proc/cpuinfo")  # platform.processor() is empty on many Linux systems
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -55,7 +55,7 @@ def _version(package: str) -> str:
 
 
 def write(record: Mapping[str, Any], path: Path | None) -> None:
-    """Writes a record as JSON, if it is to be written."""
+    """Write a record as JSON, unless `path` is None."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1, default=str) + "\n")

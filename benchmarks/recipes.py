@@ -1,8 +1,8 @@
-"""How long recipes take on this machine, and what comes of them.
+"""Training time and results of recipes on this machine.
 
-Each is trained as `surrogap train --recipe NAME` trains it, from its images to its last checkpoint,
-one after the other. Those after --pace are trained for three epochs only, which tells how long
-all of them would take, and nothing else.
+The recipes are trained one after another as `surrogap train --recipe NAME` trains them, up to the
+last checkpoint. Those after --pace are trained for only three epochs, to estimate the time of a
+full run.
 
     python benchmarks/recipes.py fashion-mnist-resnet18-gsam --pace cifar10-vit-gsam
 """
@@ -31,7 +31,7 @@ RESULTS = ("test_accuracy", "test_loss", "test_calibration_error")
 
 
 class Bar(Clock):
-    """A bar on a terminal too."""
+    """A clock that also shows a progress bar."""
 
     def __init__(self, name: str, bars: Progress) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class Bar(Clock):
 
 
 def trained(name: str, data: str | None, num_epochs: int | None, bars: Progress) -> dict[str, Any]:
-    """What a recipe took and gave.
+    """Train a recipe, and return its time and scores.
 
     Args:
-        name: The recipe's.
-        data: Where its images are, if not where it says.
-        num_epochs: How many to train, if not all of them.
-        bars: Where to show how far it is.
+        name: The name of the recipe.
+        data: The dataset to use instead of the recipe's, unless that is embedded.
+        num_epochs: The number of epochs to train; None for all.
+        bars: The display of the progress bar.
     """
     config, clock, start = RECIPES[name](), Bar(name, bars), time.perf_counter()
     if data is not None and config.data.name != "embedded":
@@ -67,7 +67,7 @@ def trained(name: str, data: str | None, num_epochs: int | None, bars: Progress)
         outcome = train(config.override(out=f"{folder}/run"), progress=clock)
     if outcome.signal is not None:
         sys.exit(128 + outcome.signal)
-    assert outcome.record is not None  # of a run that has ended
+    assert outcome.record is not None  # the run has finished
     seconds = time.perf_counter() - start
     epoch = statistics.median(b - a for a, b in pairwise(clock.times))
     row = {"epochs": whole, "trained_epochs": config.schedule.epochs, "seconds_per_epoch": epoch}
@@ -86,19 +86,19 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, checked; a mistake exits with status 2."""
+    """The command line, checked; an error exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("recipes", nargs="*", metavar="NAME", help="trained to their end")
+    parser.add_argument("recipes", nargs="*", metavar="NAME", help="recipes to train completely")
     parser.add_argument(
-        "--pace", nargs="+", default=[], metavar="NAME", help="trained for three epochs only"
+        "--pace", nargs="+", default=[], metavar="NAME", help="recipes to train for three epochs"
     )
     parser.add_argument(
-        "--data", help="images for recipes whose set is not embedded, as for surrogap train"
+        "--data", help="dataset for recipes without embedded images, as for surrogap train"
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="the file for the record")
     args = parser.parse_args()
     if not args.recipes + args.pace:
-        parser.error("a recipe must be named, got none. `surrogap recipes` lists them.")
+        parser.error("Name at least one recipe. `surrogap recipes` lists them.")
     try:
         for name in args.recipes + args.pace:
             one_of("a recipe", name, RECIPES, remedy="`surrogap recipes` lists them.")
@@ -118,7 +118,7 @@ def main() -> None:
     with Progress(console=console, disable=not console.is_terminal) as bars:
         for name, num_epochs in num_epochs_of.items():
             row = record["recipes"][name] = trained(name, args.data, num_epochs, bars)
-            write(record, args.json)  # after each, so that a run cut short leaves what it has
+            write(record, args.json)  # after each recipe, so that an interrupt loses only one
             print(line(name, row), flush=True)
 
 

@@ -1,23 +1,23 @@
-"""What a training step costs, against the least that any two-pass method can cost.
+"""Cost of a training step relative to the minimum for two-pass objectives.
 
-The floor is two forward-backward passes and one update. Whatever an objective takes beyond it is
-overhead: copies, inner products, kernel launches, memory. On CUDA torch hands a backward pass to
-another thread, where surrogap does not, nor does `floor_same_thread`. There are three more sections
-there: steps captured as CUDA graphs, and captured from a compiled model, each against two vanilla
-steps that were captured in the same way, without surrogap; and captured steps that cost less than
-two passes, each against a floor of its own: the passes that it needs, over the samples and for the
-weight gradients that it needs, and one update.
+The floor is two forward-backward passes and one update. Everything beyond it is overhead: copies,
+inner products, kernel launches, memory. On CUDA, torch runs a backward pass in another thread;
+surrogap and `floor_same_thread` do not. CUDA has three more sections. Two compare steps captured as
+CUDA graphs, of the model as it is and compiled, with two vanilla steps captured in the same way
+without surrogap. The third compares captured steps that cost less than two passes, each with its
+own floor: the passes that it needs, over the samples and for the weight gradients that it needs,
+and one update.
 
 All variants of a section share one model and one batch, and take turns in a new order each round.
-Each turn begins with a step that is not timed: it finds caches full of what others left, and on a
-GPU it runs while the processor prepares the next, as all but the first step of a training do. The
-reference has a turn before and after each of them, and a turn's ratio is to the mean of those two,
-so that the machine's drifts meet both alike. A variant's ratio is the median over the rounds,
-with the interval that holds the median in 95 of 100 runs; the reference's own shows what the
-machine resolves. The two-pass objectives launch the same kernels for other numbers, so their turns
-together tell most: after a third of the time they go on alone, with vanilla, the floors and the
-steps through `objective.loss`. All end early if that ratio is known to 1 %, and vanilla's to 10 %.
-The JSON has every turn.
+Each turn starts with an untimed step, since caches still hold other variants' data. On a GPU it
+also runs while the CPU prepares the next step, as in training after the first step. The reference
+has a turn before and after each variant's, and the ratio is to the mean of the two, so that the
+machine's drift affects both equally. A variant's ratio is the median over rounds, with a 95 %
+confidence interval; the reference's own ratio shows the machine's resolution. The two-pass
+objectives launch the same kernels with different coefficients, so their turns are pooled: after a
+third of the time, only they go on, with vanilla, the floors and the steps through `objective.loss`.
+A section ends early once the pooled ratio is known to 1 %, and vanilla's to 10 %. The JSON has
+every turn.
 
     python benchmarks/step_cost.py --peers --json results/step_cost.json
 
@@ -73,8 +73,8 @@ from surrogap.parts import Coefficients
 
 MIN_ROUNDS = 3
 EVERY = 5
-# About how long a turn of the reference takes. Short, since the pace of a processor lasts for less
-# than a second: it changes least between turns that follow each other.
+# The approximate length of a reference turn. Short, since the speed of a CPU changes within a
+# second, and least between consecutive turns.
 TURN_MS = 50.0
 
 Step = Callable[[], object]
@@ -82,7 +82,7 @@ Variant = Callable[[Workload], Step]
 
 
 def module(name: str, *, of: str) -> Any:
-    """A peer, or None where there is none, or another module of its name."""
+    """Import a peer; None if it is missing, or another module has its name."""
     try:
         found = import_module(name)
     except ModuleNotFoundError:
@@ -98,9 +98,9 @@ davda54 = module("sam", of="SAM")
 def plain(
     work: Workload, *, num_passes: int = 1, updates: bool = True, same_thread: bool = False
 ) -> Step:
-    """Forward-backward passes, the gradients cleared before each, and perhaps an update."""
+    """Forward-backward passes with cleared gradients, and optionally an update."""
     optimizer = work.optimizer()
-    # So that memory holds the optimizer's state where no update follows, too.
+    # So that memory holds the optimizer's state even if no update follows.
     work.forward_backward()
     optimizer.step()
 
@@ -164,7 +164,7 @@ def pytorch_optimizer_gsam(work: Workload) -> Step:
 
 def closure_of(work: Workload, base: torch.optim.Optimizer) -> Callable[[], tuple[None, Tensor]]:
     # The peers' set_closure leaves autocast to the caller of step. Around both passes, autocast
-    # would reuse its cast copies of the weights in the second, and hide the perturbation.
+    # would reuse its cast copies of the weights in the second pass, and hide the perturbation.
     @torch.enable_grad()
     def closure() -> tuple[None, Tensor]:
         base.zero_grad()
@@ -174,7 +174,7 @@ def closure_of(work: Workload, base: torch.optim.Optimizer) -> Callable[[], tupl
 
 
 class ConstantRadius:
-    """What the authors' code asks its radius of."""
+    """A constant radius with the interface of the authors' scheduler."""
 
     def step(self) -> float:
         """The next radius."""
@@ -211,7 +211,7 @@ def davda54_sam(work: Workload) -> Step:
 
 
 def first_pass(work: Workload, *, norms: bool = False, fraction: float = 1.0) -> None:
-    """A pass before the whole one: on a fraction of the batch, for the norms' gradients alone."""
+    """A first pass on a fraction of the batch, optionally for the norm layers' gradients only."""
     kinds = (nn.BatchNorm2d, nn.LayerNorm)
     own = {p for m in work.model.modules() if isinstance(m, kinds) for p in m.parameters()}
     others = [p for p in work.model.parameters() if norms and p not in own]
@@ -224,7 +224,7 @@ def first_pass(work: Workload, *, norms: bool = False, fraction: float = 1.0) ->
 
 
 def captured_plain(work: Workload, before: Callable[[Workload], None] = lambda _: None) -> Step:
-    """A pass and the update as a CUDA graph, as torch alone does it; another pass before, maybe."""
+    """A pass and the update as a CUDA graph, with torch alone; `before` may add a first pass."""
     settings = {"capturable": True} if "capturable" in work.optimizer().defaults else {}
     optimizer = work.optimizer(fused=True, **settings)
     stream = torch.cuda.Stream()
@@ -245,7 +245,7 @@ def captured_plain(work: Workload, before: Callable[[Workload], None] = lambda _
 
     def step() -> object:
         graph.replay()
-        return optimizer  # which must live on: the graph works on its state
+        return optimizer  # keeps it alive: the graph uses its state
 
     return step
 
@@ -285,13 +285,13 @@ class Section:
     """Variants that take turns.
 
     Args:
-        variants: What is timed; each section has "vanilla", eager.
+        variants: The variants; each section has "vanilla", eager.
         reference: The variant that the others are compared with.
-        num_references: How many of its steps a two-pass step could cost at least.
-        is_compiled: Whether they run a compiled model; "vanilla" does not.
-        share: How much of the time it needs: the steps of a graph vary little.
-        floors: The references of variants that have their own; each costs one of its steps.
-        multiple: A turn has a multiple of so many steps.
+        num_references: The number of reference steps that make up the floor.
+        is_compiled: Whether the variants run a compiled model; "vanilla" does not.
+        share: The fraction of the time limit to use; steps of a graph vary little.
+        floors: The floors of variants that have their own, one step each.
+        multiple: The number of steps in a turn is a multiple of this.
         skips: Cases that are left out.
     """
 
@@ -322,9 +322,9 @@ EAGER: dict[str, Variant] = {
     "SAM_loss": ours(SAM, by_loss=True, rho=0.05),
     "GSAM_loss": ours(GSAM, by_loss=True, rho=0.05, alpha=0.4),
 }
-# Those that launch the same kernels, for other numbers: a step of theirs costs the same.
+# Objectives that launch the same kernels with different coefficients, so their steps cost the same.
 ALIKE = ("SAM", "GSAM", "GSAM_plain", "ASAM", "ASAM_ascent", "GapPenalty")
-BY_LOSS = ("SAM_loss", "GSAM_loss")  # whose bar is a ratio to SAM and GSAM
+BY_LOSS = ("SAM_loss", "GSAM_loss")  # compared with SAM and GSAM
 PEERS: dict[str, tuple[Any, Variant]] = {
     "pytorch_optimizer.SAM": (pytorch_optimizer, pytorch_optimizer_sam),
     "pytorch_optimizer.GSAM": (pytorch_optimizer, pytorch_optimizer_gsam),
@@ -390,7 +390,7 @@ def peak_bytes(work: Workload, variant: Variant) -> int:
     work.model.zero_grad()
     gc.collect()
     step = variant(work)
-    step()  # the first makes state and tries algorithms out
+    step()  # the first creates state and benchmarks algorithms
     work.model.zero_grad()
     torch.cuda.reset_peak_memory_stats()
     step()
@@ -398,7 +398,7 @@ def peak_bytes(work: Workload, variant: Variant) -> int:
 
 
 def ms_per_step(work: Workload, step: Step, num_steps: int) -> float:
-    """After a step that is not timed; on CUDA by the GPU's clock, from its end on."""
+    """Time steps after an untimed one; on CUDA by the GPU's clock, from the end of that one."""
     step()
     if work.case.device == "cpu":
         start = time.perf_counter()
@@ -415,7 +415,7 @@ def ms_per_step(work: Workload, step: Step, num_steps: int) -> float:
 
 
 def build(work: Workload, section: Section) -> dict[str, Step]:
-    """The steps of a section; afterwards the workload is the plain model's again."""
+    """Build the steps of a section; afterwards the workload has the uncompiled model again."""
     steps = {"vanilla": section.variants["vanilla"](work)}
     if section.is_compiled:
         work.network = torch.compile(work.model)
@@ -428,9 +428,9 @@ def build(work: Workload, section: Section) -> dict[str, Step]:
 def measure(
     work: Workload, section: Section, seconds: float, advance: Step
 ) -> dict[str, dict[str, Any]]:
-    """What the variants of a section cost, as records; calls `advance` after each turn.
+    """Measure the variants of a section; calls `advance` after each turn.
 
-    A turn has as many steps for all of them.
+    A turn has the same number of steps for all variants.
 
     Raises:
         RuntimeError: The weights did not stay finite, so the times mean little.
@@ -452,8 +452,8 @@ def measure(
         if num_rounds >= MIN_ROUNDS and spent > seconds / 3:
             often = ("vanilla", "floor_same_thread", *BY_LOSS, reference, *section.floors)
             names = [name for name in steps if is_alike(name) or name in often]
-        gc.collect()  # main() keeps it out of the turns
-        last = ""  # whose turn was the last
+        gc.collect()  # main() disables it during turns
+        last = ""  # the variant with the last turn
         for name in order.sample(names, len(names)):
             floor = section.floors.get(name, reference)
             if last != floor:
@@ -463,7 +463,7 @@ def measure(
             turns[floor].append(after)
             num_floors = 1 if name in section.floors else section.num_references
             ratios[name].append(2 * mine / (before + after) / num_floors)
-            if name != floor:  # whose turn here shows what the ratios are worth
+            if name != floor:  # a floor's own turn only shows the noise of the ratios
                 turns[name].append(mine)
             advance()
     if not work.loss().isfinite():
@@ -474,9 +474,9 @@ def measure(
 def compare(
     turns: dict[str, list[float]], ratios: dict[str, list[float]], section: Section
 ) -> dict[str, dict[str, Any]]:
-    """Each variant's times, beside those of vanilla, of the reference and of its floor."""
+    """Each variant's times, also relative to vanilla, to the reference and to its floor."""
     medians = {name: statistics.median(values) for name, values in ratios.items()}
-    # A floor of one's own is timed against the reference as well.
+    # A variant's own floor is timed against the reference as well.
     over = {
         name: median * medians[floor]
         if (floor := section.floors.get(name, section.reference)) != section.reference
@@ -499,7 +499,7 @@ def compare(
 
 
 def is_alike(name: str) -> bool:
-    """Whether a variant is one of those that cost the same."""
+    """True if a variant is one of those that cost the same."""
     return name.removeprefix("captured ").removeprefix("compiled ") in ALIKE
 
 
@@ -508,25 +508,25 @@ def of_alike(ratios: dict[str, list[float]]) -> list[float]:
 
 
 def is_resolved(ratios: dict[str, list[float]], section: Section) -> bool:
-    """Whether the ratio of all that cost the same, or of each, is known to 1 %."""
+    """True if the ratios are known: pooled or to own floors to 1 %, vanilla's to 10 %."""
     groups = [ratios[name] for name in section.floors] or [of_alike(ratios)]
     return all(width(group) < 0.01 for group in groups) and width(ratios["vanilla"]) < 0.1
 
 
 def width(values: list[float]) -> float:
-    """How wide the interval of their median is, in proportion."""
+    """The width of the confidence interval, relative to the median."""
     low, high = interval(values)
     return (high - low) / statistics.median(values)
 
 
 def together(records: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What the objectives that cost the same take of the floor: more turns than one has alone."""
+    """The ratio to the floor, pooled over the objectives that cost the same."""
     ratios = of_alike({name: record["turns_over_floor"] for name, record in records.items()})
     return {"over_floor": statistics.median(ratios), "over_floor_95": interval(ratios)}
 
 
 def add_memory(work: Workload, section: Section, records: dict[str, dict[str, Any]]) -> None:
-    """Peaks, and what they hold beyond vanilla's, in copies of the parameters."""
+    """Add peak memory, and the excess over vanilla's in copies of the parameters."""
     peaks = {name: peak_bytes(work, variant) for name, variant in section.variants.items()}
     for name, peak in peaks.items():
         extra = (peak - peaks["vanilla"]) / work.parameter_bytes
@@ -534,10 +534,10 @@ def add_memory(work: Workload, section: Section, records: dict[str, dict[str, An
 
 
 def arithmetic_cost(work: Workload) -> dict[str, float]:
-    """The kernels between the passes alone, in a graph, against the card's copy bandwidth.
+    """Time the kernels between the passes in a graph, and the GPU's copy bandwidth.
 
-    In copies of the parameters: the climb reads g and w, writes their copies, reads g and w again
-    and writes w; the combination reads g and g_p twice, the copy of w, and writes d and w.
+    Traffic in copies of the parameters: the climb reads g and w, writes their copies, reads g and w
+    again and writes w; the combination reads g and g_p twice, the copy of w, and writes d and w.
     """
     parameters = [p.detach() for p in work.model.parameters()]
     g, g_p = ([torch.randn_like(p) for p in parameters] for _ in range(2))
@@ -566,15 +566,15 @@ def arithmetic_cost(work: Workload) -> dict[str, float]:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Between which two of the `values` the median lies, with a confidence of about 95 %."""
+    """The 95 % confidence interval of the median, between two of the values."""
     ordered, number = sorted(values), len(values)
-    # As many lie below the median as heads come up in `number` tosses of a coin.
+    # The number of values below the median is binomial, with probability 1/2.
     low = max(0, round(number / 2 - 0.98 * number**0.5) - 1)
     return ordered[low], ordered[number - 1 - low]
 
 
 def table(title: str, records: dict[str, dict[str, Any]], device: str) -> Table:
-    """Ratios; on CUDA times and memory too. On a CPU times say more about its neighbours."""
+    """A table of ratios; on CUDA also of times and memory. On a shared CPU, times vary too much."""
     columns = {
         "x vanilla": ("over_vanilla", ".2f"),
         "x reference": ("over_reference", ".3f"),
@@ -592,7 +592,7 @@ def table(title: str, records: dict[str, dict[str, Any]], device: str) -> Table:
     return result
 
 
-# The columns of a summary: what is timed in which section.
+# The columns of a summary, with the section and the variant of each.
 SUMMARY = {
     "vanilla": ("eager", "vanilla"),
     "GSAM": ("eager", "GSAM"),
@@ -604,9 +604,9 @@ SUMMARY = {
 
 
 def summary(record: dict[str, Any]) -> str:
-    """All cases as a table in Markdown: milliseconds, and how many times the floor that is.
+    """All cases as a table in Markdown: milliseconds, and the ratio to the floor.
 
-    Where objectives cost the same, it is the ratio of them together.
+    For objectives that cost the same, the ratio is the pooled one.
     """
     lines = [f"| model, batch | {' | '.join(SUMMARY)} |", "|---" * (len(SUMMARY) + 1) + "|"]
     for name, costs in record["cases"].items():
@@ -634,7 +634,7 @@ CHEAPER_TITLES = {
 
 
 def summary_of_cheaper(record: dict[str, Any]) -> str:
-    """The steps below two passes as a table in Markdown: in captured vanilla steps, and floors."""
+    """Steps that cost less than two passes, in Markdown: in captured vanilla steps, and floors."""
     cases = {name: costs["sections"] for name, costs in record["cases"].items()}
     cases = {name: sections for name, sections in cases.items() if "cheaper" in sections}
     titles = [f"{CASES[name].title}, {CASES[name].batch_size}" for name in cases]
@@ -662,7 +662,7 @@ def add_cores(parser: argparse.ArgumentParser) -> None:
     def number(text: str) -> int:
         there = len(os.sched_getaffinity(0))
         if not (text.isdecimal() and 1 <= int(text) <= there):
-            message = f"must be from 1 to the {there} that there are, got {text}."
+            message = f"must be from 1 to the {there} available, got {text}."
             raise argparse.ArgumentTypeError(message)
         return int(text)
 
@@ -670,33 +670,31 @@ def add_cores(parser: argparse.ArgumentParser) -> None:
         "--cores",
         type=number,
         metavar="N",
-        help="keep to so many processor cores (Linux); all of them by default",
+        help="number of CPU cores to use (Linux); by default all",
     )
 
 
 def keep_to(num_cores: int | None) -> None:
-    """Keeps this thread, and all that it starts from now on, to so many cores; None is all."""
+    """Restrict this thread and those that it starts to a number of cores; None for all."""
     if num_cores is not None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-num_cores:])
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, checked; a mistake exits with status 2."""
+    """The command line, checked; an error exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default_device)
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help="all of the device's by default")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="by default all of the device")
+    parser.add_argument("--seconds", type=float, default=60, help="time limit for an eager section")
+    parser.add_argument("--peers", action="store_true", help="also time other libraries")
     parser.add_argument(
-        "--seconds", type=float, default=60, help="timing of an eager section, at most"
-    )
-    parser.add_argument("--peers", action="store_true", help="time other libraries too")
-    parser.add_argument(
-        "--sections", nargs="+", metavar="NAME", help="such as eager; all by default"
+        "--sections", nargs="+", metavar="NAME", help="such as eager; by default all"
     )
     add_cores(parser)
-    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="the file for the record")
     parser.add_argument(
-        "--summary", type=Path, metavar="PATH", help="measure nothing, and print a record's summary"
+        "--summary", type=Path, metavar="PATH", help="only print the summary of a record"
     )
     args = parser.parse_args()
     if args.summary is not None:
@@ -711,7 +709,7 @@ def arguments() -> argparse.Namespace:
         except ValueError as error:
             parser.error(str(error))
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device must be present, got cuda without a CUDA GPU. Pass --device cpu.")
+        parser.error("--device cuda requires a CUDA GPU. Pass --device cpu.")
     every = sections(args.device, args.peers)
     for name in args.sections or []:
         if name not in every:
@@ -721,7 +719,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure_case(case: Case, args: argparse.Namespace, advance: Step) -> dict[str, Any]:
-    """All sections of one case, each with a model of its own, so that memory is free for it."""
+    """Measure all sections of a case, each with its own model, to free memory in between."""
     record: dict[str, Any] = {"sections": {}, "together": {}}
     for name, section in args.sections.items():
         if case in [CASES[skipped] for skipped in section.skips]:
@@ -752,13 +750,13 @@ def main() -> None:
         return
     keep_to(args.cores)
     torch.backends.cudnn.benchmark = True
-    gc.disable()  # a collection takes longer than many a step, and falls on whoever comes then
+    gc.disable()  # a collection takes longer than many steps, and would hit a random variant
     absent = [name for name, (package, _) in PEERS.items() if args.peers and package is None]
     about = provenance(args, args.device, ["pytorch_optimizer"] if pytorch_optimizer else [])
     about["arguments"] |= {"sections": list(args.sections)}
     record: dict[str, Any] = about | {"absent": absent, "cases": {}}
     console, output = Console(stderr=True), Console(width=120)
-    # Drawn between turns only: the thread that would draw it meanwhile takes time from the steps.
+    # Drawn between turns only: a refresh thread would take time from the steps.
     with Progress(console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
         seconds = args.seconds * sum(section.share for section in args.sections.values())
         task = progress.add_task("", total=seconds * len(args.cases))
@@ -770,11 +768,11 @@ def main() -> None:
                 progress.update(task, description=name, completed=done, refresh=True)
 
             record["cases"][name] = costs = measure_case(CASES[name], args, advance)
-            write(record, args.json)  # after each case, so that a run cut short leaves what it has
+            write(record, args.json)  # after each case, so that an interrupt loses only one
             print_case(output, name, costs, args.device)
     for name in absent:
         output.print(f"absent: {name}")
-    if args.device == "cuda":  # where times mean something
+    if args.device == "cuda":  # times on a shared CPU vary too much
         print(summary(record), summary_of_cheaper(record), sep="\n\n")
 
 

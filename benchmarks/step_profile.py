@@ -1,8 +1,8 @@
-"""Where the milliseconds of a GSAM step go: a timeline from the profiler, and how cost grows.
+"""Profile of a GSAM step: a timeline of its kernels, and its cost by model and batch size.
 
-Draws one step on the GPU's clock, as Python launches it, as a CUDA graph, and as one of a compiled
-model, every kernel in the colour of what it works for; and the cost over two passes as parameters
-and batch grow. It needs a GPU; with --draw it needs none, and draws figures from a record.
+Draws one step on the GPU's clock: eager, as a CUDA graph, and as a CUDA graph of a compiled model,
+with each kernel in the colour of its phase. Also draws the cost relative to two passes against
+parameters and batch size. It needs a GPU, except with --draw, which draws from a record.
 
     python benchmarks/step_profile.py --json results/step_profile.json --out docs/explanation
 """
@@ -53,7 +53,7 @@ COLOURS = {
     "statistics": "#74c476",
     "update": "#636363",
 }
-# Sections without peers: what GSAM takes over two passes, launched by Python and recorded.
+# Sections for the cost of GSAM relative to two passes, eager and captured.
 SECTIONS = {
     "eager": Section(
         {"vanilla": plain, "floor": partial(plain, num_passes=2), "GSAM": GSAM_EAGER}, "floor"
@@ -73,7 +73,7 @@ def vit(width: int = 384, batch_size: int = 128) -> Case:
 
 
 def phases(names: Iterable[str]) -> list[str]:
-    """What each kernel of a step works for, told by those of the arithmetic, in their order."""
+    """The phase of each kernel of a step, in order; surrogap's own kernels delimit the phases."""
     result, phase = [], "first pass"
     for name in names:
         if name.startswith(("save_kernel", "restore_kernel")):
@@ -90,17 +90,17 @@ def phases(names: Iterable[str]) -> list[str]:
 
 
 def on_the_gpu(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the GPU did, in its order."""
+    """The GPU's events, in order."""
     kinds = ("kernel", "gpu_memcpy", "gpu_memset")
     events = [event for event in trace["traceEvents"] if event.get("cat") in kinds]
     return sorted(events, key=lambda event: event["ts"])
 
 
 def timeline(trace: dict[str, Any]) -> list[tuple[float, float, str]]:
-    """What the GPU did in a step: start and length in milliseconds, and for what.
+    """The GPU's events in a step: start and length in milliseconds, and the phase.
 
     Raises:
-        ValueError: It is no step of a two-pass objective.
+        ValueError: The trace is not that of a two-pass step with fused kernels.
     """
     events = on_the_gpu(trace)
     names = phases(event["name"] for event in events)
@@ -114,7 +114,7 @@ def timeline(trace: dict[str, Any]) -> list[tuple[float, float, str]]:
 
 
 def by_kernel(trace: dict[str, Any]) -> dict[str, float]:
-    """The milliseconds of each kernel, by its name."""
+    """The total milliseconds of each kernel, by name."""
     result: dict[str, float] = {}
     for event in on_the_gpu(trace):
         result[event["name"]] = result.get(event["name"], 0.0) + event["dur"] / 1e3
@@ -122,7 +122,7 @@ def by_kernel(trace: dict[str, Any]) -> dict[str, float]:
 
 
 def profiled(work: Workload, step: Step) -> dict[str, Any]:
-    """The profiler's trace of one step, the second that it sees: its first is slow."""
+    """The profiler's trace of one step; the second one, since the first is slow."""
     for _ in range(5):
         step()
     for _ in range(2):
@@ -138,7 +138,7 @@ def profiled(work: Workload, step: Step) -> dict[str, Any]:
 
 
 def timelines() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of a GSAM step in three ways; and the kernels of that and of a vanilla step, by name."""
+    """Timelines of a GSAM step in three variants, and its and vanilla's time per kernel."""
     work = Workload(CASES[CASE])
     ways = {
         "eager": (GSAM_EAGER, plain),
@@ -167,7 +167,7 @@ def beyond_two_passes(kernels: dict[str, dict[str, float]], most: int = 12) -> l
 
 
 def growth(cases: dict[int, Case], seconds: float) -> dict[str, dict[int, Any]]:
-    """What GSAM takes over two passes in each case, eager and captured."""
+    """The cost of GSAM relative to two passes in each case, eager and captured."""
     result: dict[str, dict[int, Any]] = {name: {} for name in SECTIONS}
     for key, case in track(cases.items(), console=Console(stderr=True)):
         for name, section in SECTIONS.items():
@@ -188,7 +188,7 @@ def draw_timelines(record: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(len(lines), 1, figsize=size, sharex=True, layout="constrained")
     for axis, (name, kernels) in zip(axes, lines.items(), strict=True):
         busy = sum(length for _, length, _ in kernels)
-        # The profiler pauses before or after the first kernel. Later pauses are of the step.
+        # The profiler pauses before or after the first kernel; later pauses belong to the step.
         first = sorted(kernels)[:10]
         ends = pairwise((start, start + length) for start, length, _ in first)
         _, zero = max((later - end, later) for (_, end), (later, _) in ends)
@@ -207,7 +207,7 @@ def draw_timelines(record: dict[str, Any], path: Path) -> None:
 
 
 def draw_growth(record: dict[str, Any], path: Path) -> None:
-    """Draw captured steps only: eager ones wait for the CPU, whose speed varies."""
+    """Draw only captured steps: eager ones wait for the CPU, whose speed varies."""
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True, layout="constrained")
     labels = {
         "widths": "parameters, millions (batch size 128)",
@@ -246,18 +246,18 @@ def draw(record: dict[str, Any], folder: Path) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, checked; a mistake exits with status 2."""
+    """The command line, checked; an error exits with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write everything")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="the file for the record")
     parser.add_argument("--out", type=Path, required=True, help="the folder for the figures")
-    parser.add_argument("--draw", type=Path, metavar="PATH", help="a record to draw from")
-    parser.add_argument("--seconds", type=float, default=3, help="timing of each point")
+    parser.add_argument("--draw", type=Path, metavar="PATH", help="only draw from this record")
+    parser.add_argument("--seconds", type=float, default=3, help="time limit for each point")
     add_cores(parser)
     args = parser.parse_args()
     if args.draw is not None and not args.draw.is_file():
         parser.error(f"--draw must be a record that --json wrote, got {args.draw}.")
     if args.draw is None and not torch.cuda.is_available():
-        parser.error("a CUDA GPU must be present, got none. To draw from a record pass --draw.")
+        parser.error("A profile requires a CUDA GPU. To draw from a record, pass --draw.")
     return args
 
 

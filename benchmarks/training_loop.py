@@ -1,10 +1,10 @@
-"""What the training loop keeps of a bare captured step's throughput.
+"""Throughput of the training loop relative to a bare captured step.
 
-The bare step is replayed on one batch, and nothing else is done. The loop is `surrogap train` as it
-is: it shuffles and augments, records, and evaluates after each epoch, and saves a checkpoint once a
-minute. Both have the same network, objective, optimizer and precision.
-The first epoch, in which the step is captured, is left out; the others are timed by the clock on
-the wall. A bare turn precedes and follows the loop, so that the machine's drift shows.
+The bare step is only replayed on one batch. The loop is that of `surrogap train`: it shuffles,
+augments, writes records, evaluates after each epoch, and saves a checkpoint once a minute. Both
+have the same model, objective, optimizer and precision. The first epoch, in which the step is
+captured, is left out; the others are measured in wall-clock time. The bare step is timed before and
+after the loop, which shows the machine's drift.
 
     python benchmarks/training_loop.py --data cifar10.npz --json results/training_loop_h200.json
 """
@@ -29,7 +29,7 @@ from surrogap.training.run import train
 
 
 class Clock(ProgressDisplay):
-    """Notes when each epoch was over, its evaluation included."""
+    """Record the time at the end of each epoch, after its evaluation."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -44,7 +44,7 @@ class Clock(ProgressDisplay):
 
 
 def noise(folder: Path) -> Path:
-    """As many images as CIFAR-10 has, and as large."""
+    """Write noise with the size and number of CIFAR-10's images."""
     generator = np.random.default_rng(0)
     arrays: dict[str, Any] = {"classes": np.array([str(i) for i in range(10)])}
     for part, number in {"train": 50_000, "test": 10_000}.items():
@@ -73,7 +73,7 @@ def bare(config: Config, num_steps: int) -> float:
 
 
 def loop(config: Config) -> list[float]:
-    """Images per second of each epoch but the first."""
+    """Images per second of each epoch except the first."""
     clock = Clock()
     outcome = train(config, progress=clock)
     images = outcome.num_steps // config.schedule.epochs * config.data.batch_size
@@ -103,7 +103,7 @@ parser.add_argument("--json", type=Path)
 if __name__ == "__main__":
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("a CUDA device must be there, got none: only there can a step be captured")
+        parser.error("A captured step requires a CUDA GPU, and torch found none.")
     rows = {}
     for batch_size in args.batch_sizes:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The networks and batches that the benchmarks of a step share."""
+"""Models and batches for the benchmarks of a training step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from surrogap.models.architectures import vit
 
 
 def cifar(build_resnet: Callable[..., nn.Module]) -> nn.Module:
-    """A ResNet as usual for 32 px images: its stem is a 3x3 convolution, without pooling."""
+    """The usual ResNet for 32 px images: the stem is a 3x3 convolution, without pooling."""
     model = build_resnet(num_classes=10)
     model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
     model.maxpool = nn.Identity()
@@ -30,18 +30,18 @@ def papers(name: str) -> Callable[[], nn.Module]:
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its batch, and the kind of optimizer that such networks are trained with."""
+    """A model, its batch, and an optimizer that such models are trained with."""
 
     title: str
     build_model: Callable[[], nn.Module]
     batch_size: int
     optimizer: type[Optimizer]
-    # Small enough for the weights to stay finite, whatever variant moves them.
+    # Small enough for the weights to stay finite in all variants.
     settings: dict[str, float]
     image_size: int = 32
     num_classes: int = 10
     device: str = "cuda"
-    # As convolutions in bfloat16 want it.
+    # Convolutions in bfloat16 are faster in channels_last.
     memory_format: torch.memory_format = torch.contiguous_format
 
 
@@ -50,12 +50,12 @@ MOMENTUM: dict[str, Any] = {"optimizer": SGD, "settings": {"lr": 1e-3, "momentum
 CHANNELS_LAST: dict[str, Any] = {"memory_format": torch.channels_last}
 IMAGENET: dict[str, Any] = {"image_size": 224, "num_classes": 1000}
 vit_cifar = partial(vit, image_size=32, patch_size=4, in_channels=3, num_classes=10)
-# As wide as ViT-Ti: a network whose steps take longer to launch than to run.
+# As wide as ViT-Ti: its steps take longer to launch than to run.
 vit_small = partial(vit_cifar, width=192, depth=12, num_heads=3)
 vit_tiny = partial(vit_cifar, width=96, depth=6, num_heads=3)
 resnet18_narrow = partial(ResNet, BasicBlock, (2, 2, 2, 2), channels=(16, 32, 64, 128))
 
-# What the batches fill the card with, mostly; the last of CUDA's are bound by the processor.
+# Most CUDA cases keep the GPU busy; the last ones are bound by the CPU.
 CASES = {
     "vit_b32_128": Case("ViT-B/32", papers("vit_b32"), 128, **ADAMW, **IMAGENET),
     "vit_b32_512": Case("ViT-B/32", papers("vit_b32"), 512, **ADAMW, **IMAGENET),
@@ -76,16 +76,16 @@ CASES = {
 
 
 class Workload:
-    """A case's model and batch, which all of its variants share.
+    """The model and the batch of a case, which all variants share.
 
     Attributes:
-        network: What runs: the model, or what it was compiled to.
+        network: The module that runs: the model, or the compiled model.
     """
 
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
         self.case = case
-        with torch.device(case.device):  # where random weights take the least time
+        with torch.device(case.device):  # random weights are initialized faster there
             self.model = case.build_model().to(memory_format=case.memory_format)
         self.network: nn.Module = self.model
         shape = (case.batch_size, 3, case.image_size, case.image_size)
@@ -99,7 +99,7 @@ class Workload:
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     def optimizer(self, **settings: bool) -> Optimizer:
-        """A new one, with no state yet."""
+        """Create an optimizer, without state."""
         return self.case.optimizer(self.model.parameters(), **self.case.settings, **settings)
 
     def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -109,16 +109,16 @@ class Workload:
             return nn.functional.cross_entropy(self.network(images), labels)
 
     def loss(self) -> Tensor:
-        """Of the batch."""
+        """The loss of the batch."""
         return self.loss_of(*self.batch)
 
     def forward_backward(self) -> Tensor:
-        """Adds the gradient of the loss to `.grad`."""
+        """Add the gradient of the loss to `.grad`."""
         loss = self.loss()
         loss.backward()
         return loss.detach()
 
     def synchronize(self) -> None:
-        """Waits until the device has done all that it was given."""
+        """Wait until the device has finished all work."""
         if self.case.device == "cuda":
             torch.cuda.synchronize()

@@ -1,8 +1,9 @@
-"""GSAM in several processes under DistributedDataParallel, on scikit-learn's images of digits.
+"""GSAM in several processes with DistributedDataParallel, on scikit-learn's digits.
 
     torchrun --nproc-per-node 2 examples/ddp.py --checkpoint /tmp/digits_ddp
 
-Each climbs along its own gradient; directions are averaged. The command continues a stopped run.
+Each process perturbs the weights along its own gradient; the directions are averaged. The same
+command resumes a stopped run.
 """
 
 import argparse
@@ -20,12 +21,12 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from surrogap import GSAM
 from surrogap.rho import ProportionalToLR
 
-EPOCHS, BATCH_SIZE, LR, RHO = 8, 64, 0.1, 0.1  # the batch of all processes together
+EPOCHS, BATCH_SIZE, LR, RHO = 8, 64, 0.1, 0.1  # BATCH_SIZE is global
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-parser.add_argument("--checkpoint", type=Path, help="a folder to resume from and to save to")
+parser.add_argument("--checkpoint", type=Path, help="a folder to save to and resume from")
 args = parser.parse_args()
 if not dist.is_torchelastic_launched():
-    parser.error("start it by torchrun --nproc-per-node 2 examples/ddp.py")
+    parser.error("Start it with torchrun --nproc-per-node 2 examples/ddp.py.")
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if device.type == "cuda":
     torch.cuda.set_device(dist.get_node_local_rank())
@@ -75,5 +76,5 @@ with torch.no_grad():
 dist.all_reduce(num_right)
 if rank == 0:
     print(f"test accuracy {num_right / len(y_test):.4f}")
-objective = model = None  # they hold the process group, and gloo must end before Python does
+objective = model = None  # they hold the process group, and gloo must end before Python exits
 dist.destroy_process_group()

@@ -1,8 +1,9 @@
-"""GSAM in processes that hold shards of the weights (FSDP2), on scikit-learn's digits.
+"""GSAM with sharded weights (FSDP2), on scikit-learn's digits.
 
     torchrun --nproc-per-node 2 examples/fsdp2.py --checkpoint /tmp/digits_fsdp2
 
-They climb as one process would. The command continues a stopped run, on any number of processes.
+The perturbation is that of the global batch. The same command resumes a stopped run, also with
+another number of processes.
 """
 
 import argparse
@@ -20,12 +21,12 @@ from torch.nn.functional import cross_entropy
 from surrogap import GSAM
 from surrogap.rho import ProportionalToLR
 
-EPOCHS, BATCH_SIZE, LR, RHO = 8, 64, 1e-3, 0.1  # the batch of all processes together
+EPOCHS, BATCH_SIZE, LR, RHO = 8, 64, 1e-3, 0.1  # BATCH_SIZE is global
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-parser.add_argument("--checkpoint", type=Path, help="a folder to resume from and to save to")
+parser.add_argument("--checkpoint", type=Path, help="a folder to save to and resume from")
 args = parser.parse_args()
 if not dist.is_torchelastic_launched():
-    parser.error("start it by torchrun --nproc-per-node 2 examples/fsdp2.py")
+    parser.error("Start it with torchrun --nproc-per-node 2 examples/fsdp2.py.")
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if device.type == "cuda":
     torch.cuda.set_device(dist.get_node_local_rank())
@@ -35,7 +36,7 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 x, y = (torch.from_numpy(array).to(device) for array in load_digits(return_X_y=True))
 (x, x_test), (y, y_test) = (x.float() / 16).split([1280, 517]), y.split([1280, 517])
 
-torch.manual_seed(0)  # for the same weights everywhere
+torch.manual_seed(0)  # the same weights in all processes
 blocks = [nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256)) for _ in range(2)]
 model = nn.Sequential(nn.Linear(64, 256), *blocks, nn.Linear(256, 10)).to(device)
 for module in (*blocks, model):
@@ -52,7 +53,7 @@ if checkpoints:
     dcp.load(state, checkpoint_id=checkpoints[-1].parent)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
 for epoch in range(scheduler.last_epoch * BATCH_SIZE // len(x), EPOCHS):
-    torch.manual_seed(epoch)  # for the same batches everywhere
+    torch.manual_seed(epoch)  # the same batches in all processes
     seen = torch.zeros(2, device=device)
     for batch in torch.randperm(len(x)).split(BATCH_SIZE):
         mine = batch[rank::world_size]

@@ -1,9 +1,9 @@
-"""GSAM in the Trainer of Hugging Face, on LoRA weights of a small causal language model.
+"""GSAM in Hugging Face's Trainer, on LoRA weights of a small causal language model.
 
     python examples/huggingface_lora.py
 
-It trains a tiny model from scratch on sums of two digits, which needs no download. Where there is a
-network, `--model HuggingFaceTB/SmolLM2-135M` adapts a checkpoint of the Hub to the same task.
+It trains LoRA weights of a tiny random model on sums of two digits, without a download. With
+internet access, `--model HuggingFaceTB/SmolLM2-135M` adapts a checkpoint from the Hub instead.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def sums() -> list[str]:
 
 
 def samples(texts: list[str], tokenizer) -> list[dict[str, list[int]]]:
-    """Tokens of each text, with labels for the result alone."""
+    """Tokens of each text, with labels for the result only."""
     found = []
     for text in texts:
         if tokenizer is None:
@@ -49,7 +49,7 @@ def samples(texts: list[str], tokenizer) -> list[dict[str, list[int]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", help="a causal model of the Hub, instead of a tiny one")
+    parser.add_argument("--model", help="a causal model from the Hub, instead of the tiny one")
     parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()
 

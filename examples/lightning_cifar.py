@@ -1,9 +1,9 @@
-"""GSAM in the Trainer of Lightning, on CIFAR-10 or on random images of its size.
+"""GSAM in Lightning's Trainer, on CIFAR-10 or on random images of its size.
 
     python examples/lightning_cifar.py --data cifar --epochs 30 --precision bf16-mixed
 
-`--data` is a folder for CIFAR-10, downloaded if it is not there. Without it the images are random,
-to see that the script runs.
+`--data` is the folder of CIFAR-10, which is downloaded if it is missing. Without `--data` the
+images are random, to check that the script runs.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def splits(folder: str | None) -> tuple[Dataset, Dataset]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", help="a folder for CIFAR-10")
+    parser.add_argument("--data", help="the folder of CIFAR-10")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--precision", default="32-true", help="as for Lightning's Trainer")
     parser.add_argument("--workers", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Vanilla, SAM and GSAM side by side, on 100 of scikit-learn's images of digits.
+"""Vanilla, SAM and GSAM side by side, on 100 of scikit-learn's digits.
 
 All three start from the same weights and see the same batches for the same number of steps. A step
 of SAM or GSAM makes two passes, so it takes about twice as long.
@@ -6,7 +6,7 @@ of SAM or GSAM makes two passes, so it takes about twice as long.
     python examples/quickstart.py --seeds 5 --epochs 60
 """
 
-# ruff: noqa: B023 (an objective calls its closure at once, before the loop moves on)
+# ruff: noqa: B023 (an objective calls its closure immediately, before the loop moves on)
 
 import argparse
 from functools import partial
@@ -35,7 +35,7 @@ loss_fn = nn.CrossEntropyLoss()
 
 
 def digits(seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """100 images to train on, ten of each digit or nearly, and the 1,697 others to test on."""
+    """100 training images, about ten of each digit, and the other 1,697 as test images."""
     x, y = map(torch.from_numpy, load_digits(return_X_y=True))
     x = x.float().reshape(-1, 1, 8, 8) / 16
     parts = train_test_split(x, y, train_size=NUM_IMAGES, stratify=y, random_state=seed)
@@ -51,7 +51,7 @@ def network() -> nn.Sequential:
 
 
 def train(name: str, data: Dataset, seed: int, num_epochs: int, tick: partial[None]) -> nn.Module:
-    """A network trained under an objective; all but the objective depends on the seed alone."""
+    """Train a model with an objective; everything else depends only on the seed."""
     torch.manual_seed(seed)
     model = network()
     order = torch.Generator().manual_seed(seed)
@@ -72,7 +72,7 @@ def train(name: str, data: Dataset, seed: int, num_epochs: int, tick: partial[No
 
 
 def measure(model: nn.Module, train_data: TensorDataset, test_data: TensorDataset) -> Tensor:
-    """The quantities of `NUM_DECIMALS`, in the same way whatever objective trained the model."""
+    """Measure the quantities of `NUM_DECIMALS`, in the same way for all objectives."""
     model.eval()
     sam = SAM(model, rho=RHO)
     loader = DataLoader(train_data, BATCH_SIZE)
@@ -87,13 +87,13 @@ def measure(model: nn.Module, train_data: TensorDataset, test_data: TensorDatase
 
 
 def spread(values: Tensor, num_decimals: int) -> str:
-    """Mean ± standard deviation; of a single value, the value."""
+    """Format the mean ± the standard deviation, or a single value."""
     deviation = f" ± {values.std():.{num_decimals}f}" if len(values) > 1 else ""
     return f"{values.mean():.{num_decimals}f}{deviation}"
 
 
 def show(results: dict[str, list[Tensor]], console: Console) -> None:
-    """Prints what was measured, and nothing else."""
+    """Print the table, and the differences from Vanilla."""
     found = {name: torch.stack(rows) for name, rows in results.items()}
     table = Table("", *found, title="Mean ± deviation over seeds")
     for index, (quantity, num_decimals) in enumerate(NUM_DECIMALS.items()):
@@ -111,7 +111,7 @@ def main() -> None:
     args = parser.parse_args()
     if min(args.seeds, args.epochs) < 1:
         parser.error(f"--seeds and --epochs must be at least 1, got {args.seeds}, {args.epochs}.")
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    torch.set_num_threads(1)  # tensors this small gain nothing from more threads
     console = Console()
     columns = (*Progress.get_default_columns(), "loss {task.fields[loss]:.4f}")
     results: dict[str, list[Tensor]] = {name: [] for name in OBJECTIVES}

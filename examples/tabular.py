@@ -1,8 +1,8 @@
-"""Vanilla, SAM and GSAM on a table: regression of scikit-learn's diabetes data with an MLP.
+"""Vanilla, SAM and GSAM on tabular data: regression on scikit-learn's diabetes data with an MLP.
 
     python examples/tabular.py --seeds 10
 
-Nothing here is about images. The loss is a mean squared error, and the closure computes it.
+The closure computes the mean squared error; an objective works with any loss.
 """
 
 import argparse
@@ -24,7 +24,7 @@ OBJECTIVES = {
 
 
 def table(seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """Ten columns and a target, standardized, half of the rows to train on."""
+    """Ten standardized features and a standardized target; half of the rows are for training."""
     x, y = (torch.from_numpy(array).float() for array in load_diabetes(return_X_y=True))
     parts = train_test_split(x, y[:, None], train_size=0.5, random_state=seed)
     x_train, x_test, y_train, y_test = parts
@@ -34,7 +34,7 @@ def table(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def train(objective: Objective, model: nn.Module, data: TensorDataset, seed: int, epochs: int):
-    """Train as any loop does. The objective is in one line."""
+    """An ordinary training loop. Only one line uses the objective."""
     order = torch.Generator().manual_seed(seed)
     loader = DataLoader(data, BATCH_SIZE, shuffle=True, generator=order)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
@@ -50,7 +50,7 @@ def train(objective: Objective, model: nn.Module, data: TensorDataset, seed: int
 
 @torch.no_grad()
 def explained_variance(model: nn.Module, data: TensorDataset) -> Tensor:
-    """Return R^2: 1 is perfect, 0 is the mean of the targets."""
+    """Return R^2: 1 is perfect, 0 is as good as predicting the mean of the targets."""
     x, y = data.tensors
     return 1 - nn.functional.mse_loss(model(x), y) / y.var(correction=0)
 
@@ -60,12 +60,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10, help="runs of each objective")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    torch.set_num_threads(1)  # tensors this small gain nothing from more threads
     results: dict[str, list[Tensor]] = {name: [] for name in OBJECTIVES}
     for seed in range(args.seeds):
         train_data, test_data = table(seed)
         for name, found in results.items():
-            torch.manual_seed(seed)  # the same first weights for each objective
+            torch.manual_seed(seed)  # the same initial weights for each objective
             model = nn.Sequential(
                 *(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
             )

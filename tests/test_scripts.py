@@ -102,7 +102,7 @@ def test_step_cost_prints_a_table_and_writes_json(
             ("benchmarks/step_cost.py", "--device", "cpu", "--cores", 0),
             "--cores: must be from 1 to the",
         ),
-        (("benchmarks/step_profile.py", "--out", "x"), "a CUDA GPU must be present, got none"),
+        (("benchmarks/step_profile.py", "--out", "x"), "A profile requires a CUDA GPU"),
         (
             ("benchmarks/recipes.py", "cifar10-resnet-gsam"),
             "The closest is 'cifar10-resnet18-gsam'",

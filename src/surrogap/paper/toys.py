@@ -305,7 +305,7 @@ def trajectory_figure(hills: Hills, descent: Descent, found: Trajectories) -> "F
     shown = axes.contourf(x, y, hills(grid), levels=30, cmap="Greys_r", alpha=0.6)
     figure.colorbar(shown, ax=axes, label="loss")
     for number, well in enumerate(hills.wells, start=1):
-        y_label = well.y + (well.width if well.y > 0 else -2.4 * well.width)  # beside the paths
+        y_label = well.y + (well.width if well.y > 0 else -2.4 * well.width)  # clear of the paths
         axes.text(well.x, y_label, f"sharp {number}", ha="center", fontsize="small")
     axes.text(hills.flat, 0.15, "flat region", ha="center", fontsize="small")
     for index, (method, one) in enumerate(found.items()):
