@@ -69,7 +69,7 @@ def test_what_the_table_is() -> None:
         "Mean ± standard deviation over 3 seeds, after the last step; rho is constant"
     )
     assert "on 1,000 training images" in legend
-    assert legend.endswith("all seeds would agree with the paper by chance once in 8 times.")
+    assert legend.endswith("all seeds would agree with the paper by chance in one of 8 cases.")
     assert trends_in_words(runs(0.0, 0.0, 0.0, num_seeds=1))[0].startswith(
         "One seed, after the last step"
     )

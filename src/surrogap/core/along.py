@@ -206,7 +206,7 @@ class States:
         parameters = dict(zip(weights.names, weights.parameters, strict=True))
         for name, saved in state.items():
             if name not in parameters or saved.shape != self.of([parameters[name]])[0].shape:
-                raise ValueError(
+                raise InvalidValueError(
                     f"state must belong to this model, got one with a parameter {name!r} of shape "
                     f"{tuple(saved.shape)}. Pass what state_dict() returned."
                 )

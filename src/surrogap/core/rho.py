@@ -165,7 +165,7 @@ def num_steps(state: Mapping[str, Any]) -> int:
     """Check and return the number of steps in a `state_dict`."""
     count = state.get("num_steps")
     if not isinstance(count, int) or count < 0:
-        raise ValueError(
+        raise InvalidValueError(
             f"state must hold num_steps, a count of steps, got {dict(state)}. "
             "Pass what state_dict() returned."
         )

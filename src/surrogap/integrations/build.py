@@ -6,6 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from surrogap.core.objective import Objective
+from surrogap.errors import InvalidTypeError
 
 BuildObjective = Callable[[nn.Module, Optimizer], Objective]
 
@@ -17,7 +18,7 @@ def check_builder(objective: object) -> None:
         TypeError: It is not.
     """
     if isinstance(objective, Objective) or not callable(objective):
-        raise TypeError(
+        raise InvalidTypeError(
             "objective must be a function of the model and the optimizer, got "
             f"{type(objective).__name__}. Pass one such as lambda model, optimizer: SAM(model)."
         )
@@ -31,7 +32,7 @@ def build_objective(build: BuildObjective, model: nn.Module, optimizer: Optimize
     """
     objective = build(model, optimizer)
     if not isinstance(objective, Objective):
-        raise TypeError(
+        raise InvalidTypeError(
             f"objective must return an objective, got {type(objective).__name__}. "
             "Return one such as SAM(model)."
         )

@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerCallback
 
 from surrogap.core.objective import Objective
 from surrogap.core.report import Report
+from surrogap.errors import InvalidValueError, UnsupportedError
 from surrogap.integrations.build import BuildObjective, build_objective, check_builder
 from surrogap.integrations.once import with_effects_once
 
@@ -69,7 +70,7 @@ class SharpnessAwareMixin(_Trainer):
     ) -> None:
         check_builder(objective)
         if perturb_each not in get_args(PerturbEach):
-            raise ValueError(
+            raise InvalidValueError(
                 f'perturb_each must be "step" or "micro_batch", got {perturb_each!r}. '
                 'Leave it out for "step".'
             )
@@ -109,7 +110,7 @@ class SharpnessAwareMixin(_Trainer):
             return loss
 
         if kwargs.get("return_outputs", args[:1] == (True,)):
-            raise ValueError(
+            raise InvalidValueError(
                 "return_outputs must be False in training, got True. If a subclass asks for the "
                 "outputs, put the mixin before it: class MyTrainer(SharpnessAwareMixin, ...)."
             )
@@ -170,7 +171,7 @@ class SharpnessAwareMixin(_Trainer):
         def check(actual: Tensor) -> None:
             actual = actual / self._scale(actual)
             if not torch.isclose(actual, factor, rtol=1e-4):
-                raise ValueError(
+                raise InvalidValueError(
                     'perturb_each must be "micro_batch" if micro-batches have different weights, '
                     f"got a factor of {actual:g} for the last loss of a step and {factor:g} for "
                     "the one before."
@@ -233,7 +234,7 @@ class _Callback(TrainerCallback):
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         if self._trainer.objective is None or self._trainer.objective.report is None:
             name = type(self._trainer).__name__
-            raise RuntimeError(
+            raise UnsupportedError(
                 f"{name} trained without the objective: its compute_loss or training_step does not "
                 f"call super(). Put the mixin before the class that overrides it: "
                 f"class {name}(SharpnessAwareMixin, ...)."
@@ -322,22 +323,22 @@ def _check(trainer: Any) -> None:
     """
     kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
     if kind in ("DEEPSPEED", "MEGATRON_LM"):
-        raise ValueError(
+        raise InvalidValueError(
             f"args must not use {kind}, whose engine steps on its own and hides the weights. "
             "Use DDP, or FSDP2 with fsdp_config={'version': 2}."
         )
     if kind == "FSDP" and not trainer.accelerator.is_fsdp2:
-        raise ValueError(
+        raise InvalidValueError(
             "args must use FSDP2, got FSDP1, which flattens the weights. Set "
             "fsdp_config={'version': 2}."
         )
     if trainer.args.n_gpu > 1:
-        raise ValueError(
+        raise InvalidValueError(
             f"args must use one GPU per process, got {trainer.args.n_gpu} under DataParallel. "
             "Start the script with torchrun, or set CUDA_VISIBLE_DEVICES to one GPU."
         )
     if "lomo" in str(trainer.args.optim).lower():
-        raise ValueError(
+        raise InvalidValueError(
             f"optim must step after backward, got {trainer.args.optim}, which steps during it. "
             "Choose another, such as adamw_torch."
         )

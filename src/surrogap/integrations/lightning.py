@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from surrogap.core.objective import Objective
+from surrogap.errors import InvalidValueError
 from surrogap.integrations.build import BuildObjective, build_objective, check_builder
 from surrogap.integrations.once import with_effects_once
 
@@ -59,7 +60,7 @@ class SharpnessAware(Callback):
         if stage == "fit":
             _check_strategy(trainer.strategy)
             if not pl_module.automatic_optimization:
-                raise ValueError(
+                raise InvalidValueError(
                     "automatic_optimization must be True, got False. For manual optimization, "
                     "leave out the callback, build an objective for each optimizer, and call "
                     "self.manual_backward(objective.loss(closure))."
@@ -67,7 +68,7 @@ class SharpnessAware(Callback):
             if is_param_in_hook_signature(
                 pl_module.training_step, "dataloader_iter", explicit=True
             ):
-                raise ValueError(
+                raise InvalidValueError(
                     "training_step must take a batch, got dataloader_iter, from which each pass "
                     "would take another batch. Write training_step(self, batch, batch_idx)."
                 )
@@ -200,12 +201,12 @@ def _check_strategy(strategy: object) -> None:
         ValueError: It is such a strategy.
     """
     if isinstance(strategy, DeepSpeedStrategy):
-        raise ValueError(
+        raise InvalidValueError(
             "strategy must not be DeepSpeedStrategy, whose engine steps on its own and hides the "
             "weights. Use DDPStrategy or ModelParallelStrategy."
         )
     if isinstance(strategy, FSDPStrategy):
-        raise ValueError(
+        raise InvalidValueError(
             "strategy must not be FSDPStrategy, since FSDP1 flattens the weights. Use "
             "ModelParallelStrategy, with fully_shard in configure_model."
         )

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from surrogap.core.catalog import OBJECTIVES, create_objective
 from surrogap.core.objective import Objective
+from surrogap.errors import InvalidTypeError, UnsupportedError
 
 _logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class SharpnessAwareTasks:
         from timm.task import ClassificationTask
 
         if not isinstance(task, ClassificationTask):
-            raise TypeError(
+            raise InvalidTypeError(
                 f"task must be a ClassificationTask, got {type(task).__name__}. Leave out the "
                 "arguments for distillation."
             )
@@ -124,7 +125,7 @@ class SharpnessAwareTasks:
 
     def _create(self, model: nn.Module) -> Objective:
         if OBJECTIVES[self._name].takes_optimizer and self._optimizer is None:
-            raise RuntimeError(
+            raise UnsupportedError(
                 f"{self._name} needs the optimizer, but the script did not create it with "
                 "timm.optim.create_optimizer_v2. Choose another objective."
             )

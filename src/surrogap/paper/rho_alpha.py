@@ -279,8 +279,8 @@ def trends_in_words(runs: Sequence[GridRun]) -> list[str]:
         "weights; h at the run's own rho, after one step of ascent; worst: the largest h that "
         f"{NUM_ASCENT_STEPS} more steps find in the ball, from there or from the eigenvector. "
         "Below, a quantity falls or rises if it does so in every seed, from the smallest value to "
-        "the largest. If nothing changed, all seeds would agree with the paper by chance once in "
-        f"{2**num_seeds} times."
+        "the largest. If rho or alpha had no effect, all seeds would agree with the paper by "
+        f"chance in one of {2**num_seeds} cases."
     )
     return [legend, *_in_words(runs, "alpha"), *_in_words(runs, "rho")]
 
