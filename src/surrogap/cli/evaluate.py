@@ -32,17 +32,17 @@ class Evaluate:
     """The folder for the results. By default the folder of the run."""
 
     data_root: OptionalStr = None
-    """The folder of named data sets. By default that of the run."""
+    """The folder of named datasets. By default that of the run."""
 
     download: bool = False
-    """Download the data set if it is missing."""
+    """Download the dataset if it is missing."""
 
     corruptions: bool = True
     """Evaluate on corrupted images too, if the images are in memory."""
 
     votes: OptionalPath = None
     """People's votes on the test images, as in CIFAR-10H: an .npy file or an .npz archive. By
-    default cifar10h-counts.npy in --data-root, or the votes in the data set's archive."""
+    default cifar10h-counts.npy in --data-root, or the votes in the dataset's archive."""
 
     real: OptionalPath = None
     """The ReaL labels for ImageNet. By default real.json in --data-root, if it exists."""

@@ -27,7 +27,7 @@ class ModelOptions:
     """Instead of a run: the name of a model of surrogap or timm."""
 
     data: OptionalStr = None
-    """With --model: the data set, as a name or path as in surrogap train."""
+    """With --model: the dataset, as a name or path as in surrogap train."""
 
     weights: OptionalPath = None
     """With --model: the weights, as a .safetensors file or the folder of a run. By default random
@@ -37,7 +37,7 @@ class ModelOptions:
     """With --model: height and width of the images in pixels. By default 224 for image files."""
 
     data_root: OptionalStr = None
-    """The folder of named data sets. By default that of the run, or data."""
+    """The folder of named datasets. By default that of the run, or data."""
 
     images: int = 1000
     """The number of training images, drawn at random. They are kept in memory: 1,000 images of 224
@@ -57,7 +57,7 @@ class ModelOptions:
     """cpu, cuda, or another torch device. auto: cuda if available."""
 
     def config(self) -> Config:
-        """Return the configuration of the run, or one with the given model and data set.
+        """Return the configuration of the run, or one with the given model and dataset.
 
         Raises:
             ValueError: The run does not exist, or the options do not fit together.

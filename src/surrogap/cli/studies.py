@@ -48,11 +48,11 @@ class StudyOptions:
     """The options of `surrogap reproduce` for the study."""
 
     scale: Literal["laptop", "gpu", "paper"] = "laptop"
-    """The size of the study. laptop: the embedded data set, on a CPU. gpu: CIFAR, on one GPU.
+    """The size of the study. laptop: the embedded dataset, on a CPU. gpu: CIFAR, on one GPU.
     paper: ImageNet; prints the commands, and trains under torchrun."""
 
     data_root: str = "data"
-    """The folder of named data sets, such as cifar10.npz."""
+    """The folder of named datasets, such as cifar10.npz."""
 
     ledger: OptionalPath = None
     """The file with the finished runs of the study. By default results/study.jsonl, or

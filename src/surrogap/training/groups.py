@@ -75,23 +75,23 @@ class DataConfig(Group):
     archive or of a folder with train and val in it."""
 
     data_root: str = "data"
-    """The folder of named data sets."""
+    """The folder of named datasets."""
 
     download: bool = False
-    """Download a named data set that is missing."""
+    """Download a named dataset that is missing."""
 
     skip_damaged: bool = False
     """Leave out damaged image files, with a warning. By default they are an error. The files are
     checked before the first step."""
 
     train_per_class: OptionalInt = None
-    """The number of training images of each class, the first of the set. By default all."""
+    """The number of training images of each class, the first of the dataset. By default all."""
 
     val_per_class: OptionalInt = None
     """The number of training images of each class to hold out for validation. By default none."""
 
     train_labels: Literal["clean", "noisy"] = "clean"
-    """The training labels: those of the set, or train_noisy_labels of an .npz archive."""
+    """The training labels: those of the dataset, or train_noisy_labels of an .npz archive."""
 
     augmentation: Literal["none", "light", "medium", "strong"] = "light"
     """light: crop and flip. medium: also mixup with probability 0.2, and RandAugment with magnitude

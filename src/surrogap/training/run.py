@@ -35,7 +35,7 @@ from surrogap.training.state import (
 )
 from surrogap.training.step import DTYPES, NonFiniteLossError
 
-# The seconds between two checkpoints: an epoch of a small data set can take less time than saving a
+# The seconds between two checkpoints: an epoch of a small dataset can take less time than saving a
 # large model.
 _CHECKPOINT_INTERVAL = 60.0
 
