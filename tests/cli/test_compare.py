@@ -1,5 +1,6 @@
 """`surrogap compare`."""
 
+import dataclasses
 import json
 import os
 import re
@@ -35,6 +36,12 @@ def arguments(folder: Path, *more: object, seeds: int = 2) -> list[str]:
     words = ("--data", data, "--batch-size", 8, "--epochs", 2, "--augmentation", "none")
     words += ("--device", "cpu", "--seeds", seeds, "--out", folder / "out", "--no-tensorboard")
     return ["compare", *map(str, (*words, "--objectives", *METHODS, *more))]
+
+
+def only(folder: Path, *columns: str) -> list[str]:
+    """One seed of these columns."""
+    words = arguments(folder, seeds=1)
+    return [*words[: words.index("--objectives") + 1], *columns]
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +280,9 @@ def test_columns_with_their_own_settings(tmp_path: Path) -> None:
         (("--recipe", "fashion-mnist"), "recipe must be one of"),
         (("--recipe",), "options of surrogap compare must be valid, got"),
         (("--data", "none.npz"), "name_or_path must be one of"),
+        (("--eval-on", "val"), "eval_on must be test or both in a comparison, got val"),
+        (("--checkpoint-every", 0), "checkpoint_every must be above 0 in a comparison, got 0"),
+        (("--objectives", "sam@decay=constant,rho_min=0.01"), "rho_min must be left out"),
     ],
 )
 def test_refusals(
@@ -282,6 +292,40 @@ def test_refusals(
     assert main(words) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_constant_learning_rate_suits_a_recipe_whose_radius_follows_it(tmp_path: Path) -> None:
+    words = ["--recipe", "cifar10-resnet18-gsam", "--model", "small_mlp", "--decay", "constant"]
+    settings = ["--precision", "fp32", "--no-capture"]
+    assert main([*only(tmp_path, "vanilla"), *words, *settings]) == 0
+
+
+def test_a_column_that_diverges_does_not_keep_the_others_from_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(only(tmp_path, "sam@lr=1e30", "vanilla")) == 1
+    assert "loss" in capsys.readouterr().err
+    assert (tmp_path / "out" / "vanilla-0" / "measurements.json").exists()
+
+
+def test_a_column_with_steps_has_the_passes_that_it_ran(tmp_path: Path) -> None:
+    """Eight steps are two epochs, of which the second one has two passes."""
+    assert main(only(tmp_path, "sam@steps=8,start_epoch=1,epochs=9")) == 0
+    (run,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]
+    assert run["num_passes"] == 1.5
+
+
+def test_the_folder_of_a_recipe_is_left_to_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = RECIPES["fashion-mnist-gsam"]
+    changed = dataclasses.replace(recipe, config=recipe.config.override(out="runs/mine"))
+    monkeypatch.setitem(RECIPES, "fashion-mnist-gsam", changed)
+    words = only(tmp_path, "vanilla")
+    out = words.index("--out")
+    assert main(words[:out] + words[out + 2 :]) == 0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["compare-fashion-mnist-gsam"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from surrogap.analysis import Surface, find_rho
 from surrogap.cli import main
 from surrogap.data import loader
+from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.run import train
 from surrogap.training.step import EagerStep
@@ -86,7 +87,7 @@ def test_the_radius_at_the_checkpoint_is_judged(
     trained = train(config(tmp_path, objective="gsam", rho=0.3, **schedule)).folder
     assert run_find_rho(trained, *RHOS) == 0
     words = result_of(trained)["words"]
-    assert f"{radius} is " in words
+    assert f" {radius} {'was not swept' if radius == '0.06' else 'is within this range'}. " in words
     assert words.endswith("It is the radius at this checkpoint; the schedule's largest is 0.3.")
     assert run_find_rho(trained, *RHOS, "--rho", "0.3") == 0
     assert "0.3 is " in result_of(trained)["words"]
@@ -147,6 +148,18 @@ def test_a_recipe_gives_the_defaults(
     # After one step the predictions are almost uniform.
     assert found["radii"][0]["perturbed_loss"] == pytest.approx(math.log(10), rel=0.1)
     assert 0.1 <= found["low"] < found["high"] < 6.4
+
+
+def test_the_folder_of_a_recipe_is_left_to_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = RECIPES["fashion-mnist-sam"]
+    changed = replace(recipe, config=recipe.config.override(out="runs/mine"))
+    monkeypatch.setitem(RECIPES, "fashion-mnist-sam", changed)
+    words = ["--recipe", "fashion-mnist-sam", "--train-steps", "1", "--batches", "1", *RHOS]
+    assert run_find_rho(*words) == 0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["find-rho-fashion-mnist-sam"]
 
 
 @pytest.mark.parametrize(

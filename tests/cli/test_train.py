@@ -26,6 +26,7 @@ from surrogap.training.config import Config
 from surrogap.training.objective_configs import CONFIGS
 from surrogap.training.records import read_records
 from surrogap.training.signals import stop_requests
+from tests.data.synthetic import folder as image_folder
 from tests.training import small_runs
 
 
@@ -343,9 +344,9 @@ def test_an_interrupt_at_startup_prints_no_traceback() -> None:
     )
 
 
-def long_run(config: Config, **settings: Any) -> subprocess.Popen[str]:
+def long_run(config: Config, *more: str, **settings: Any) -> subprocess.Popen[str]:
     """Start a run of 400,000 steps, and wait for its first record."""
-    arguments = [word if word != "3" else "100000" for word in flags(config)]
+    arguments = [word if word != "3" else "100000" for word in (*flags(config), *more)]
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "surrogap.cli", *arguments, "--record-every", "1"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -379,6 +380,32 @@ def test_sigterm_saves_a_checkpoint(tmp_path: Path) -> None:
         f"surrogap: SIGTERM stopped the run after step {step} of 400000. Its checkpoint is "
         f"saved. Continue with surrogap train --resume --out {config.folder}\n"
     )
+
+
+def test_a_signal_to_the_whole_process_group_saves_a_checkpoint(tmp_path: Path) -> None:
+    """As timeout, torchrun and a closed terminal send it. Workers read the images."""
+    images = image_folder(tmp_path / "images", per_class=8)
+    config = small_runs.config(tmp_path, data=str(images))
+    more = ["--num-workers", "2", "--image-size", "8"]
+    process = long_run(config, *more, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        _, text = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, "Its checkpoint is saved." in text) == (143, True), text
+    assert small_runs.state(config.folder)["step"] > 0
+
+
+def test_without_checkpoints_a_signal_saves_none(tmp_path: Path) -> None:
+    config = small_runs.config(tmp_path)
+    process = long_run(config, "--checkpoint-every", "0", stderr=subprocess.PIPE)
+    try:
+        process.send_signal(signal.SIGTERM)
+        _, text = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert text.endswith("No checkpoint was saved, because of --checkpoint-every 0.\n")
 
 
 def test_closing_the_terminal_saves_a_checkpoint(tmp_path: Path) -> None:

@@ -155,6 +155,16 @@ def test_a_network_that_is_lost_has_failed(
     assert not (run.folder / "measurements.json").exists()
 
 
+def test_without_a_finite_hessian_nothing_is_written(
+    settings: ReproductionSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = TrainedRun.read(train(grid(settings)[0].config).folder)
+    monkeypatch.setattr(measurements, "sharpness_at", lambda *_: {"loss": 1.0, "rho": 0.1})
+    with pytest.raises(RunFailedError, match="eigenvalue must be finite at the end of a run"):
+        write_measurements(run.folder, 0.1, CPU, measure_sharpness)
+    assert not (run.folder / "measurements.json").exists()
+
+
 def test_the_table_has_a_row_for_each_rho_and_alpha() -> None:
     shown = table(synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0), "synthetic")
     assert [row[:2] for row in shown.rows] == [

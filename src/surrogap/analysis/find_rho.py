@@ -133,6 +133,7 @@ class Sweep:
         )
 
     def _verdict(self, rho: float) -> str:
+        rho = float(f"{rho:g}")  # as shown: a schedule may round to slightly below a swept radius
         first, last = self.radii[0].rho, self.radii[-1].rho
         if (self.low == first and rho < first) or (math.isinf(self.high) and rho > last):
             return f"{rho:g} was not swept."

@@ -82,14 +82,15 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: The arguments are not valid, or the folder holds other runs.
     """
     base = recipe_config(arguments, DEFAULT_RECIPE)
-    settings = {name: value for name, value in vars(base.objective).items() if name != "name"}
+    # Columns check their settings themselves.
+    settings = vars(base.objective) | {"name": "", "rho_min": None}
     config = dataclasses.replace(base, objective=_Objectives(**settings))
     chosen = options(Compare, "compare", arguments, default=Compare(config=config))
     integer("seeds", chosen.seeds, at_least=1, remedy="Pass a number of runs, such as 3.")
-    folder = Path(
-        chosen.config.output.out or Path("runs") / f"compare-{chosen.recipe}"
-    ).expanduser()
-    runs = _runs(chosen, given_fields(arguments), folder)
+    given = given_fields(arguments)
+    out = chosen.config.output.out if "out" in given else None  # a recipe's is for its training
+    folder = Path(out or f"runs/compare-{chosen.recipe}").expanduser()
+    runs = _runs(chosen, given, folder)
     rho = base.objective.gap_rho if chosen.gap_rho is None else chosen.gap_rho
     number("gap_rho", rho, above=0.0, remedy="Pass a radius such as 0.1.")
     files = ResultFiles(folder, "compare", "comparison", [_FIGURE], make_folder=False)

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
 
     config, num_batches = chosen.config, chosen.batches
     components = radii.components_for_sweep(config, chosen.run, chosen.train_steps)
-    files = ResultFiles(_folder(chosen, base), "find-rho", "find-rho", [_FIGURE])
+    files = ResultFiles(_folder(chosen, arguments), "find-rho", "find-rho", [_FIGURE])
     train_steps = chosen.train_steps if chosen.run is None else None
     cost = radii.sweep_cost(config, chosen.rhos, num_batches) + (train_steps or 0)
     trained = f", {train_steps:,} of them for training" if train_steps else ""
@@ -150,9 +150,9 @@ def _judged_radius(
     return radius_in_use(chosen.config, components, chosen.run)
 
 
-def _folder(chosen: FindRho, base: Config) -> Path:
+def _folder(chosen: FindRho, arguments: Sequence[str]) -> Path:
     out = chosen.config.output.out
-    if out is not None and (chosen.run is None or out != base.output.out):
+    if out is not None and "out" in given_fields(arguments):  # a recipe's is for its training
         return Path(out).expanduser()
     if chosen.run is not None:
         return chosen.run

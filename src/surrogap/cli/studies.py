@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from surrogap.checks import integer, number
+from surrogap.cli.terminal import print_stopped
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.result_files import ResultFiles
 from surrogap.experiments.text_table import Table
@@ -131,8 +132,12 @@ def _reproduce_on_imagenet(name: str, data_root: str) -> int:
         for run in runs:
             print(run.command)
         return 0
-    stopped_by = train_runs(runs, data_root)
-    return 0 if stopped_by is None else 128 + stopped_by
+    stopped = train_runs(runs, data_root)
+    if stopped is None or stopped.signal is None:
+        return 0
+    if stopped.is_first:
+        print_stopped("reproduce", stopped.signal)
+    return 128 + stopped.signal
 
 
 def _print_plan(

@@ -60,11 +60,13 @@ def main(arguments: Sequence[str]) -> int:
     step = f"step {outcome.step} of {outcome.num_steps}"
     stopped_by = None if outcome.is_finished else outcome.signal
     if stopped_by is not None and outcome.is_first:
-        print(
-            f"surrogap: {stopped_by.name} stopped the run after {step}. Its checkpoint is "
-            f"saved. Continue with surrogap train --resume --out {outcome.folder}",
-            file=sys.stderr,
+        saved = (
+            "No checkpoint was saved, because of --checkpoint-every 0."
+            if config.output.checkpoint_every == 0
+            else "Its checkpoint is saved. Continue with surrogap train --resume --out "
+            f"{outcome.folder}"
         )
+        print(f"surrogap: {stopped_by.name} stopped the run after {step}. {saved}", file=sys.stderr)
     elif outcome.is_first:
         print(f"{outcome.folder}: finished, {step}")
     return 0 if stopped_by is None else 128 + stopped_by

@@ -1,8 +1,10 @@
 """Loaders of batches on the device, resumable mid-epoch."""
 
 import os
+import signal
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -268,6 +270,7 @@ class FileLoader(Loader):
             persistent_workers=num_workers > 0,
             pin_memory=self.device.type == "cuda",
             generator=self._worker_seeds,
+            worker_init_fn=_obey_parent_only,
         )
 
     def _raw(self, epoch: int) -> Iterator[Batch]:
@@ -284,6 +287,24 @@ class FileLoader(Loader):
                 images.to(self.device, non_blocking=True),
                 labels.to(self.device, non_blocking=True),
             )
+
+
+def _obey_parent_only(worker: int) -> None:
+    """Ignore signals in a worker process unless its parent sends them.
+
+    Launchers, schedulers and terminals signal whole process groups. If a worker ended, the parent
+    would fail before it could save the run.
+    """
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        threading.Thread(target=_exit_on_signal_of_parent, args=(signals,), daemon=True).start()
+
+
+def _exit_on_signal_of_parent(signals: Sequence[signal.Signals]) -> None:
+    while signal.sigwaitinfo(signals).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def _num_cpus() -> int:

@@ -11,6 +11,7 @@ from surrogap.errors import InvalidValueError
 from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.recipes import RECIPES
 from surrogap.training.config import FIELDS, Config
+from surrogap.training.groups import OutputConfig
 from surrogap.training.objective_configs import (
     EntropySGDConfig,
     NoEffectError,
@@ -115,8 +116,22 @@ def column_runs(
     for seed in seeds:
         for column in columns:
             config = column.config(recipe, changes)
+            _check_output(config.output)
             out = str(folder / f"{column.title}-{seed}")
             yield PlannedRun(column.title, config.override(seed=seed, out=out))
+
+
+def _check_output(output: OutputConfig) -> None:
+    """Check that a run of a comparison has test scores, and a checkpoint to measure the gap of."""
+    if output.eval_on == "val":
+        raise InvalidValueError(
+            "eval_on must be test or both in a comparison, got val. Its table has test scores."
+        )
+    if output.checkpoint_every == 0:
+        raise InvalidValueError(
+            "checkpoint_every must be above 0 in a comparison, got 0. The gap is measured at the "
+            "last checkpoint."
+        )
 
 
 def with_lr_of_gradient(config: Config, given: Container[str] = ()) -> Config:

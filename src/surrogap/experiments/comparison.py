@@ -10,7 +10,7 @@ from typing import Any, final
 
 from surrogap.analysis.gap import DERIVED
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.planned import PlannedRun
+from surrogap.experiments.planned import PlannedRun, num_passes
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
 from surrogap.experiments.run_summary import curve
 from surrogap.experiments.text_table import Table
@@ -82,7 +82,7 @@ def read_compared_run(planned: PlannedRun) -> ComparedRun:
     return ComparedRun(
         method=planned.method,
         seed=planned.config.execution.seed,
-        num_passes=planned.num_passes,
+        num_passes=num_passes(planned.config.objective, last["epoch"]) / last["epoch"],
         num_epochs=last["epoch"],
         test_accuracy=last["test_accuracy"],
         test_loss=last["test_loss"],

@@ -64,6 +64,7 @@ def measure_sharpness(run: TrainedRun, rho: float, device: torch.device) -> dict
     batch_size, loss_fn = eval_batch_size(run.config), loss_fn_of(run.config.objective)
     batches = list(unaugmented_loader(run.config, images, World(device), batch_size))
     values = sharpness_at(run.model(splits, device), batches, loss_fn, rho)
+    values.setdefault("eigenvalue", math.nan)  # if loss or Hessian is not finite
     return {"num_images": len(images.train), **_finite(values, run)}
 
 

@@ -15,6 +15,7 @@ from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.probes import sharpness_probe
 from surrogap.training.components import components_of
 from surrogap.training.config import Config
+from surrogap.training.failure import DivergedError
 from surrogap.training.folder import CONFIG, check_folder
 from surrogap.training.processes import World, device_of, is_launched
 from surrogap.training.progress import ProgressDisplay, essentials, rich_bar
@@ -37,7 +38,7 @@ def train_missing(
         The signal that stopped a run, or None if all runs are finished.
 
     Raises:
-        RunFailedError: A run failed.
+        RunFailedError: A run failed. If its loss was not finite, the others have been trained.
         ValueError: There are several processes, the folder of a run holds another configuration, or
             settings do not fit together. Nothing has been trained in this case.
     """
@@ -55,16 +56,23 @@ def train_missing(
         check_folder(run.config, resume=True)
     _check_settings(runs)
     missing = [run for run in runs if not has_measurements(run.config.folder, radius(run.config))]
+    failures: list[DivergedError] = []
     with QueueProgress(missing, num_finished=len(runs) - len(missing)) as progress:
         for run in missing:
             config = run.config
             progress.begin(run)
-            outcome = train(config, resume=True, progress=progress, probe=sharpness_probe)
+            try:
+                outcome = train(config, resume=True, progress=progress, probe=sharpness_probe)
+            except DivergedError as failure:
+                failures.append(failure)
+                continue
             if outcome.signal is not None:
                 return outcome.signal
             device = device_of(config.execution.device)
             write_measurements(config.folder, radius(config), device, measure)
             progress.end(outcome.record or {})
+    if failures:
+        raise failures[0]
     return None
 
 

@@ -3,14 +3,16 @@
 Without torchrun the commands are listed; under torchrun the runs are trained, one after another.
 """
 
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.recipes import RECIPES, imagenet, transfer
 from surrogap.training.config import Config
+
+if TYPE_CHECKING:
+    from surrogap.training.run import Outcome
 
 
 @final
@@ -114,11 +116,11 @@ def paper_runs(name: str) -> list[PaperRun]:
     return list({run.out: run for runs in wanted for run in runs}.values())
 
 
-def train_runs(runs: Sequence[PaperRun], data_root: str) -> signal.Signals | None:
+def train_runs(runs: Sequence[PaperRun], data_root: str) -> "Outcome | None":
     """Train some runs one after another, or continue them.
 
     Returns:
-        The signal that stopped a run, or None if all runs are finished.
+        The outcome of the run that a signal stopped, or None if all runs are finished.
 
     Raises:
         RunFailedError: A run failed.
@@ -132,5 +134,5 @@ def train_runs(runs: Sequence[PaperRun], data_root: str) -> signal.Signals | Non
         config, progress = run.config(data_root), display_for_stdout()
         outcome = train(config, resume=True, progress=progress, probe=sharpness_probe)
         if outcome.signal is not None:
-            return outcome.signal
+            return outcome
     return None

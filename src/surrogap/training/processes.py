@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar, cast, final
 
 import torch
@@ -111,7 +112,9 @@ def joined(device: str = "auto") -> Iterator[World]:
         dist.init_process_group()  # NCCL for CUDA, gloo for the CPU
     try:
         if dist.is_available() and dist.is_initialized():
-            group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+            # The others wait while the first one checks image files, which may take hours.
+            group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+            group = cast(dist.ProcessGroup, group)
             yield World(where, dist.get_rank(), dist.get_world_size(), group)
             dist.destroy_process_group(group)
         else:
