@@ -257,10 +257,14 @@ ARTIFACTS: dict[str, Artifact] = {
         [
             cell
             for setup in "ACDE"
-            for method in (NOISY if setup == "E" else _CURVES)
+            for method in _CURVES
             for cell in (Cell(setup, method), *_other_lrs(setup, method))
         ],
-        [(cell.title, METHODS[m].title) for m in NOISY for cell in _other_lrs("E", m)],
+        [
+            (cell.title, METHODS[method].title)
+            for method in _CURVES
+            for cell in _other_lrs("E", method)
+        ],
         ("val", "test", "train"),
         draw=drawings.lr_figure,
         notes="Points of test accuracy over vanilla training with the learning rate that is best "
