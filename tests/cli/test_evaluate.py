@@ -176,7 +176,7 @@ def write_images(folder: Path, names: tuple[str, ...], *, seed: int, number: int
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on three classes of ImageNet, and shifted test sets for it."""
+    """A run on three classes of ImageNet, and published test sets for it."""
     root = tmp_path_factory.mktemp("imagenet")
     write_images(root / "images" / "train", CLASSES, seed=0, number=4)
     write_images(root / "images" / "val", CLASSES, seed=1)
@@ -201,7 +201,7 @@ def evaluated(root: Path, *sets: str) -> dict[str, Any]:
     return result_of(root / "run")
 
 
-def test_shifted_test_sets_of_imagenet(imagenet: Path) -> None:
+def test_published_test_sets_of_imagenet(imagenet: Path) -> None:
     found = evaluated(imagenet, "real", "v2", "r", "c")
     sets = found["sets"]
     assert list(sets) == ["test", "ImageNet-ReaL", "ImageNet-V2", "ImageNet-R"]
@@ -214,7 +214,7 @@ def test_shifted_test_sets_of_imagenet(imagenet: Path) -> None:
     assert mean == pytest.approx({name: sets["test"][name] for name in mean})
 
 
-def test_shifted_test_sets_need_a_run_on_files(
+def test_published_test_sets_need_a_run_on_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = config(tmp_path, epochs=1)

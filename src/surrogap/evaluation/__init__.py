@@ -1,8 +1,7 @@
 """Scores of a model on clean, corrupted and shifted test sets."""
 
 from surrogap.evaluation.corruptions import CORRUPTIONS, Corruption, corrupted
-from surrogap.evaluation.metrics import Scores, evaluate, label_sets
-from surrogap.evaluation.shifted import (
+from surrogap.evaluation.imagenet import (
     IMAGENET_C,
     imagenet_c,
     imagenet_r,
@@ -12,6 +11,7 @@ from surrogap.evaluation.shifted import (
     imagenet_v2,
     imagenet_val,
 )
+from surrogap.evaluation.metrics import Scores, evaluate, label_sets
 
 __all__ = [
     "CORRUPTIONS",
