@@ -12,17 +12,16 @@ import torch
 from PIL import Image
 
 from surrogap.cli import main, terminal
-from surrogap.data import FileSet, TensorSet
+from surrogap.data import FileSet, Splits, TensorSet
 from surrogap.evaluation import CORRUPTIONS, IMAGENET_C, corrupted, evaluate
-from surrogap.experiments.eval_sets import EvalSetPaths, batch_maker
+from surrogap.experiments.eval_sets import EvalSetPaths, batch_maker, eval_sets
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.records import read_records
 from surrogap.training.run import train
 from tests.training.small_runs import config
 
-# Two classes of ImageNet-R, and between them one that ImageNet-R does not have.
-SYNSETS = ("n01443537", "n01440764", "n01484850")
-CLASSES = tuple(sorted(SYNSETS))
+# Classes 0, 1 and 207 of ImageNet. The first is not in ImageNet-R.
+CLASSES = ("n01440764", "n01443537", "n02099601")
 
 
 @pytest.fixture(scope="module")
@@ -176,15 +175,15 @@ def write_images(folder: Path, names: tuple[str, ...], *, seed: int, number: int
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on three classes of ImageNet, and published test sets for it."""
+    """A run on three classes of ImageNet, and test sets with these and one more."""
     root = tmp_path_factory.mktemp("imagenet")
     write_images(root / "images" / "train", CLASSES, seed=0, number=4)
     write_images(root / "images" / "val", CLASSES, seed=1)
-    write_images(root / "v2", ("0", "1", "2"), seed=1)  # the same images as in val
-    write_images(root / "r", tuple(c for c in CLASSES if c != "n01440764"), seed=2)
+    write_images(root / "v2", ("0", "1", "207", "2"), seed=1)  # the first are the images of val
+    write_images(root / "r", (*CLASSES[1:], "n01484850"), seed=2)
     for name in IMAGENET_C:
         for severity in range(1, 6):
-            write_images(root / "c" / name / str(severity), CLASSES, seed=1)
+            write_images(root / "c" / name / str(severity), (*CLASSES, "n01484850"), seed=1)
     real = [[0], [], [1], [1, 2], [2], [0, 1, 2]]  # in the order of the file names
     (root / "real.json").write_text(json.dumps(real))
     settings = {"data": str(root / "images"), "image_size": 8, "num_workers": 0, "batch_size": 4}
@@ -202,12 +201,11 @@ def evaluated(root: Path, *sets: str) -> dict[str, Any]:
 
 
 def test_published_test_sets_of_imagenet(imagenet: Path) -> None:
-    found = evaluated(imagenet, "real", "v2", "r", "c")
+    found = evaluated(imagenet, "v2", "r", "c")
     sets = found["sets"]
-    assert list(sets) == ["test", "ImageNet-ReaL", "ImageNet-V2", "ImageNet-R"]
+    assert list(sets) == ["test", "ImageNet-V2", "ImageNet-R"]
     assert sets["ImageNet-V2"] == sets["test"]  # the same images
     assert sets["test"]["num_samples"] == 6
-    assert sets["ImageNet-ReaL"]["num_samples"] == 5  # one image is unlabelled
     assert sets["ImageNet-R"]["num_samples"] == 4
     assert list(found["corruptions"]["by_severity"]) == list(IMAGENET_C)
     mean = found["corruptions"]["mean"]
@@ -220,7 +218,7 @@ def test_published_test_sets_need_a_run_on_files(
     settings = config(tmp_path, epochs=1)
     data = tmp_path / "images.npz"
     with np.load(data) as archive:
-        names = {"classes": np.array([*CLASSES, "n09999999"])}
+        names = {"classes": np.array([*CLASSES, "n01484850"])}
         arrays = dict(archive) | names
     np.savez(data, **arrays)
     run = train(settings).folder
@@ -228,7 +226,9 @@ def test_published_test_sets_need_a_run_on_files(
     assert "whose images are in memory. Leave them out." in capsys.readouterr().err
 
 
-def test_real_accepts_each_of_its_labels(imagenet: Path) -> None:
+def test_real_accepts_each_of_its_labels(imagenet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("evaluation.imagenet", "experiments.eval_sets"):
+        monkeypatch.setattr(f"surrogap.{module}.imagenet_synsets", lambda: CLASSES)
     sets = evaluated(imagenet, "real")["sets"]
     run = TrainedRun.read(imagenet / "run")
     splits = run.splits()
@@ -240,6 +240,7 @@ def test_real_accepts_each_of_its_labels(imagenet: Path) -> None:
         best = run.model(splits)(torch.stack([by_name[str(f)] for f in files])).argmax(1)
     real = json.loads((imagenet / "real.json").read_text())
     right = [int(k) in labels for k, labels in zip(best, real, strict=True) if labels]
+    assert sets["ImageNet-ReaL"]["num_samples"] == 5  # one image is unlabelled
     assert sets["ImageNet-ReaL"]["accuracy"] == pytest.approx(np.mean(right))
 
 
@@ -281,7 +282,30 @@ def test_test_sets_of_imagenet_are_refused_for_other_runs(
     assert "ImageNet's test sets require a run on ImageNet" in capsys.readouterr().err
     words = ["evaluate", str(imagenet / "run"), "--v2", str(imagenet / "r")]
     assert main(words) == 2
-    assert "root must hold the 3 folders 0, 1, 2 and no others" in capsys.readouterr().err
+    assert "root must hold the 3 folders 0, 1, 207, got" in capsys.readouterr().err
+
+
+def test_real_is_refused_for_some_classes_of_imagenet(
+    imagenet: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = imagenet / "real.json"
+    assert main(["evaluate", str(imagenet / "run"), "--real", str(real)]) == 2
+    message = (
+        "ImageNet-ReaL requires a run on all 1,000 classes of ImageNet, got "
+        f"{imagenet / 'images'} with 3. Leave {real} out."
+    )
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_classes_of_imagenet_21k_are_refused() -> None:
+    images = FileSet(["n00005787/1.png"], [0])
+    splits = Splits("21k", ("n00005787", *CLASSES), images, images)
+    message = (
+        "ImageNet's test sets require a run on ImageNet-1k, or on some of its 1,000 synsets, got "
+        "21k, whose classes include n00005787. Leave them out."
+    )
+    with pytest.raises(ValueError, match=message):
+        list(eval_sets(splits, EvalSetPaths(v2=Path("v2"))))
 
 
 def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

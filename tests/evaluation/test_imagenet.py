@@ -86,18 +86,26 @@ def test_the_whole_of_val(tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_images_do_not_count(tmp_path: Path) -> None:
-    folders(tmp_path, {"n1": ["a.png", "._a.png", ".DS_Store", "note.txt", "b.jpg"], ".cache": []})
+    names = ["a.png", "._a.png", ".DS_Store", "note.txt", "b.jpg"]
+    folders(tmp_path, {SYNSETS[0]: names, ".cache": []})
     (tmp_path / "README.txt").touch()
-    samples = imagenet_val(tmp_path, ["n1"], num_images=2)
+    samples = imagenet_val(tmp_path, SYNSETS[:1], num_images=2)
     assert [path.name for path, _ in samples] == ["a.png", "b.jpg"]
 
 
+@pytest.fixture
+def four_synsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ImageNet consist of `SYNSETS`."""
+    monkeypatch.setattr("surrogap.evaluation.imagenet.imagenet_synsets", lambda: tuple(SYNSETS))
+
+
+@pytest.mark.usefixtures("four_synsets")
 def test_real_follows_the_names_of_the_images(tmp_path: Path) -> None:
     val(tmp_path / "val")
     lists = [[1], [2, 0], [], [0], [1, 2, 3], [], [3], [1]]
     real = tmp_path / "real.json"
     real.write_text(json.dumps(lists))
-    samples = imagenet_real(tmp_path / "val", real, SYNSETS, num_images=8)
+    samples = imagenet_real(tmp_path / "val", real)
     assert [path.name for path, _ in samples] == [val_name(n) for n in range(1, 9)]
     assert [labels for _, labels in samples] == lists
     # Then scores: a model that predicts ImageNet's labels (image n has class n % 4).
@@ -106,27 +114,58 @@ def test_real_follows_the_names_of_the_images(tmp_path: Path) -> None:
     assert (scores.num_samples, scores.accuracy) == (6, 5 / 6)
 
 
+def v2(root: Path) -> Path:
+    return folders(root, {str(k): [f"{k}_b.jpeg", f"{k}_a.jpeg"] for k in range(1000)})
+
+
 def test_v2_counts_in_numbers(tmp_path: Path) -> None:
-    folders(tmp_path, {str(k): [f"{k}_b.jpeg", f"{k}_a.jpeg"] for k in range(12)})
-    samples = imagenet_v2(tmp_path, num_classes=12, num_images=24)
-    assert [label for _, label in samples] == [k for k in range(12) for _ in "ab"]
+    samples = imagenet_v2(v2(tmp_path), num_images=2000)
+    assert [label for _, label in samples] == [k for k in range(1000) for _ in "ab"]
     assert all(path.parent.name == str(label) for path, label in samples)
     assert [path.name for path, _ in samples[:2]] == ["0_a.jpeg", "0_b.jpeg"]
 
 
-def test_r_has_labels_of_all_classes_and_a_subset(tmp_path: Path) -> None:
-    folders(tmp_path, {SYNSETS[3]: ["art_0.jpg"], SYNSETS[1]: ["toy_0.jpg", "art_9.jpg"]})
-    samples, classes = imagenet_r(tmp_path, SYNSETS, [SYNSETS[3], SYNSETS[1]], num_images=3)
-    assert [(p.name, k) for p, k in samples] == [
-        ("art_9.jpg", 1),
-        ("toy_0.jpg", 1),
-        ("art_0.jpg", 3),
+def test_v2_of_some_synsets_is_in_the_folders_of_their_positions_in_imagenet(
+    tmp_path: Path,
+) -> None:
+    # Shark, tench and toilet tissue: see the known positions above.
+    synsets = ["n01484850", "n01440764", "n15075141"]
+    samples = imagenet_v2(v2(tmp_path), synsets, num_images=6)
+    assert [(path.name, label) for path, label in samples] == [
+        ("2_a.jpeg", 0),
+        ("2_b.jpeg", 0),
+        ("0_a.jpeg", 1),
+        ("0_b.jpeg", 1),
+        ("999_a.jpeg", 2),
+        ("999_b.jpeg", 2),
     ]
-    assert classes == [1, 3]
-    logits = torch.tensor([[9.0, 1.0, 9.0, 0.0]] * 2 + [[9.0, 0.0, 9.0, 1.0]])
+
+
+def test_r_of_some_synsets_has_labels_of_the_model_and_its_own_classes(tmp_path: Path) -> None:
+    renditions = {synset: ["toy_0.jpg", "art_9.jpg"] for synset in imagenet_r_synsets()}
+    folders(tmp_path, renditions)
+    # Tench is not one of ImageNet-R's synsets.
+    model = ["n02099601", "n01440764", "n01443537"]
+    samples, classes = imagenet_r(tmp_path, model, num_images=4)
+    assert [(p.parent.name, p.name, k) for p, k in samples] == [
+        ("n02099601", "art_9.jpg", 0),
+        ("n02099601", "toy_0.jpg", 0),
+        ("n01443537", "art_9.jpg", 2),
+        ("n01443537", "toy_0.jpg", 2),
+    ]
+    assert classes == [0, 2]
+    logits = torch.tensor([[1.0, 9.0, 0.0]] * 2 + [[0.0, 9.0, 1.0]] * 2)
     labels = torch.tensor([label for _, label in samples])
     assert evaluate(nn.Identity(), [(logits, labels)], classes=classes).accuracy == 1.0
     assert evaluate(nn.Identity(), [(logits, labels)]).accuracy == 0.0
+
+
+def test_r_requires_one_of_its_synsets(tmp_path: Path) -> None:
+    message = (
+        r"synsets must include some of imagenet_r_synsets\(\), got n01440764. Leave ImageNet-R"
+    )
+    with pytest.raises(ValueError, match=message):
+        imagenet_r(tmp_path, ["n01440764"])
 
 
 def test_the_whole_of_r(tmp_path: Path) -> None:
@@ -177,30 +216,46 @@ def test_no_folder(tmp_path: Path) -> None:
             list_images(missing)
 
 
-def test_missing_and_unexpected_folders(tmp_path: Path) -> None:
+def test_folders_of_other_synsets_are_left_out(tmp_path: Path) -> None:
+    """The published test sets have folders for all classes."""
+    val(tmp_path / "fog" / "1")
+    some = [SYNSETS[2], SYNSETS[0]]
+    samples = imagenet_val(tmp_path / "fog" / "1", some, num_images=4)
+    assert [(path.parent.name, label) for path, label in samples] == [
+        *[(SYNSETS[2], 0)] * 2,
+        *[(SYNSETS[0], 1)] * 2,
+    ]
+    assert imagenet_c(tmp_path, "fog", 1, some, num_images=4) == samples
+
+
+def test_missing_folders(tmp_path: Path) -> None:
     folders(tmp_path, {"n01440764": ["1.JPEG"], "n01443537": ["2.JPEG"]})
     with pytest.raises(
         ValueError,
-        match=r"root must hold the 4 folders n01440764, n01443537, n01484850, ... \(4\) and no "
-        f"others, got {tmp_path} without n01484850, n01491361. Pass the folder that holds",
+        match=r"root must hold the 4 folders n01440764, n01443537, n01484850, ... \(4\), got "
+        f"{tmp_path} without n01484850, n01491361. Pass the folder that holds",
     ):
         imagenet_val(tmp_path, SYNSETS)
-    with pytest.raises(ValueError, match=f"and no others, got {tmp_path} with n01443537. Pass"):
-        imagenet_val(tmp_path, SYNSETS[:1])
-    message = f"got {tmp_path} without n01484850 and with n01443537. Pass"
-    with pytest.raises(ValueError, match=message):
-        imagenet_val(tmp_path, [SYNSETS[0], SYNSETS[2]])
-    with pytest.raises(ValueError, match=r"without 0, 1, 2 and with n01440764, n01443537\. Pass"):
-        imagenet_v2(tmp_path, num_classes=3)
+    with pytest.raises(ValueError, match=r"folders 0, 2, got .* without 0, 2\. Pass"):
+        imagenet_v2(tmp_path, [SYNSETS[0], SYNSETS[2]])
     with pytest.raises(ValueError, match=r"without .*, \.\.\. \(198\)\. Pass"):
         imagenet_r(folders(tmp_path / "r", {s: [] for s in imagenet_r_synsets()[:2]}))
+
+
+def test_synsets_that_are_not_imagenets(tmp_path: Path) -> None:
+    message = (
+        r"synsets must be among imagenet_synsets\(\), got n00005787. ImageNet's test sets have"
+    )
+    for list_images in (imagenet_val, imagenet_v2, imagenet_r):
+        with pytest.raises(ValueError, match=message):
+            list_images(tmp_path, ["n01440764", "n00005787"])
 
 
 def test_a_wrong_number_of_images(tmp_path: Path) -> None:
     val(tmp_path)
     message = (
         f"root must hold 9 images, got 8 in {tmp_path}. Unpack the test set again, or pass "
-        "num_images=None to use an incomplete one."
+        "num_images=None for a subset of it."
     )
     with pytest.raises(ValueError, match=message):
         imagenet_val(tmp_path, SYNSETS, num_images=9)
@@ -210,9 +265,10 @@ def test_a_wrong_number_of_images(tmp_path: Path) -> None:
 def test_a_class_without_images(tmp_path: Path) -> None:
     folders(tmp_path, {"0": ["a.jpeg"], "1": []})
     with pytest.raises(ValueError, match="root must hold images of each class, got none in 1 of"):
-        imagenet_v2(tmp_path, num_classes=2, num_images=None)
+        imagenet_v2(tmp_path, SYNSETS[:2], num_images=None)
 
 
+@pytest.mark.usefixtures("four_synsets")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -230,14 +286,15 @@ def test_wrong_labels_of_real(text: str | None, message: str, tmp_path: Path) ->
     if text is not None:
         (tmp_path / "real.json").write_text(text)
     with pytest.raises(ValueError, match=message):
-        imagenet_real(tmp_path / "val", tmp_path / "real.json", SYNSETS, num_images=8)
+        imagenet_real(tmp_path / "val", tmp_path / "real.json")
 
 
+@pytest.mark.usefixtures("four_synsets")
 def test_real_needs_names_that_differ(tmp_path: Path) -> None:
-    folders(tmp_path, {"n1": ["1.JPEG"], "n2": ["1.JPEG"]})
-    (tmp_path / "real.json").write_text("[[0], [1]]")
+    folders(tmp_path, {synset: ["1.JPEG"] for synset in SYNSETS})
+    (tmp_path / "real.json").write_text("[[0], [1], [2], [3]]")
     with pytest.raises(ValueError, match=r"root must hold images of different names, got 1\.JPEG "):
-        imagenet_real(tmp_path, tmp_path / "real.json", ["n1", "n2"], num_images=2)
+        imagenet_real(tmp_path, tmp_path / "real.json")
 
 
 def test_import_is_light() -> None:

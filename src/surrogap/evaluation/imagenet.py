@@ -2,13 +2,13 @@
 
 Each function takes the folder that a test set was unpacked to, and checks that it is complete:
 scores on half a test set would go unnoticed. Labels are positions in the list of synsets, so in all
-test sets they are the classes of a model trained on ImageNet.
+test sets they are the classes of a model trained on ImageNet, or on some of its synsets.
 """
 
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -54,14 +54,17 @@ def imagenet_val(
 
     Args:
         root: The folder with a folder for each synset.
-        synsets: The synsets in the order of the model's classes; None for ImageNet's.
-        num_images: The expected number of images; None for any number.
+        synsets: The synsets in the order of the model's classes; None for ImageNet's. Other folders
+            are left out.
+        num_images: The expected number of images; None for any number. The default is the number
+            for all of ImageNet's synsets.
 
     Returns:
         Paths and labels, ordered by class and then by name.
 
     Raises:
-        ValueError: A folder is missing or unexpected, or the number of images is wrong.
+        ValueError: A folder is missing, the number of images is wrong, or a synset is not one of
+            ImageNet's.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -75,32 +78,24 @@ def imagenet_val(
     return _samples(Path(root), _labels(synsets), num_images)
 
 
-def imagenet_real(
-    root: _Folder,
-    labels: _Folder,
-    synsets: Sequence[str] | None = None,
-    *,
-    num_images: int | None = 50_000,
-) -> list[tuple[Path, list[int]]]:
+def imagenet_real(root: _Folder, labels: _Folder) -> list[tuple[Path, list[int]]]:
     """The validation set with all correct labels of each image (ReaL, Beyer et al. 2020).
 
     Args:
-        root: As for `imagenet_val`.
+        root: As for `imagenet_val`. All images are required: the labels do not name them.
         labels: The file `real.json`: a list of labels for each image, in the order of the images'
             names. Images with an empty list are left out by `evaluate(truth="set")`.
-        synsets: As for `imagenet_val`.
-        num_images: As for `imagenet_val`.
 
     Returns:
         Paths and lists of labels, ordered by the images' names.
 
     Raises:
-        ValueError: As for `imagenet_val`; or the file is not a list of lists of classes, or two
-            images have the same name.
+        ValueError: As for `imagenet_val`; or the file is not a list of lists of classes, with a
+            list for each image; or two images have the same name.
     """
-    samples = imagenet_val(root, synsets, num_images=num_images)
+    samples = imagenet_val(root, num_images=None)
     paths = sorted((path for path, _ in samples), key=lambda path: path.name)
-    lists = _label_lists(Path(labels), len(_labels(synsets)))
+    lists = _label_lists(Path(labels), len(imagenet_synsets()))
     repeated = [name for name, n in Counter(path.name for path in paths).items() if n > 1]
     if repeated:
         raise InvalidValueError(
@@ -116,40 +111,37 @@ def imagenet_real(
 
 
 def imagenet_v2(
-    root: _Folder, *, num_classes: int = 1000, num_images: int | None = 10_000
+    root: _Folder, synsets: Sequence[str] | None = None, *, num_images: int | None = 10_000
 ) -> list[Sample]:
-    """ImageNet-V2 (Recht et al. 2019): folders `root/0` to `root/999`, named by the class.
+    """ImageNet-V2 (Recht et al. 2019): folders `root/0` to `root/999`.
+
+    The name of a folder is the position of its synset in `imagenet_synsets()`.
 
     Args:
         root: The folder of one of its three variants, such as
             `imagenetv2-matched-frequency-format-val`.
-        num_classes: The number of classes.
+        synsets: As for `imagenet_val`.
         num_images: As for `imagenet_val`.
 
     Returns:
-        Paths and labels, ordered by class as a number (as text, 10 would come before 2) and then by
-        name.
+        Paths and labels, ordered by class and then by name.
 
     Raises:
         ValueError: As for `imagenet_val`.
     """
-    return _samples(Path(root), {str(k): k for k in range(num_classes)}, num_images)
+    folders = {synset: str(k) for k, synset in enumerate(imagenet_synsets())}
+    labels = {folders[synset]: label for synset, label in _labels(synsets).items()}
+    return _samples(Path(root), labels, num_images)
 
 
 def imagenet_r(
-    root: _Folder,
-    synsets: Sequence[str] | None = None,
-    subset: Sequence[str] | None = None,
-    *,
-    num_images: int | None = 30_000,
+    root: _Folder, synsets: Sequence[str] | None = None, *, num_images: int | None = 30_000
 ) -> tuple[list[Sample], list[int]]:
     """ImageNet-R (Hendrycks et al. 2021): renditions of 200 classes, with a folder for each.
 
     Args:
         root: The folder `imagenet-r`.
-        synsets: As for `imagenet_val`.
-        subset: The synsets of the test set; None for ImageNet-R's. Those that are not among the
-            model's are left out.
+        synsets: As for `imagenet_val`. Those without renditions have no images.
         num_images: As for `imagenet_val`.
 
     Returns:
@@ -157,10 +149,15 @@ def imagenet_r(
         `evaluate(classes=...)`.
 
     Raises:
-        ValueError: As for `imagenet_val`.
+        ValueError: As for `imagenet_val`, or no synset is one of ImageNet-R's.
     """
-    subset = imagenet_r_synsets() if subset is None else subset
+    subset = set(imagenet_r_synsets())
     own = {synset: label for synset, label in _labels(synsets).items() if synset in subset}
+    if not own:
+        raise InvalidValueError(
+            "synsets must include some of imagenet_r_synsets(), got "
+            f"{_few(synsets or [])}. Leave ImageNet-R out."
+        )
     return _samples(Path(root), own, num_images), list(own.values())
 
 
@@ -199,18 +196,25 @@ def _resource(name: str) -> tuple[str, ...]:
 
 
 def _labels(synsets: Sequence[str] | None) -> dict[str, int]:
-    given = imagenet_synsets() if synsets is None else synsets
+    known = imagenet_synsets()
+    given = known if synsets is None else synsets
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise InvalidValueError(
+            f"synsets must be among imagenet_synsets(), got {_few(unknown)}. ImageNet's test sets "
+            "have images of these 1,000 synsets only."
+        )
     return {synset: label for label, synset in enumerate(given)}
 
 
 def _samples(root: Path, labels: Mapping[str, int], num_images: int | None) -> list[Sample]:
-    """The images and labels in these folders, which must be the only folders."""
-    _check_folders(root, labels)
+    """The images and labels in these folders."""
+    _check_folders(root, list(labels))
     samples = [(path, label) for name, label in labels.items() for path in _images(root / name)]
     if num_images is not None and len(samples) != num_images:
         raise InvalidValueError(
             f"root must hold {num_images} images, got {len(samples)} in {root}. "
-            "Unpack the test set again, or pass num_images=None to use an incomplete one."
+            "Unpack the test set again, or pass num_images=None for a subset of it."
         )
     without = sorted(set(labels.values()) - {label for _, label in samples})
     if without:
@@ -231,20 +235,17 @@ def _images(folder: Path) -> list[Path]:
     ]
 
 
-def _check_folders(root: Path, expected: Collection[str]) -> None:
+def _check_folders(root: Path, expected: Sequence[str]) -> None:
     if not root.is_dir():
         raise InvalidValueError(
             f"root must be the folder of the test set, got {root}, which is not a folder. "
             "Pass the folder that it was unpacked to."
         )
-    found = {e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith(".")}
-    missing = [name for name in expected if name not in found]
-    others = sorted(found - set(expected))
-    if missing or others:
-        got = [f"without {_few(missing)}"] * bool(missing) + [f"with {_few(others)}"] * bool(others)
+    missing = [name for name in expected if not (root / name).is_dir()]
+    if missing:
         raise InvalidValueError(
-            f"root must hold the {len(expected)} folders {_few(list(expected))} and no others, got "
-            f"{root} {' and '.join(got)}. Pass the folder that holds a folder for each class."
+            f"root must hold the {len(expected)} folders {_few(expected)}, got {root} without "
+            f"{_few(missing)}. Pass the folder that holds a folder for each class."
         )
 
 

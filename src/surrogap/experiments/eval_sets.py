@@ -4,7 +4,6 @@ Images in memory are corrupted on the fly. Models for ImageNet are evaluated on 
 variants of its validation set, if their folders exist.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -26,6 +25,7 @@ from surrogap.evaluation import (
     imagenet_c,
     imagenet_r,
     imagenet_real,
+    imagenet_synsets,
     imagenet_v2,
     label_sets,
 )
@@ -38,7 +38,6 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 MakeBatches = Callable[[Splits], Batches]
 
 SEVERITIES = range(1, 6)
-_SYNSET = re.compile(r"n\d{8}")
 # The names under which the additional test sets are published.
 _USUAL_NAMES = {
     "votes": "cifar10h-counts.npy",
@@ -208,14 +207,19 @@ def _imagenet(splits: Splits, paths: EvalSetPaths) -> Iterator[EvalSet]:
     # The number of images is known, and checked, for all of ImageNet only.
     settings: dict[str, Any] = {} if synsets is None else {"num_images": None}
     if paths.real is not None:
+        if synsets is not None:
+            raise InvalidValueError(
+                "ImageNet-ReaL requires a run on all 1,000 classes of ImageNet, got "
+                f"{splits.name} with {len(splits.classes)}. Leave {paths.real} out."
+            )
         # The validation set is the run's own test split, in folders by class.
         root = Path(splits.test.paths[0]).parent.parent
-        real = imagenet_real(root, paths.real, synsets, **settings)
+        real = imagenet_real(root, paths.real)
         labels = label_sets([labels for _, labels in real], len(splits.classes))
         files = partial(_files, splits, [(path, 0) for path, _ in real])
         yield EvalSet("ImageNet-ReaL", files, truth="set", labels=labels)
     if paths.v2 is not None:
-        samples = imagenet_v2(paths.v2, num_classes=len(splits.classes), **settings)
+        samples = imagenet_v2(paths.v2, synsets, **settings)
         yield EvalSet("ImageNet-V2", partial(_files, splits, samples))
     if paths.r is not None:
         samples, classes = imagenet_r(paths.r, synsets, **settings)
@@ -256,14 +260,16 @@ def _synsets(splits: Splits) -> list[str] | None:
     """Return the classes as synsets, or None for all 1,000 of ImageNet.
 
     Raises:
-        ValueError: The classes are not synsets.
+        ValueError: Some of the classes are not synsets of ImageNet-1k.
     """
-    are_synsets = all(map(_SYNSET.fullmatch, splits.classes))
-    if len(splits.classes) == 1000 and (are_synsets or splits.name == "imagenet"):
+    known = imagenet_synsets()
+    # torchvision names the classes of ImageNet in English.
+    if splits.classes == known or (splits.name == "imagenet" and len(splits.classes) == len(known)):
         return None
-    if are_synsets:
-        return list(splits.classes)
-    raise InvalidValueError(
-        "ImageNet's test sets require a run on ImageNet, or on some of its synsets, got "
-        f"{splits.name} with the classes {', '.join(splits.classes[:3])}, ... Leave them out."
-    )
+    unknown = [name for name in splits.classes if name not in known]
+    if unknown:
+        raise InvalidValueError(
+            "ImageNet's test sets require a run on ImageNet-1k, or on some of its 1,000 synsets, "
+            f"got {splits.name}, whose classes include {', '.join(unknown[:3])}. Leave them out."
+        )
+    return list(splits.classes)
