@@ -186,21 +186,25 @@ def saturate(images: Tensor, strength: tuple[float, float], noise: Noise) -> Ten
     return _bytes(value * (1 - hue * (saturation * factor + shift).clamp(0, 1)))
 
 
+def _with_pillow(images: Tensor, change: Callable[[Any], Any]) -> Tensor:
+    """Apply a function from PIL images to PIL images, on the CPU."""
+    # Few corruptions need torchvision, whose import takes seconds.
+    from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+
+    changed = [pil_to_tensor(change(to_pil_image(image))) for image in images.cpu()]
+    return torch.stack(changed).to(images.device)
+
+
 def jpeg_compression(images: Tensor, quality: int, noise: Noise) -> Tensor:
-    """Encode as JPEG and decode, with Pillow like the original, on the CPU."""
-    return torch.stack([_through_jpeg(image, quality) for image in images.cpu()]).to(images.device)
+    """Encode as JPEG and decode."""
+    from PIL import Image
 
+    def compressed(image: Image.Image) -> Image.Image:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality)
+        return Image.open(file)
 
-def _through_jpeg(image: Tensor, quality: int) -> Tensor:
-    from PIL import Image  # a dependency of torchvision; no other corruption needs it
-
-    channels, height, width = image.shape
-    pixels = image.permute(1, 2, 0).contiguous().numpy().tobytes()
-    file = io.BytesIO()
-    mode = "RGB" if channels == 3 else "L"
-    Image.frombytes(mode, (width, height), pixels).save(file, "JPEG", quality=quality)
-    decoded = bytearray(Image.open(file).tobytes())
-    return torch.frombuffer(decoded, dtype=torch.uint8).view(height, width, -1).permute(2, 0, 1)
+    return _with_pillow(images, compressed)
 
 
 def _box(size: int, new_size: int, device: torch.device) -> Tensor:
