@@ -188,7 +188,7 @@ def saturate(images: Tensor, strength: tuple[float, float], noise: Noise) -> Ten
 
 def _with_pillow(images: Tensor, change: Callable[[Any], Any]) -> Tensor:
     """Apply a function from PIL images to PIL images, on the CPU."""
-    # Few corruptions need torchvision, whose import takes seconds.
+    # Only two corruptions need torchvision, whose import takes seconds.
     from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
     changed = [pil_to_tensor(change(to_pil_image(image))) for image in images.cpu()]
@@ -207,25 +207,13 @@ def jpeg_compression(images: Tensor, quality: int, noise: Noise) -> Tensor:
     return _with_pillow(images, compressed)
 
 
-def _box(size: int, new_size: int, device: torch.device) -> Tensor:
-    """The matrix that resizes a row of pixels: means of the pixels whose centres are covered."""
-    scale = size / new_size
-    centres = (torch.arange(new_size, dtype=torch.float64, device=device) + 0.5) * scale
-    pixels = torch.arange(size, dtype=torch.float64, device=device) + 0.5
-    distance = (pixels - centres[:, None]) / max(scale, 1)
-    covered = ((distance > -0.5) & (distance <= 0.5)).double()
-    return covered / covered.sum(1, keepdim=True)
-
-
 def pixelate(images: Tensor, factor: float, noise: Noise) -> Tensor:
-    """Downsample by a factor and upsample again with box filters, rounding as Pillow does."""
+    """Downsample by a factor and upsample again, with box filters."""
+    from PIL.Image import Resampling
+
     height, width = images.shape[2:]
-    small = (int(height * factor), int(width * factor))
-    x = images.double()
-    for (old_h, old_w), (new_h, new_w) in (((height, width), small), (small, (height, width))):
-        x = (x @ _box(old_w, new_w, x.device).T + 0.5 + _ROUNDING).floor()
-        x = (_box(old_h, new_h, x.device) @ x + 0.5 + _ROUNDING).floor()
-    return x.to(torch.uint8)
+    small, box = (int(width * factor), int(height * factor)), Resampling.BOX
+    return _with_pillow(images, lambda image: image.resize(small, box).resize((width, height), box))
 
 
 def _plasma(uniforms: Tensor, size: int, decay: float) -> Tensor:
