@@ -260,9 +260,9 @@ def test_gains_against_rho_are_paired_and_stand_above_the_range_of_find_rho(
     found = summaries(GPU, ARTIFACTS["fig-rho"].cells, ledger)
     axes = drawings.rho_figure(GPU, found, ledger).axes
     assert [axis.get_title() for axis in axes] == [GPU.setups[letter].title for letter in "ACDE"]
-    lines = [list(line.get_xdata()) for line in axes[0].lines]
-    assert [0.03, 0.3] in lines
-    sam = axes[0].lines[lines.index([0.05, 0.1, 0.2, 0.4])]
+    assert [0.03, 0.3] in [list(line.get_xdata()) for line in axes[0].lines]
+    sam = axes[0].containers[0][0]
+    assert sam.get_xdata() == pytest.approx([0.05, 0.1, 0.2, 0.4], rel=0.05)
     # The second radius is the best, by one point on validation images.
     own, plain = accuracies("sam", 3), accuracies("vanilla", 3)
     gain = statistics.fmean(x - y for x, y in zip(own, plain, strict=True))
@@ -281,11 +281,13 @@ def test_gains_against_the_learning_rate_are_over_vanilla_at_its_best_one(ledger
     axes = drawings.lr_figure(GPU, found, ledger).axes
     assert [axis.get_title() for axis in axes] == [GPU.setups[letter].title for letter in "ACDE"]
     vanilla, sam, *_ = (bars[0] for bars in axes[0].containers)
-    assert list(vanilla.get_xdata()) == list(sam.get_xdata()) == [0.5, 1.0, 2.0]
+    for curve in (vanilla, sam):  # a little apart
+        assert curve.get_xdata() == pytest.approx([0.5, 1.0, 2.0], rel=0.05)
     assert vanilla.get_ydata() == pytest.approx([0.0, 0.0, -2.0])
-    own, plain = accuracies("sam", 3), accuracies("vanilla", 3)
-    gain = statistics.fmean(x - y for x, y in zip(own, plain, strict=True))
-    assert sam.get_ydata() == pytest.approx([gain, gain, gain - 2.0])
+    own, plain = accuracies("sam", 5), accuracies("vanilla", 5)
+    gains = [x - y for x, y in zip(own, plain, strict=True)]
+    few, all_ = statistics.fmean(gains[:3]), statistics.fmean(gains)  # varied: three seeds
+    assert sam.get_ydata() == pytest.approx([few, all_, few - 2.0])
 
 
 def test_the_paper_compares_a_method_with_itself_for_a_decaying_radius_only(

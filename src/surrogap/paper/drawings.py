@@ -166,7 +166,7 @@ def rho_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figur
 def lr_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
     """Test accuracy gained over vanilla against the learning rate, a panel for each set-up."""
     gains = _gains(found, "test", lambda cell: cell.changes.get("lr_factor", 1.0))
-    return _gains_figure(scale, gains, "learning rate relative to vanilla's best")[0]
+    return _gains_figure(scale, gains, "learning rate relative to the tuned one")[0]
 
 
 # The value of a setting and the points gained with it, by set-up and method.
@@ -195,12 +195,14 @@ def _gains_figure(scale: Scale, gains: _Gains, label: str) -> "tuple[Figure, dic
     figure, axes = new_figure(num_rows, num_columns, "", size=(_WIDTH, 0.6 + 2.9 * num_rows))
     for axis, (setup, of_setup) in zip(axes, gains.items(), strict=False):
         axis.axhline(0.0, color=PALETTE[6], linewidth=0.8)
-        for method, points in of_setup.items():
+        for index, (method, points) in enumerate(of_setup.items()):
             colour, marker = _STYLES[method]
             x, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+            apart = 1.03 ** (index - (len(of_setup) - 1) / 2)  # so that intervals do not overlap
             style: dict[str, Any] = {"fmt": f"{marker}-", "color": colour, "capsize": 3}
             style |= {"yerr": [gain.half_width or 0.0 for gain in values]}
-            axis.errorbar(x, [gain.mean for gain in values], label=METHODS[method].title, **style)
+            means = [gain.mean for gain in values]
+            axis.errorbar([apart * one for one in x], means, label=METHODS[method].title, **style)
         axis.set_xscale("log")
         axis.set(title=scale.setups[setup].title, xlabel=label, ylabel="points over vanilla")
         ticks = _apart({x for points in of_setup.values() for x, _ in points})

@@ -81,6 +81,7 @@ GPU = Scale(
             "ResNet-18, CIFAR-10N labels",
             {**_A, "train_labels": "noisy", "lr": 0.1},
             *(_SGD_TRIALS, 0.25, NOISY),
+            more_trials=[{"lr": lr, "weight_decay": 1e-3} for lr in (0.025, 0.05)],
             remark="A's images; about 40 % of the labels are wrong. Validation labels are clean.",
         ),
         "F": Setup(

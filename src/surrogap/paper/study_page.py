@@ -153,7 +153,7 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         scale=scale.name,
         trials=scale.num_trials,
         val_error=_val_error(scale, ledger),
-        more=_more_trials(scale),
+        more=_more_trials(scale, ledger),
         tally=tally(list(made.values())),
         disagreements=f" Verdicts that differ from the paper's:\n\n{others}" if others else "",
         terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
@@ -277,9 +277,14 @@ def _val_error(scale: Scale, ledger: Ledger) -> str:
     return f" ({number:,} in A, for a standard error of about {error:.1f} points)"
 
 
-def _more_trials(scale: Scale) -> str:
+def _more_trials(scale: Scale, ledger: Ledger) -> str:
     """A sentence about the further trials of plain training, if there are some."""
-    numbers = {name: len(one.more_trials) for name, one in scale.setups.items() if one.more_trials}
+    num_first = scale.num_trials
+    numbers = {
+        letter: len(setup.more_trials)
+        for letter, setup in scale.setups.items()
+        if any(run.key in ledger for run in trials(scale, letter, "vanilla", ledger)[num_first:])
+    }
     if not numbers:
         return ""
     *others, last = numbers
