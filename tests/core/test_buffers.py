@@ -366,3 +366,32 @@ def test_spectral_norm_iterates_once() -> None:
     plain(x).square().mean().backward()
     SAM(model).backward(lambda: model(x).square().mean())
     assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
+
+
+class Queue(nn.Module):
+    """A contrastive loss whose negatives are the outputs for the last batch, as in MoCo."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 4).double()
+        self.register_buffer("negatives", torch.randn(4, 3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = nn.functional.normalize(self.linear(x), dim=1)
+        loss = (keys @ self.negatives.clone()).exp().sum().log()
+        self.negatives.copy_(keys.detach().T)
+        return loss
+
+
+@pytest.mark.parametrize("is_queue", [True, False])
+def test_all_passes_read_the_same_buffers(is_queue: bool) -> None:
+    """So a radius of 0 gives the plain gradient, and a gap of 0."""
+    x = torch.randn(3, 5, dtype=torch.float64)
+    model = Queue() if is_queue else nn.utils.spectral_norm(nn.Linear(5, 4).double())
+    plain = copy.deepcopy(model)
+    plain(x).square().mean().backward()
+    objective = SAM(model, rho=0.0)
+    report = objective.backward(lambda: model(x).square().mean())
+    assert float(report.gap) == 0.0
+    assert equality.same_bits(*([p.grad for p in m.parameters()] for m in (plain, model)))
+    assert equality.same_bits(list(plain.buffers()), list(model.buffers()))

@@ -108,6 +108,18 @@ def static() -> str:
     return str(error.value)
 
 
+def joined() -> str:
+    model = DistributedDataParallel(toy_models.mlp())
+    with model.join(), pytest.raises(RuntimeError, match="join") as error:
+        SAM(model).backward(toy_models.closure_of(model, toy_models.batch()))
+    return str(error.value)
+
+
+def test_uneven_inputs(two: Processes) -> None:
+    for message in two.run(joined):
+        assert message.startswith("model must not be inside join() of DistributedDataParallel")
+
+
 def test_a_static_graph(two: Processes) -> None:
     for message in two.run(static):
         assert message.startswith("static_graph of DistributedDataParallel must be False, got True")

@@ -63,8 +63,9 @@ class AscentStep:
         arithmetic = choose(task, last=self._workspace.arithmetic)
         self._workspace.arithmetic = None  # frees the copies if the step raises
         with ExitStack() as stack:
-            if first is not None:  # repeat its random numbers, and leave the buffers unchanged
+            if first is not None:  # repeat its random numbers and buffers, and keep what it wrote
                 stack.enter_context(unmoved(weights, self._workspace.buffers_after_first))
+                self._workspace.buffers_before.restore(weights.buffers)
                 stack.enter_context(random_state.replayed())
             try:
                 scale = None if first is None else passes.scale(first[0].device)

@@ -29,31 +29,29 @@ class Buffers:
         before = contents(dictionaries)
         if not (are_same(before, self._tensors) and _addresses(self._writable) == self._addresses):
             self._allocate(dictionaries, before)
-        contents_before, groups, addresses = self._dictionaries, self._groups, self._addresses
-        writable, originals = self._writable, self._originals
-        for tensors, copies in groups:
+        for tensors, copies in self._groups:
             torch._foreach_copy_(copies, tensors)
-
-        def restore() -> None:
-            # Some modules assign a new tensor instead of writing in place.
-            if not are_same(contents(dictionaries), before):
-                for dictionary in dictionaries:
-                    dictionary.clear()
-                for dictionary, content in contents_before:
-                    dictionary.update(content)
-            if _addresses(writable) != addresses:  # some assign to `buffer.data`
-                for tensor, original in zip(writable, originals, strict=True):
-                    tensor.data = original
-            for tensors, copies in groups:
-                torch._foreach_copy_(tensors, copies)
-
         try:
             yield
         except BaseException:
-            restore()
+            self.restore(dictionaries)
             raise
         if not on_error_only:
-            restore()
+            self.restore(dictionaries)
+
+    def restore(self, dictionaries: Dictionaries) -> None:
+        """Restore buffers to their last copy."""
+        # Some modules assign a new tensor instead of writing in place.
+        if not are_same(contents(dictionaries), self._tensors):
+            for dictionary in dictionaries:
+                dictionary.clear()
+            for dictionary, content in self._dictionaries:
+                dictionary.update(content)
+        if _addresses(self._writable) != self._addresses:  # some assign to `buffer.data`
+            for tensor, original in zip(self._writable, self._originals, strict=True):
+                tensor.data = original
+        for tensors, copies in self._groups:
+            torch._foreach_copy_(tensors, copies)
 
     def _allocate(self, dictionaries: Dictionaries, tensors: list[Tensor | None]) -> None:
         self._tensors = tensors

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -18,7 +19,25 @@ from surrogap.errors import InvalidValueError, UnsupportedError
 
 
 @contextmanager
-def outside_wrappers(weights: Weights) -> Iterator[None]:
+def first_forward_pass(weights: Weights) -> Iterator[None]:
+    """Context for the first forward pass, with more checks, and a gradient for one parameter.
+
+    A closure that calls `zero_grad` changes this gradient; the others are None already.
+    """
+    parameter = weights.parameters[0]
+    has_none = parameter.grad is None
+    try:
+        if has_none:
+            parameter.grad = torch.zeros_like(parameter)
+        with _outside_wrappers(weights):
+            yield
+    finally:
+        if has_none:
+            parameter.grad = None
+
+
+@contextmanager
+def _outside_wrappers(weights: Weights) -> Iterator[None]:
     """Context in which the model must not run inside a wrapper that the objective does not know.
 
     The wrapper would average the gradients of each pass, and nothing would average the direction.

@@ -23,7 +23,9 @@ Perturb: TypeAlias = Callable[[str, nn.Parameter], bool] | Literal["norms"] | No
 # BatchNorm, SyncBatchNorm and InstanceNorm are subclasses of `_NormBase`.
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 # After the `|`, timm's layers: EvoNorm2dS0 and variants, FilterResponseNormTlu2d, InplaceAbn.
-_NORM_NAME = re.compile(r"Norm(Act)?(2d|3d)?(Fp32)?$|^(EvoNorm2d|FilterResponseNorm|InplaceAbn)")
+_NORM_NAME = re.compile(
+    r"[Nn]orm(Act|Gated)?([123]d)?(Fp32)?$|^(EvoNorm2d|FilterResponseNorm|InplaceAbn)"
+)
 
 
 class Kind(IntEnum):

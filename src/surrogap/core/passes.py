@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map_only
 
-from surrogap.core.first_call import check_graph, outside_wrappers
+from surrogap.core.first_call import check_graph, first_forward_pass
 from surrogap.core.gradients import current
 from surrogap.core.vectors import wide
 from surrogap.core.weights import Weights
@@ -54,7 +54,8 @@ class Passes:
             )
         if not closures:
             raise InvalidValueError(f"{name} must not be an empty list, got []. {EXAMPLE}")
-        _check_late_binding(name, closures)
+        if len(closures) > 1:
+            _check_late_binding(name, closures)
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise InvalidTypeError(
                 f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}. "
@@ -82,21 +83,17 @@ class Passes:
         return loss, auxes[0] if self._is_single else auxes
 
     def _run(self, closure: Closure, weights: Weights, needs_graph: bool) -> tuple[Tensor, Any]:
-        versions = _versions(weights)
         forget_weights()
         is_first_call = not weights.is_checked
         with torch.enable_grad():
-            with outside_wrappers(weights) if is_first_call else nullcontext():
+            with first_forward_pass(weights) if is_first_call else nullcontext():
+                versions = _versions(weights)
                 loss, aux = self._checked(closure())
+                self._check_gradients(weights, versions)
             if needs_graph and not loss.requires_grad:
                 raise UnsupportedError(
                     f"{self._name} must return a loss with a graph, got one without a graph. "
                     "Compute it from the model's output, without detach(), item() or no_grad()."
-                )
-            if _versions(weights) != versions:
-                raise UnsupportedError(
-                    f"{self._name} must not call backward, got one that changed .grad. "
-                    "Return the loss; the objective calls backward itself, once per pass."
                 )
             if is_first_call:
                 check_graph(loss, weights)
@@ -112,6 +109,13 @@ class Passes:
         if aux is not None:  # usually it is None, and walking a tree takes time
             aux = tree_map_only(Tensor, Tensor.detach, aux)
         return copy.reshape(()), aux
+
+    def _check_gradients(self, weights: Weights, versions: list[int | None]) -> None:
+        if _versions(weights) != versions:
+            raise UnsupportedError(
+                f"{self._name} must call neither backward nor zero_grad, got one that changed "
+                ".grad. Return the loss; the objective calls backward itself, once per pass."
+            )
 
     @contextmanager
     def _new_graph(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from surrogap.core.shards import is_distributed, mean_over
 from surrogap.core.vectors import Gradients, Layout, groups_of
 from surrogap.core.weights import Weights, contents
-from surrogap.errors import InvalidTypeError, InvalidValueError
+from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 if TYPE_CHECKING:  # some builds of torch do not have it
     from torch.distributed import ProcessGroup
@@ -63,6 +63,11 @@ class Replicas:
         """Context in which DDP does not average the gradients of a pass."""
         with ExitStack() as stack:
             for wrapper in self._wrappers:
+                if wrapper._join_config.enable:
+                    raise UnsupportedError(
+                        "model must not be inside join() of DistributedDataParallel, got a call in "
+                        "it. Give all processes the same number of batches."
+                    )
                 # After a forward pass outside of this context, DDP may still be prepared to reduce
                 # the gradients of the next backward pass.
                 if wrapper.require_forward_param_sync:

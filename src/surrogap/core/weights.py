@@ -101,7 +101,7 @@ class Weights:
         self._dictionaries: list[dict[str, Any]] = [*(m._modules for m in modules), *own]
         self._walked = contents(self._dictionaries)
         self._names = self._find_names()
-        self._norms = set(map(id, norm_parameters(modules)))
+        self._norms = set(norm_parameters(modules))
         self.buffers = [module._buffers for module in modules]
         self._unique = list({id(p): p for p in contents(own) if p is not None}.values())
         self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
@@ -127,22 +127,22 @@ class Weights:
     @property
     def names(self) -> list[str]:
         """The names of the parameters, without the prefixes of DDP and torch.compile."""
-        return [self._names[id(parameter)] for parameter in self.parameters]
+        return [self._names[parameter] for parameter in self.parameters]
 
-    def _find_names(self) -> dict[int, str]:
+    def _find_names(self) -> dict[nn.Parameter, str]:
         modules = self._model.named_modules()
         wrapped = {path for path, m in modules if isinstance(m, DistributedDataParallel)}
         names = {}
         for name, parameter in self._model.named_parameters():
             path = name.split(".")
             own = [k for i, k in enumerate(path) if ".".join(path[:i]) not in wrapped]
-            names[id(parameter)] = ".".join(k for k in own if k != "_orig_mod")
+            names[parameter] = ".".join(k for k in own if k != "_orig_mod")
         return names
 
     @property
     def are_norms(self) -> list[bool]:
         """A flag for each parameter: whether it belongs to a normalisation layer."""
-        return [id(parameter) in self._norms for parameter in self.parameters]
+        return [parameter in self._norms for parameter in self.parameters]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -169,18 +169,18 @@ class Weights:
         for parameter in self.parameters:
             if parameter.is_complex():
                 raise InvalidValueError(
-                    f"{self._names[id(parameter)]} must be real, got {parameter.dtype}. Store it "
+                    f"{self._names[parameter]} must be real, got {parameter.dtype}. Store it "
                     "as a real parameter and call torch.view_as_complex in the forward pass."
                 )
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
                 raise UnsupportedError(
-                    f"{self._names[id(parameter)]} must not have a post-accumulate-grad hook, got "
+                    f"{self._names[parameter]} must not have a post-accumulate-grad hook, got "
                     f"one from {hook.__module__}. It would act on the gradient of each pass: "
                     "remove it, and step the optimizer after backward."
                 )
             if self.fsdp.modules and not is_sharded(parameter):
                 raise InvalidValueError(
-                    f"{self._names[id(parameter)]} must be sharded like the others, got a plain "
+                    f"{self._names[parameter]} must be sharded like the others, got a plain "
                     "parameter. FSDP does not average its gradient, so processes would diverge: "
                     "call fully_shard on the whole model too."
                 )
