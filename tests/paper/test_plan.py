@@ -163,7 +163,7 @@ def test_the_whole_study_starts_with_the_most_telling_runs(ledger: Ledger) -> No
         (run.setup, run.changes["augmentation"] if run.label else run.method) for run in left
     )
     telling = [
-        *(("E", "sam"), ("A", "sam-every-5"), ("C", "sam"), ("B", "sam")),
+        *(("A", "sam-every-5"), ("E", "sam"), ("C", "sam"), ("B", "sam")),
         *(("D", "sam"), ("A", "sam"), ("A", "strong"), ("A", "asam"), ("F", "sam")),
     ]
     assert [one for one in order if one in telling] == telling
