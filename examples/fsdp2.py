@@ -2,8 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/fsdp2.py --checkpoint /tmp/digits_fsdp2
 
-The perturbation is that of the global batch. The same command resumes a stopped run, also with
-another number of processes.
+All processes share one perturbation. A stopped run resumes with any number of processes.
 """
 
 import argparse

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
 # The most names that an error message lists.
-_MAX_LISTED = 20
+_MAX_LISTED = 24
 
 
 def number(

@@ -13,8 +13,6 @@ from tests import toy_models
 
 FILES = sorted(Path(surrogap.core.__file__).parent.rglob("*.py"))
 BUILT_IN = {name for name in vars(builtins) if name.endswith("Error")}
-# The caller that loads a damaged checkpoint reports the file.
-OF_STATES = {("along.py", "ValueError"), ("rho.py", "ValueError")}
 
 
 def raised(path: Path) -> set[tuple[str, str]]:
@@ -25,7 +23,7 @@ def raised(path: Path) -> set[tuple[str, str]]:
 
 def test_every_error_is_a_user_error() -> None:
     all_raised = set().union(*map(raised, FILES))
-    assert {(path, name) for path, name in all_raised if name in BUILT_IN} == OF_STATES
+    assert not {(path, name) for path, name in all_raised if name in BUILT_IN}
 
 
 def test_an_argument_and_a_step_raise_user_errors() -> None:

@@ -108,7 +108,7 @@ def test_the_momentum_of_a_run_is_loaded(tmp_path: Path) -> None:
 def test_without_momentum_there_is_no_ascent_step(tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, objective="momentum-sam")
     components = components_for_sweep(config, None, num_steps=1)
-    with pytest.raises(RuntimeError, match=r"gradient and ascent step must not be zero"):
+    with pytest.raises(RuntimeError, match=r"neither it nor the ascent step may be zero"):
         sweep_radii(config, components, [0.1], 1, lambda *_: None)
 
 
