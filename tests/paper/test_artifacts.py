@@ -18,12 +18,13 @@ from surrogap.paper import drawings
 from surrogap.paper.artifacts import ARTIFACTS, drawn
 from surrogap.paper.intervals import t_quantile
 from surrogap.paper.labels import place_labels
+from surrogap.paper.learning_rates import own_rates_table
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import METHODS
 from surrogap.paper.scales import GPU, LAPTOP
 from surrogap.paper.study import Cell
 from surrogap.paper.study_page import write_page
-from surrogap.paper.summaries import comparisons, disagreements, in_words, summaries, table
+from surrogap.paper.summaries import comparisons, in_words, summaries, table
 from surrogap.paper.tuning import chosen, trials
 from tests.paper import synthetic_study
 
@@ -118,13 +119,11 @@ def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) 
     (one,) = comparisons([sam, replace(gsam, lines=lines)], [("GSAM", "SAM")])
     assert one.verdict == "no difference shown"
     assert in_words([one])[-1].endswith("0 verdicts agree.")
-    assert disagreements([one]) == [one.sentence]
     (one,) = comparisons([gsam, sam], [("SAM", "GSAM")])
     assert one.verdict == "worse"
     worse = {seed: line | {"scores": {"test": {"accuracy": 0.0}}} for seed, line in lines.items()}
     (one,) = comparisons([sam, replace(gsam, lines=worse)], [("GSAM", "SAM")])
     assert one.sentence.endswith(", worse. In the paper: better.")
-    assert disagreements([one]) == [one.sentence]
     assert in_words([]) == []
 
 
@@ -215,9 +214,9 @@ def test_costs_are_those_of_the_timing(ledger: Ledger) -> None:
     assert band.get_x() + band.get_width() / 2 == pytest.approx(2.0)
     assert all(abs(x - 2.0) < band.get_width() / 2 for x in twice)
     assert min(abs(x - y) for x in twice for y in twice if x is not y) > 0.03
-    by_position = sorted(points.values())
-    accuracies_at_2 = [y for x, y in by_position if abs(x - 2.0) < band.get_width() / 2]
-    assert accuracies_at_2 == sorted(accuracies_at_2)
+    costs = {one.cell.title: one.cost for one in found}
+    names = sorted((n for n in points if n in costs), key=lambda name: points[name][0])
+    assert [costs[name] for name in names] == sorted(costs[name] or 0.0 for name in names)
     assert points["vanilla"][0] == pytest.approx(1.0, abs=0.06)
     assert points["SAM"][1] == pytest.approx(statistics.fmean(accuracies("sam", 10)))
 
@@ -286,8 +285,36 @@ def test_gains_against_the_learning_rate_are_over_vanilla_at_its_best_one(ledger
     assert vanilla.get_ydata() == pytest.approx([0.0, 0.0, -2.0])
     own, plain = accuracies("sam", 5), accuracies("vanilla", 5)
     gains = [x - y for x, y in zip(own, plain, strict=True)]
-    few, all_ = statistics.fmean(gains[:3]), statistics.fmean(gains)  # varied: three seeds
-    assert sam.get_ydata() == pytest.approx([few, all_, few - 2.0])
+    common = statistics.fmean(gains[:3])  # those of the varied cells
+    assert sam.get_ydata() == pytest.approx([common, common, common - 2.0])
+
+
+def test_each_method_has_the_learning_rate_that_is_best_on_validation_images(
+    ledger: Ledger,
+) -> None:
+    found = copy.deepcopy(summaries(GPU, ARTIFACTS["fig-lr"].cells, ledger))
+    for one in found:
+        if one.cell.title in ("SAM, 2x lr", "vanilla, 1/2 lr"):
+            for line in one.lines.values():
+                line["val"]["accuracy"] += 0.02
+                line["scores"]["test"]["accuracy"] += 0.03
+    rows = {(row[0], row[1]): row for row in own_rates_table(found).rows}
+    assert len(rows) == 12
+    gains = {
+        name: statistics.fmean(
+            own - plain
+            for own, plain in zip(accuracies(name, 3), accuracies("vanilla", 3), strict=True)
+        )
+        for name in ("sam", "gsam")
+    }
+    for name, best, gain in (("sam", "2", gains["sam"]), ("gsam", "1", gains["gsam"] - 3.0)):
+        _, _, own, plain, at_own, shared, seeds = rows["A", METHODS[name].title]
+        assert (own, plain, seeds) == (best, "0.5", "3")
+        assert float(at_own.split(" ")[0]) == pytest.approx(gain, abs=0.005)
+        assert float(shared.split(" ")[0]) == pytest.approx(gains[name], abs=0.005)
+    # With a learning rate missing, there is no best one yet.
+    found[1] = replace(found[1], lines={})
+    assert {row[0] for row in own_rates_table(found).rows} == {"C", "D", "E"}
 
 
 def test_the_paper_compares_a_method_with_itself_for_a_decaying_radius_only(
@@ -307,7 +334,12 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     write_page(path, GPU, ledger)
     text = path.read_text()
     for name, artifact in ARTIFACTS.items():
-        assert f"## {artifact.title.removesuffix('.')}\n" in text
+        assert (f"## {artifact.title.removesuffix('.')}\n" in text) == (not artifact.part_of)
+        if artifact.part_of:
+            assert f"`{name}` (of `{artifact.part_of}`)" in text
+            whole = ARTIFACTS[artifact.part_of].cells
+            assert set(map(str, artifact.cells)) <= set(map(str, whole))
+            continue
         assert f"`surrogap reproduce {name} --scale gpu`" in text
         assert artifact.notes in text
         if artifact.draw is not None:
@@ -318,7 +350,7 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     assert "| A | GSAM minus SAM |" in text
     assert "**rho 0.1: " in text  # the chosen trial
     for name, artifact in ARTIFACTS.items():
-        if artifact.pairs:  # in full
+        if artifact.pairs and not artifact.part_of:  # in full
             assert drawn(name, GPU, ledger).table.markdown() in text
     assert "Set-up A: 150 epochs, batch size 128, SGD with Nesterov momentum 0.9" in text
     assert "bf16, 10,000 training images, 5,000 validation images, 10,000 test images." in text
@@ -326,8 +358,8 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     # The standard error of 88.3 % on 5,000 images.
     assert "(5,000 in A, for a standard error of about 0.5 points)" in text
     assert "Superseded" not in text
-    assert "(lr 0.1, weight_decay 0.001)" in text  # at the edge
-    assert "A SAM (rho 0.1)" not in text
+    assert "A SAM (rho 0.1)" not in text  # at the edge of its range
+    assert "A vanilla (lr 0.1);" in text  # of its two weight decays, both are edges
     assert "Not trained yet" not in text
 
 
@@ -354,6 +386,6 @@ def test_a_page_of_few_runs_says_what_is_missing(tmp_path: Path) -> None:
 def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:
     write_page(tmp_path / "results.md", GPU, Ledger(tmp_path / "study.jsonl"))
     _, _, waiting = (tmp_path / "results.md").read_text().partition("## Not trained yet\n")
-    assert waiting.count("\n* `") == len(ARTIFACTS)
+    assert waiting.count("\n* `") == sum(not artifact.part_of for artifact in ARTIFACTS.values())
     with pytest.raises(ValueError, match="page must be a writable file, got"):
         write_page(tmp_path / "results.md" / "page.md", GPU, Ledger(tmp_path / "study.jsonl"))

@@ -266,11 +266,9 @@ def test_the_page_compares_find_rho_with_the_best_radius(
     assert start == before  # without a line, the section is left out
     (row,) = [line for line in section.splitlines() if line.startswith("| A |")]
     # Only SAM is tuned.
-    _, method, tried, *rest = row.strip("| ").split(" | ")
+    _, method, *rest = row.strip("| ").split(" | ")
     assert (method, rest) == ("SAM", ["0.1", suggested, verdict])
     limits = (10.0 if low is None else low, math.inf if high is None else high)
     inside = sum(limits[0] <= rho <= limits[1] for rho in (0.05, 0.1, 0.2, 0.4))
     assert f"contain {inside} of the 4 radii tried." in " ".join(section.split())
     assert ("span a factor of" in section) == (high is not None)
-    assert tried.startswith("rho 0.05: 87.")
-    assert "; **rho 0.1: 88." in tried

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from surrogap.experiments.text_table import Table
 from surrogap.paper import drawings
+from surrogap.paper.learning_rates import own_rates_table
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import MAIN, METHODS, NOISY, SHORT, TRANSFERRED, Changes
 from surrogap.paper.plan import Stage
@@ -43,6 +45,8 @@ class Artifact:
         draw: Draws its figure; None for a table.
         max_seeds: The largest number of seeds that it needs; 0 for the tuning runs only.
         notes: The limits of its conclusions.
+        part_of: The artifact whose tables have its rows, on the page of results.
+        second_table: A table besides that of the cells, on the page of results.
     """
 
     title: str
@@ -52,6 +56,8 @@ class Artifact:
     draw: Draw | None = None
     max_seeds: int | None = None
     notes: str = ""
+    part_of: str = ""
+    second_table: Callable[[Sequence[Summary]], Table] | None = None
 
 
 def _cells(setup: str, methods: Sequence[str]) -> list[Cell]:
@@ -112,7 +118,7 @@ ARTIFACTS: dict[str, Artifact] = {
         draw=drawings.cost_figure,
         notes="Filled markers are means, with 95 % intervals for three seeds or more. Of fewer "
         "than five seeds, rings show each. Methods in a grey band have nearly the same cost; they "
-        "are drawn side by side, in order of accuracy. The cost excludes data loading and "
+        "are drawn side by side, in order of cost. The cost excludes data loading and "
         "evaluation. Differences are paired by seed, so two methods can differ although their "
         "intervals in the figure overlap.",
     ),
@@ -129,8 +135,7 @@ ARTIFACTS: dict[str, Artifact] = {
         [cell for setup in "ACD" for cell in _cells(setup, _PAPER)],
         [*_against(("sam", "gsam"), *_BASELINES), *_pairs(("gsam", "sam"))],
         _ALL_SCORES,
-        notes="The paper's Table 1 has twelve models on ImageNet. Here the images are small and "
-        "few, so neither the size nor the sign of a difference need carry over to ImageNet.",
+        part_of="table-setups",
     ),
     "table-setups": Artifact(
         "SAM, GSAM and SAM on norm layers in all set-ups.",
@@ -141,16 +146,18 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam", "sam"), ("sam-norms", "sam")),
         ],
         _ALL_SCORES,
-        notes="With noisy labels (E), compare the best epoch too: a method may memorise wrong "
-        "labels late in training.",
+        notes="The paper's Table 1 has twelve models on ImageNet. Here the images are small and "
+        "few, so neither the size nor the sign of a difference need carry over to ImageNet. With "
+        "noisy labels (E), compare the best epoch too: a method may memorise wrong labels late in "
+        "training.",
     ),
     "fig-methods": Artifact(
         "Test accuracy of all objectives.",
         _cells("A", _OBJECTIVES),
         (),
         draw=drawings.methods_figure,
-        notes="`fig-cost` has the scores and differences. More seeds may change the order of "
-        "methods whose intervals overlap.",
+        notes="More seeds may change the order of methods whose intervals overlap.",
+        part_of="fig-cost",
     ),
     "table-penalty": Artifact(
         "GSAM and min(f_p + lambda h), over lambda.",
@@ -203,6 +210,7 @@ ARTIFACTS: dict[str, Artifact] = {
         _pairs(("vanilla-2x", "vanilla"), ("gsam", "vanilla"), ("gsam", "vanilla-2x")),
         _ALL_SCORES,
         notes="The learning rate decays over all epochs, however many there are.",
+        part_of="table-setups",
     ),
     "table-rho-schedule": Artifact(
         "Constant rho against rho_t that decays with the learning rate.",
@@ -264,8 +272,12 @@ ARTIFACTS: dict[str, Artifact] = {
         ("val", "test", "train"),
         draw=drawings.lr_figure,
         notes="Points of test accuracy over vanilla training at the learning rate that it was "
-        "tuned to, which is 1 on the axis. Differences are paired by seed, with 95 % intervals. "
-        "Rho and alpha were tuned at that learning rate only.",
+        "tuned to, which is 1 on the axis. Differences are paired by seed, with 95 % intervals, "
+        "over the seeds that all learning rates have. Rho, alpha and weight decay were tuned at "
+        "that learning rate only, so the other methods may do better at other rates than shown. "
+        "In the table, each method has the learning rate with the best mean validation accuracy "
+        "over the same seeds.",
+        second_table=own_rates_table,
     ),
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
 from surrogap.paper.intervals import Interval, paired_difference
 from surrogap.paper.labels import place_labels
+from surrogap.paper.learning_rates import on_common_seeds, rate
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import suggested_ranges
@@ -82,6 +83,9 @@ def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "
                     axis.errorbar(x, value.mean, yerr=error or 0.0, **style)
         axis.set_xticks(range(len(grouped)), list(grouped))
         axis.set(xlabel=title, xlim=(-0.6, len(grouped) - 0.4))
+    # Alone, the third panel would show a small difference as large.
+    bottom, top = axes[1].get_ylim()
+    axes[2].set_ylim(min(bottom, axes[2].get_ylim()[0]), max(top, axes[2].get_ylim()[1]))
     axes[0].set_ylabel("test accuracy, % (95 % interval)")
     _legend(figure)
     return figure
@@ -115,6 +119,7 @@ def _over_epochs(
                 colour, _ = _STYLES[one.cell.method]
                 curves_with_bands(axis, one.cell.title, curves, factor, colour)
         axis.set(title=scale.setups[setup].title, xlabel="epoch")
+        axis.locator_params(axis="x", integer=True)
     axes[0].set_ylabel(label)
     _legend(figure)
     return figure
@@ -150,8 +155,8 @@ def rho_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figur
 
     Bars at the bottom are the ranges that find-rho suggests.
     """
-    gains = _gains(found, "val", lambda cell: cell.changes.get("rho"))
-    figure, panels = _gains_figure(scale, gains, "rho")
+    gains = _gains(found, "val", lambda one: one.cell.changes.get("rho"))
+    figure, panels = _gains_figure(scale, gains, "rho", "validation accuracy")
     suggested = suggested_ranges(scale, ledger)
     for setup, axis in panels.items():
         from_bottom = axis.get_xaxis_transform()  # heights are fractions of the panel
@@ -165,15 +170,18 @@ def rho_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figur
 
 def lr_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
     """Test accuracy gained over vanilla against the learning rate, a panel for each set-up."""
-    gains = _gains(found, "test", lambda cell: cell.changes.get("lr_factor", 1.0))
-    return _gains_figure(scale, gains, "learning rate relative to the tuned one")[0]
+    gains = _gains(on_common_seeds(found), "test", rate)
+    label = "learning rate relative to vanilla's tuned one"
+    return _gains_figure(scale, gains, label, "test accuracy")[0]
 
 
 # The value of a setting and the points gained with it, by set-up and method.
 _Gains = dict[str, dict[str, list[tuple[float, Interval]]]]
 
 
-def _gains(found: Sequence[Summary], score: str, value: Callable[[Cell], float | None]) -> _Gains:
+def _gains(
+    found: Sequence[Summary], score: str, value: Callable[[Summary], float | None]
+) -> _Gains:
     """The gains over vanilla with its tuned settings; cells without a value are left out."""
     plain = {
         one.cell.setup: one.values(score)
@@ -182,13 +190,15 @@ def _gains(found: Sequence[Summary], score: str, value: Callable[[Cell], float |
     }
     gains: _Gains = {}
     for one in found:
-        gain, x = paired_difference(one.values(score), plain[one.cell.setup]), value(one.cell)
+        gain, x = paired_difference(one.values(score), plain[one.cell.setup]), value(one)
         if gain is not None and x is not None:
             gains.setdefault(one.cell.setup, {}).setdefault(one.cell.method, []).append((x, gain))
     return gains
 
 
-def _gains_figure(scale: Scale, gains: _Gains, label: str) -> "tuple[Figure, dict[str, Axes]]":
+def _gains_figure(
+    scale: Scale, gains: _Gains, label: str, score: str
+) -> "tuple[Figure, dict[str, Axes]]":
     """The figure, and its panels by set-up."""
     num_columns = min(len(gains), 2) or 1
     num_rows = math.ceil(len(gains) / num_columns) or 1
@@ -204,7 +214,9 @@ def _gains_figure(scale: Scale, gains: _Gains, label: str) -> "tuple[Figure, dic
             means = [gain.mean for gain in values]
             axis.errorbar([apart * one for one in x], means, label=METHODS[method].title, **style)
         axis.set_xscale("log")
-        axis.set(title=scale.setups[setup].title, xlabel=label, ylabel="points over vanilla")
+        axis.set(title=scale.setups[setup].title, xlabel=label)
+        axis.set_ylabel(f"{score}\nover vanilla, points")
+        axis.margins(y=0.12)  # so that the lowest interval ends above the bars of find-rho
         ticks = _apart({x for points in of_setup.values() for x, _ in points})
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
@@ -250,13 +262,11 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     ]
     places = [cost for _, cost, _ in shown]
     for group in _equal(places):
-        group.sort(key=lambda index: shown[index][2].mean)
-        middle = sum(places[index] for index in group) / len(group)
-        for position, index in enumerate(group):
-            places[index] = middle + _SPACING * (position - (len(group) - 1) / 2)
+        low, high = _band(places, group)
         if len(group) > 1:
-            width = _SPACING * len(group) / 2
-            axis.axvspan(middle - width, middle + width, color="black", alpha=0.06, linewidth=0)
+            axis.axvspan(low, high, color="black", alpha=0.06, linewidth=0)
+            for position, index in enumerate(group):
+                places[index] = low + _SPACING * (position + 0.5)
     for x, (one, cost, value) in zip(places, shown, strict=True):
         kind = list(_KINDS)[0 if METHODS[one.cell.method].is_plain else 1 if cost > 1.9 else 2]
         colour, marker = _KINDS[kind]
@@ -294,18 +304,24 @@ _SPACING = 0.035
 
 
 def _equal(costs: Sequence[float]) -> list[list[int]]:
-    """The indices of costs that differ by less than `_SPACING` from the next, in groups.
+    """The indices of costs that are too close to be drawn apart, in groups and in order.
 
     >>> _equal([1.0, 2.0, 1.99])
     [[0], [2, 1]]
     """
     groups: list[list[int]] = []
     for index in sorted(range(len(costs)), key=costs.__getitem__):
-        if groups and costs[index] - costs[groups[-1][-1]] < _SPACING:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
+        group = [index]
+        while groups and _band(costs, groups[-1])[1] > _band(costs, group)[0]:
+            group = groups.pop() + group
+        groups.append(group)
     return groups
+
+
+def _band(costs: Sequence[float], group: Sequence[int]) -> tuple[float, float]:
+    """The ends of the costs that a group takes up if it is drawn side by side."""
+    middle, half = sum(costs[index] for index in group) / len(group), _SPACING * len(group) / 2
+    return middle - half, middle + half
 
 
 def _curve(line: LedgerLine, name: str) -> Points:

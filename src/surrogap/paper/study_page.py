@@ -16,7 +16,6 @@ from surrogap.paper.summaries import (
     Comparison,
     Summary,
     comparisons,
-    disagreements,
     missing,
     summaries,
     table,
@@ -47,8 +46,10 @@ too narrow by chance. Differences are of test accuracy after the last epoch, pai
 verdict is "better" or "worse" only if the interval of the difference excludes zero.
 
 **Comparisons.** {tally} Many share the same runs of vanilla, so verdicts by chance come in groups.
-Differences at the best epoch, on validation images and of other scores are not
-counted.{disagreements}
+Differences at the best epoch, at other learning rates, on validation images and of other scores are
+not counted.
+
+**Parts.** Some commands draw parts of these tables: {parts}.
 
 | term | meaning |
 | --- | --- |
@@ -117,6 +118,8 @@ def _results(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The tables and figures that have runs, and a list of what is missing."""
     waiting = []
     for name, artifact in ARTIFACTS.items():
+        if artifact.part_of:
+            continue
         if _has_runs(artifact, scale, ledger):
             yield from _section(name, folder, scale, ledger)
         else:
@@ -136,7 +139,7 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         if is_captured
         else "timed on a CPU",
         "num_rounds": scale.timing[0],
-        "num_corruptions": len(scale.corruptions),
+        "num_corruptions": _num_corruptions(scale, ledger),
         "severities": ", ".join(map(str, scale.severities)),
         "sharpness_images": scale.sharpness_images,
     }
@@ -146,7 +149,7 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         for artifact in ARTIFACTS.values()
         for one in comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
     }
-    others = "\n".join(f"* {sentence}" for sentence in disagreements(list(made.values())))
+    parts = [f"`{name}` (of `{one.part_of}`)" for name, one in ARTIFACTS.items() if one.part_of]
     return _READING.format(
         ledger=ledger.path,
         page=page,
@@ -155,8 +158,17 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         val_error=_val_error(scale, ledger),
         more=_more_trials(scale, ledger),
         tally=tally(list(made.values())),
-        disagreements=f" Verdicts that differ from the paper's:\n\n{others}" if others else "",
+        parts=", ".join(parts),
         terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
+    )
+
+
+def _num_corruptions(scale: Scale, ledger: Ledger) -> int:
+    """The number of corruptions that the images have: grayscale ones have one less."""
+    lines = ledger.of_kind("run", scale=scale.name, purpose="final")
+    scores = (line["scores"].get("corrupted", {}) for line in lines)
+    return max(
+        (one["num_sets"] for one in scores if "num_sets" in one), default=len(scale.corruptions)
     )
 
 
@@ -172,9 +184,11 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The gains of the main methods in each set-up, and the set-ups that have no final runs."""
     yield "## In short\n"
     rows: list[tuple[str, ...]] = []
-    baselines = ("vanilla", "vanilla-2x")
-    for letter, setup in scale.setups.items():
-        cells = [Cell(letter, method) for method in MAIN if method in setup.methods]
+    baselines = ("vanilla", "vanilla-2x", "vanilla-short")
+    tuned = {letter: setup for letter, setup in scale.setups.items() if setup.source is None}
+    for letter, setup in tuned.items():
+        methods = dict.fromkeys((*baselines, *MAIN))
+        cells = [Cell(letter, method) for method in methods if method in setup.methods]
         found = {one.cell.method: one for one in summaries(scale, cells, ledger)}
         plain = [found.pop(method, None) for method in baselines]
         rows += [row for one in found.values() if (row := _gains(one, plain))]
@@ -194,9 +208,27 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             "accuracy. Results with three seeds are preliminary: more may change them. "
             "[How to read this page](#how-to-read-this-page) explains intervals and terms.\n"
         )
+        if edges := _rates_at_edge(scale, list(setups), ledger):
+            yield f"The learning rate of vanilla is {edges}: a better one may lie beyond.\n"
     final = {line["setup"] for line in ledger.of_kind("run", purpose="final")}
     if waiting := [f"{s.title} ({name})" for name, s in scale.setups.items() if name not in final]:
         yield f"Not trained yet: {'; '.join(waiting)}.\n"
+
+
+def _rates_at_edge(scale: Scale, setups: Sequence[str], ledger: Ledger) -> str:
+    """The set-ups whose learning rate is the smallest or largest that plain training tried."""
+    words = []
+    for edge, extreme in (("smallest", min), ("largest", max)):
+        found = []
+        for setup in setups:
+            best = chosen(scale, setup, "vanilla", ledger)
+            runs = trials(scale, setup, "vanilla", ledger)
+            rates = [run.settings["lr"] for run in runs if run.key in ledger]
+            if best and best["lr"] == extreme(rates):
+                found.append(setup)
+        if found:
+            words.append(f"the {edge} tried in {' and '.join(found)}")
+    return ", and ".join(words)
 
 
 def _gains(one: Summary, plain: Sequence[Summary | None]) -> tuple[str, ...] | None:
@@ -306,6 +338,8 @@ def _section(name: str, folder: Path, scale: Scale, ledger: Ledger) -> Iterator[
         artifact.draw(scale, found, ledger).savefig(folder.parent / file)
         yield f"![{artifact.title}]({file})\n"
     yield artifact.notes + "\n"
+    if artifact.second_table is not None and (second := artifact.second_table(found)).rows:
+        yield second.markdown() + "\n"
     if artifact.pairs:
         yield table(scale, found, artifact.scores).markdown() + "\n"
         if made := comparisons(found, artifact.pairs):

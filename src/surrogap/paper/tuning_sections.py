@@ -15,8 +15,8 @@ _RADII = """## Radii: find-rho against the study
 `surrogap reproduce find-rho --scale {scale}`
 
 `surrogap find-rho` suggests a range of radii to search: those whose ascent step raises the loss by
-0.05 to 0.5, here after {train_steps} steps of plain training. The radii tried are those of the
-study's trials, with validation accuracy in percent.
+0.05 to 0.5, here after {train_steps} steps of plain training. The best radius is that of the
+[trials](#trials).
 
 {table}
 
@@ -35,8 +35,9 @@ def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
     yield Table(("set-up", "method", "trials"), rows).markdown() + "\n"
     if edges := _edges(scale, ledger):
         yield (
-            "Chosen values at the edge of the range tried, so a better value may lie beyond "
-            f"(with two values tried, both are edges): {'; '.join(edges)}.\n"
+            "Chosen values at the edge of the range tried, so a better value may lie beyond: "
+            f"{'; '.join(edges)}. Of settings with two values tried, both are edges; they are "
+            "left out.\n"
         )
     if superseded := _superseded(scale, ledger):
         yield "Superseded trials, with a learning rate or radius that the study no longer uses:\n"
@@ -72,10 +73,11 @@ def _edges(scale: Scale, ledger: Ledger) -> list[str]:
         best = chosen(scale, setup, method, ledger) or {}
         runs = trials(scale, setup, method, ledger)
         tried = [run.settings for run in runs if run.key in ledger]
+        values = {name: {one[name] for one in tried} for name in best}
         edge = {
             name: value
             for name, value in best.items()
-            if value in (min(one[name] for one in tried), max(one[name] for one in tried))
+            if len(values[name]) > 2 and value in (min(values[name]), max(values[name]))
         }
         if edge:
             found.append(f"{setup} {METHODS[method].title} ({settings_text(edge)})")
@@ -106,19 +108,19 @@ def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
             radii = [run.settings["rho"] for run in runs if run.key in ledger]
             inside += [low <= rho <= high for rho in radii]
             factors += [high / low] * (high < math.inf)
-            tried, rho = _tried(scale, setup, method, ledger), best["rho"]
+            rho = best["rho"]
             shown = f"from {low:.2g}" if high == math.inf else f"{low:.2g} to {high:.2g}"
             verdict = "no, smaller" if rho < low else "yes" if rho <= high else "no, larger"
-            rows.append((setup, METHODS[method].title, tried, f"{rho:g}", shown, verdict))
+            rows.append((setup, METHODS[method].title, f"{rho:g}", shown, verdict))
     if rows:
-        columns = ("set-up", "method", "radii tried", "best", "find-rho suggests")
+        columns = ("set-up", "method", "best radius", "find-rho suggests")
         yield _RADII.format(
             scale=scale.name,
             train_steps=scale.find_rho[0],
             validity="those do not validate them"
             if scale.name == "gpu"
             else "the trials here test them",
-            table=Table((*columns, "best within range"), rows).markdown(),
+            table=Table((*columns, "within range"), rows).markdown(),
             widths=f"span a factor of {min(factors):.0f} to {max(factors):.0f} and "
             if factors
             else "",
