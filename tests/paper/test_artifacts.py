@@ -24,7 +24,7 @@ from surrogap.paper.methods import METHODS
 from surrogap.paper.scales import GPU, LAPTOP
 from surrogap.paper.study import Cell
 from surrogap.paper.study_page import write_page
-from surrogap.paper.summaries import comparisons, in_words, summaries, table
+from surrogap.paper.summaries import comparisons, disagreements, in_words, summaries, table
 from surrogap.paper.tuning import chosen, trials
 from tests.paper import synthetic_study
 
@@ -119,11 +119,13 @@ def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) 
     (one,) = comparisons([sam, replace(gsam, lines=lines)], [("GSAM", "SAM")])
     assert one.verdict == "no difference shown"
     assert in_words([one])[-1].endswith("0 verdicts agree.")
+    assert disagreements([one]) == [one.sentence]
     (one,) = comparisons([gsam, sam], [("SAM", "GSAM")])
     assert one.verdict == "worse"
     worse = {seed: line | {"scores": {"test": {"accuracy": 0.0}}} for seed, line in lines.items()}
     (one,) = comparisons([sam, replace(gsam, lines=worse)], [("GSAM", "SAM")])
     assert one.sentence.endswith(", worse. In the paper: better.")
+    assert disagreements([one]) == [one.sentence]
     assert in_words([]) == []
 
 
@@ -334,12 +336,7 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     write_page(path, GPU, ledger)
     text = path.read_text()
     for name, artifact in ARTIFACTS.items():
-        assert (f"## {artifact.title.removesuffix('.')}\n" in text) == (not artifact.part_of)
-        if artifact.part_of:
-            assert f"`{name}` (of `{artifact.part_of}`)" in text
-            whole = ARTIFACTS[artifact.part_of].cells
-            assert set(map(str, artifact.cells)) <= set(map(str, whole))
-            continue
+        assert f"## {artifact.title.removesuffix('.')}\n" in text
         assert f"`surrogap reproduce {name} --scale gpu`" in text
         assert artifact.notes in text
         if artifact.draw is not None:
@@ -350,7 +347,7 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     assert "| A | GSAM minus SAM |" in text
     assert "**rho 0.1: " in text  # the chosen trial
     for name, artifact in ARTIFACTS.items():
-        if artifact.pairs and not artifact.part_of:  # in full
+        if artifact.pairs:  # in full
             assert drawn(name, GPU, ledger).table.markdown() in text
     assert "Set-up A: 150 epochs, batch size 128, SGD with Nesterov momentum 0.9" in text
     assert "bf16, 10,000 training images, 5,000 validation images, 10,000 test images." in text
@@ -386,6 +383,6 @@ def test_a_page_of_few_runs_says_what_is_missing(tmp_path: Path) -> None:
 def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:
     write_page(tmp_path / "results.md", GPU, Ledger(tmp_path / "study.jsonl"))
     _, _, waiting = (tmp_path / "results.md").read_text().partition("## Not trained yet\n")
-    assert waiting.count("\n* `") == sum(not artifact.part_of for artifact in ARTIFACTS.values())
+    assert waiting.count("\n* `") == len(ARTIFACTS)
     with pytest.raises(ValueError, match="page must be a writable file, got"):
         write_page(tmp_path / "results.md" / "page.md", GPU, Ledger(tmp_path / "study.jsonl"))

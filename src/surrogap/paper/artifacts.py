@@ -45,7 +45,6 @@ class Artifact:
         draw: Draws its figure; None for a table.
         max_seeds: The largest number of seeds that it needs; 0 for the tuning runs only.
         notes: The limits of its conclusions.
-        part_of: The artifact whose tables have its rows, on the page of results.
         second_table: A table besides that of the cells, on the page of results.
     """
 
@@ -56,7 +55,6 @@ class Artifact:
     draw: Draw | None = None
     max_seeds: int | None = None
     notes: str = ""
-    part_of: str = ""
     second_table: Callable[[Sequence[Summary]], Table] | None = None
 
 
@@ -135,7 +133,8 @@ ARTIFACTS: dict[str, Artifact] = {
         [cell for setup in "ACD" for cell in _cells(setup, _PAPER)],
         [*_against(("sam", "gsam"), *_BASELINES), *_pairs(("gsam", "sam"))],
         _ALL_SCORES,
-        part_of="table-setups",
+        notes="The paper's Table 1 has twelve models on ImageNet. Here the images are small and "
+        "few, so neither the size nor the sign of a difference need carry over to ImageNet.",
     ),
     "table-setups": Artifact(
         "SAM, GSAM and SAM on norm layers in all set-ups.",
@@ -146,18 +145,16 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam", "sam"), ("sam-norms", "sam")),
         ],
         _ALL_SCORES,
-        notes="The paper's Table 1 has twelve models on ImageNet. Here the images are small and "
-        "few, so neither the size nor the sign of a difference need carry over to ImageNet. With "
-        "noisy labels (E), compare the best epoch too: a method may memorise wrong labels late in "
-        "training.",
+        notes="With noisy labels (E), compare the best epoch too: a method may memorise wrong "
+        "labels late in training.",
     ),
     "fig-methods": Artifact(
         "Test accuracy of all objectives.",
         _cells("A", _OBJECTIVES),
         (),
         draw=drawings.methods_figure,
-        notes="More seeds may change the order of methods whose intervals overlap.",
-        part_of="fig-cost",
+        notes="`fig-cost` has the scores and differences. More seeds may change the order of "
+        "methods whose intervals overlap.",
     ),
     "table-penalty": Artifact(
         "GSAM and min(f_p + lambda h), over lambda.",
@@ -210,7 +207,6 @@ ARTIFACTS: dict[str, Artifact] = {
         _pairs(("vanilla-2x", "vanilla"), ("gsam", "vanilla"), ("gsam", "vanilla-2x")),
         _ALL_SCORES,
         notes="The learning rate decays over all epochs, however many there are.",
-        part_of="table-setups",
     ),
     "table-rho-schedule": Artifact(
         "Constant rho against rho_t that decays with the learning rate.",

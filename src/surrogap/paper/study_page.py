@@ -16,6 +16,7 @@ from surrogap.paper.summaries import (
     Comparison,
     Summary,
     comparisons,
+    disagreements,
     missing,
     summaries,
     table,
@@ -47,9 +48,7 @@ verdict is "better" or "worse" only if the interval of the difference excludes z
 
 **Comparisons.** {tally} Many share the same runs of vanilla, so verdicts by chance come in groups.
 Differences at the best epoch, at other learning rates, on validation images and of other scores are
-not counted.
-
-**Parts.** Some commands draw parts of these tables: {parts}.
+not counted.{disagreements}
 
 | term | meaning |
 | --- | --- |
@@ -118,8 +117,6 @@ def _results(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The tables and figures that have runs, and a list of what is missing."""
     waiting = []
     for name, artifact in ARTIFACTS.items():
-        if artifact.part_of:
-            continue
         if _has_runs(artifact, scale, ledger):
             yield from _section(name, folder, scale, ledger)
         else:
@@ -149,7 +146,7 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         for artifact in ARTIFACTS.values()
         for one in comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
     }
-    parts = [f"`{name}` (of `{one.part_of}`)" for name, one in ARTIFACTS.items() if one.part_of]
+    others = "\n".join(f"* {sentence}" for sentence in disagreements(list(made.values())))
     return _READING.format(
         ledger=ledger.path,
         page=page,
@@ -158,7 +155,7 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         val_error=_val_error(scale, ledger),
         more=_more_trials(scale, ledger),
         tally=tally(list(made.values())),
-        parts=", ".join(parts),
+        disagreements=f" Verdicts that differ from the paper's:\n\n{others}" if others else "",
         terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
     )
 
