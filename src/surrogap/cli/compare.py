@@ -49,9 +49,9 @@ class _Objectives(GSAMConfig, ASAMConfig, GapPenaltyConfig, MomentumSAMConfig, E
 class Compare:
     """Train several objectives with the same budget, and compare them.
 
-    All runs start from a recipe. The settings below hold for all columns that use them. Finished
-    runs are not trained again, and interrupted runs continue. --lr is the learning rate for
-    gradients: for entropy-sgd with the sgd optimizer, it is divided by gamma.
+    All runs start from a recipe. Each setting below applies to all columns that use it. Finished
+    runs are not trained again, and interrupted runs continue. For entropy-sgd with the sgd
+    optimizer, --lr is divided by gamma.
     """
 
     recipe: Annotated[str, arg(metavar="NAME")] = DEFAULT_RECIPE

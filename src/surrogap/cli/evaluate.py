@@ -41,7 +41,7 @@ class Evaluate:
     """Evaluate on corrupted images too, if the images are in memory."""
 
     votes: OptionalPath = None
-    """People's votes on the test images, as in CIFAR-10H: an .npy file or an .npz archive. By
+    """Human labels of the test images, as in CIFAR-10H: an .npy file or an .npz archive. By
     default cifar10h-counts.npy in --data-root, or the votes in the dataset's archive."""
 
     real: OptionalPath = None

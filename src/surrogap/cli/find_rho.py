@@ -35,10 +35,10 @@ class FindRho:
     """Suggest a range of radii rho, for a recipe, a configuration or a run.
 
     Measures the objective's ascent step at each radius on a few training batches, and suggests the
-    radii that raise the loss by 0.05 to 0.5. For a run, the newest checkpoint is measured, and
-    its current radius is judged unless --rho is given. Without a run, the model is first trained
-    with the plain gradient, since good radii differ at the start of training. Writes the numbers to
-    find-rho.json, and the curves to find-rho.png.
+    radii that raise the loss by 0.05 to 0.5. For a run, it measures the newest checkpoint, and says
+    whether the current radius, or --rho, is within the range. Without a run, it first trains the
+    model with the plain gradient, since good radii differ at the start of training. Writes the
+    numbers to find-rho.json, and the curves to find-rho.png.
     """
 
     run: OptionalRunFolder = None
@@ -53,7 +53,7 @@ class FindRho:
 
     batches: int = 4
     """The number of batches to measure on. --batch-size must be the number of images that share a
-    perturbation: with eight processes that climb separately, an eighth of the batch."""
+    perturbation: with eight processes and --scope replica, an eighth of the batch."""
 
     unit: float = 1.0
     """The unit of the gap: the suggested radii raise the loss by 0.05 to 0.5 times this. 1 suits

@@ -51,9 +51,9 @@ class Landscape:
     """The number of points along each direction, or from RUN to RUN2."""
 
     radius: OptionalFloat = None
-    """The distance to each side. For random in filter norms, default 1; for other directions as a
-    Euclidean distance, default 0.5. With RUN2: how far to extend the line at both ends, as a
-    fraction of its length, default 0."""
+    """The distance to each side: for random in filter norms (default 1), for other directions
+    Euclidean (default 0.5). With RUN2: the extension of the line at both ends, as a fraction of its
+    length (default 0)."""
 
     out: OptionalPath = None
     """The folder for the results. By default the folder of the run."""

@@ -80,7 +80,7 @@ class StudyOptions:
     written."""
 
     compile: Annotated[bool | None, optional("{True,False}")] = None
-    """Compile the models with torch.compile. By default, each experiment decides."""
+    """Compile the models with torch.compile. By default as in each set-up."""
 
     weights: Path = Path("runs") / "study-weights"
     """The folder for the weights that table-transfer fine-tunes."""

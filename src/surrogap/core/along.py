@@ -1,4 +1,4 @@
-"""The vector along which an objective climbs: the gradient, the momentum, or a function of them."""
+"""The vector of the ascent step: the gradient, the momentum, or a function of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _MOMENTA = ("momentum_buffer", "exp_avg")
 
 
 class Along(ABC):
-    """A vector to climb along. Subclass it to define your own.
+    """The vector of an ascent step. Subclass it to define your own.
 
     Attributes:
         needs_gradient: Whether the vector depends on `g`. If not, there is no first pass.
@@ -29,7 +29,7 @@ class Along(ABC):
             a step that overflows do not change it, and under scope "replica" each process has its
             own. In a step of several calls (`sync=False`) each call updates `m`; if any of them
             overflows, the last restores the `m` from before the step.
-        sign: -1 to climb against the vector.
+        sign: -1 for an ascent step against the vector.
     """
 
     needs_gradient: ClassVar[bool] = True
@@ -40,10 +40,10 @@ class Along(ABC):
     def vector(
         self, parameters: Sequence[nn.Parameter], g: Sequence[Tensor], m: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
-        """Return one tensor for each parameter; None for a parameter that does not climb.
+        """Return one tensor for each parameter; None for a parameter that is not perturbed.
 
         Args:
-            parameters: The parameters that climb.
+            parameters: The perturbed parameters.
             g: Their unscaled gradients; zeros if there is none. Empty without `needs_gradient`.
             m: Their state. Empty without `has_state`.
         """
@@ -54,7 +54,7 @@ class Along(ABC):
         By default the state does not change.
 
         Args:
-            g: The unscaled gradients of the parameters that climb; zeros if there is none.
+            g: The unscaled gradients of the perturbed parameters; zeros if there is none.
             m: Their state before this step, which must not be modified.
         """
         return m
@@ -75,7 +75,7 @@ class Gradient(Along):
 @final
 @dataclass(frozen=True)
 class Momentum(Along):
-    """The optimizer's momentum `v`. The objective climbs against it, along the next update.
+    """The optimizer's momentum `v`. The ascent step is against it, along the next update.
 
     Args:
         optimizer: The optimizer, with SGD's `momentum_buffer` or the Adam family's `exp_avg`.
@@ -115,7 +115,7 @@ class Momentum(Along):
     def vector(
         self, parameters: Sequence[nn.Parameter], g: Sequence[Tensor], m: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
-        """See `Along`. A parameter without momentum does not climb.
+        """See `Along`. A parameter without momentum is not perturbed.
 
         Raises:
             ValueError: The optimizer has taken a step, but its state has no momentum under a known

@@ -1,7 +1,7 @@
-"""The geometry of the ascent step: the parameters that climb, and the ball that they climb in.
+"""The geometry of the ascent step: the perturbed parameters, and the ball that contains `delta`.
 
-Both balls share one formula, `delta = rho * T^2 v / (||T v|| + eps)` with a diagonal `T`, for a
-climb along `v`. The kind of a parameter defines its part of `T`.
+Both balls share one formula, `delta = rho * T^2 v / (||T v|| + eps)` with a diagonal `T`, for an
+ascent step along `v`. The kind of a parameter defines its part of `T`.
 """
 
 import re
@@ -31,7 +31,7 @@ _NORM_NAME = re.compile(
 class Kind(IntEnum):
     """The value of `T` on a parameter."""
 
-    FIXED = 0  # T = 0: the parameter does not climb
+    FIXED = 0  # T = 0: the parameter is not perturbed
     PLAIN = 1  # T = 1
     SCALED = 2  # T = |w| + eta
 
@@ -39,7 +39,7 @@ class Kind(IntEnum):
 @final
 @dataclass(frozen=True)
 class Geometry:
-    """The ball in which an objective climbs, defined by a diagonal matrix `T`.
+    """The ball that contains the ascent step, defined by a diagonal matrix `T`.
 
     The ascent step along `v` is `delta = rho * T^2 v / (||T v|| + eps)`.
 
@@ -51,7 +51,7 @@ class Geometry:
     eta: float | None = None
 
     def kind(self, name: str) -> Kind:
-        """Return the kind of a parameter that climbs.
+        """Return the kind of a perturbed parameter.
 
         Args:
             name: The name of the parameter. The names of biases end in "bias".

@@ -46,7 +46,7 @@ class Objective:
     """A replacement for `loss.backward()` that adds the direction of a method to `.grad`.
 
     `g` is the gradient at the weights `w`, and `g_p` the gradient at the perturbed weights
-    `w + delta`. Parameters that are perturbed are said to climb.
+    `w + delta`. The ascent step is the move from `w` to `w + delta`.
 
     To define your own objective, write a subclass that passes parts from `surrogap.parts` to this
     constructor: see docs/how-to/new-objective.md.
@@ -56,16 +56,15 @@ class Objective:
             To train several modules together, put them into an `nn.ModuleList`. If the model is
             wrapped in DistributedDataParallel, pass the wrapper.
         rho: The radius: a number or a schedule from `surrogap.rho`. 0 gives the plain gradient.
-        along: The vector to climb along; None for the plain gradient, without an ascent step.
-        geometry: The ball to climb in; by default SAM's, the Euclidean ball.
+        along: The vector of the ascent step; None for the plain gradient, without an ascent step.
+        geometry: The ball that contains `delta`; by default SAM's, the Euclidean ball.
         combine: The combination of the two gradients; by default SAM's, `d = g_p`.
-        perturb: The parameters that climb: "norms" for the affine parameters of normalisation
-            layers, a function that takes a parameter's name and the parameter and returns True if
-            it climbs, or None for all. The other parameters are trained without being perturbed.
-            If the direction does not contain `g` (SAM, or alpha = 0), the first pass computes only
-            the gradients of the parameters that climb, from the second call on. It computes all
-            gradients under FSDP2 and with reentrant checkpointing; enable the latter before the
-            first call.
+        perturb: The parameters to perturb: "norms" for the affine parameters of normalisation
+            layers, a function of a parameter's name and the parameter that returns a bool, or None
+            for all. The other parameters are trained without being perturbed. If the direction does
+            not contain `g` (SAM, or alpha = 0), the first pass computes only the gradients of the
+            perturbed parameters, from the second call on. It computes all gradients under FSDP2 and
+            with reentrant checkpointing; enable the latter before the first call.
         scope: Under DistributedDataParallel, the gradients that the ascent step uses: "replica",
             this process's own, which is the default; "global", the mean over all processes; a
             process group, the mean over its members. Sharded models support only "global".
@@ -158,8 +157,8 @@ class Objective:
                 unfreeze them. A list of closures is one batch split into micro-batches, which share
                 one perturbation. As with `loss.backward()`, their losses add up: for a mean, divide
                 each by the number of closures.
-            climb: The closure of the first pass, to run it on fewer samples and save time. A
-                direction that contains `g` then uses the gradient on these samples.
+            climb: The closure of the first pass, to run it on fewer samples and save time. If the
+                direction contains `g`, it is the gradient on these samples.
             scaler: The gradient scaler. Unscale, clip and step afterwards, as usual.
             backward: Called on the loss instead of `loss.backward()`, for frameworks that have
                 their own. If it scales the loss, the norms in the report are scaled too. It must
@@ -199,15 +198,14 @@ class Objective:
         """Return `f(w)` as a scalar whose `backward()` adds the direction to `.grad`.
 
         It replaces the loss in a training loop: the loop may divide it, scale it, call `backward`
-        on it, clip and step as usual. `backward` adds the direction times the gradient of the
-        scalar, so half the loss adds half the direction, for EntropySGD too. All passes run during
-        this call, inside the caller's autocast, and each call has its own perturbation. If an input
-        requires a gradient, it receives the sum over the passes in this call.
-        `objective.report` is the report of the last call.
+        on it, clip and step as usual. Half the loss adds half the direction, for EntropySGD too.
+        All passes run during this call, inside the caller's autocast, and each call has its own
+        perturbation. If an input requires a gradient, it receives the sum over the passes in this
+        call. `objective.report` is the report of the last call.
 
-        Without `backward`, a call has the effects of a forward pass: buffers and random generators
-        change as in one pass. The scalar holds the direction, one copy of the parameters, until
-        `backward`, or until it is deleted. Under `torch.no_grad()` the call is one forward pass.
+        If `backward` is not called, only buffers and random generators change, as in one pass. The
+        scalar holds the direction, one copy of the parameters, until `backward`, or until it is
+        deleted. Under `torch.no_grad()` the call is one forward pass.
 
         Use `objective.backward` for several micro-batches with one perturbation, and for a first
         pass on fewer samples (`climb=`). Use `capture` to run the step as a CUDA graph.

@@ -81,7 +81,7 @@ class GSAM(Objective):
     changing `f_p` (section 4.2).
 
     `minimize="plain"`, min(f, h): `d = g + alpha * g_p_perp`, where `g_p_perp` is the component of
-    `g_p` orthogonal to `g` (the ablation "min(f_p, h) vs. min(f, h)").
+    `g_p` orthogonal to `g` (the paper's ablation "min(f_p, h) vs. min(f, h)").
 
     Args:
         model: The model to train.
@@ -196,17 +196,17 @@ class MomentumSAM(Objective):
 
     The direction is the gradient at `w - rho * v / (||v|| + eps)`, where `v` is the momentum: SGD's
     `momentum_buffer`, or `exp_avg` of the Adam family. So the ascent step looks ahead along the
-    optimizer's next update. The norm is over all parameter groups. A parameter without momentum
-    does not climb; if none has momentum, as before the first step, the direction is the plain
+    optimizer's next update. The norm is over all parameter groups. A parameter without momentum is
+    not perturbed; if none has momentum, as before the first step, the direction is the plain
     gradient. f(w) is not computed, so `report.loss` and `report.gap` are NaN, and BatchNorm's
-    statistics are those of the perturbed weights. Between steps the weights are `w`, so evaluation
-    and checkpoints need no special call.
+    statistics are those of the perturbed weights. Between steps the weights are `w`, as for the
+    other objectives.
 
     Args:
         model: The model to train.
         optimizer: The optimizer that trains the model. Its momentum is read, not changed.
         rho: The radius: a number or a schedule from `surrogap.rho`.
-        perturb: The parameters that climb; see `Objective`.
+        perturb: The parameters to perturb; see `Objective`.
         eps: Added to the norm before dividing by it.
 
     Raises:

@@ -48,7 +48,7 @@ _HELP = {
     "noise": "scale of the noise in the inner steps",
     "perturb": "norms: perturb only the affine parameters of normalisation layers",
     "rho": "radius of the perturbation",
-    "scope": "under DDP, climb along each process's own gradient (replica) or the mean (global)",
+    "scope": "under DDP, perturb along each process's own gradient (replica) or the mean (global)",
 }
 
 

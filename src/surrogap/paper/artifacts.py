@@ -114,7 +114,7 @@ ARTIFACTS: dict[str, Artifact] = {
             *_against(_CHEAPER, "sam"),
         ],
         draw=drawings.cost_figure,
-        notes="Filled markers are means, with 95 % intervals for three seeds or more. Of fewer "
+        notes="Filled markers are means, with 95 % intervals for three seeds or more. With fewer "
         "than five seeds, rings show each. Methods in a grey band have nearly the same cost; they "
         "are drawn side by side, in order of cost. The cost excludes data loading and "
         "evaluation. Differences are paired by seed, so two methods can differ although their "
@@ -134,7 +134,7 @@ ARTIFACTS: dict[str, Artifact] = {
         [*_against(("sam", "gsam"), *_BASELINES), *_pairs(("gsam", "sam"))],
         _ALL_SCORES,
         notes="The paper's Table 1 has twelve models on ImageNet. Here the images are small and "
-        "few, so neither the size nor the sign of a difference need carry over to ImageNet.",
+        "few, so the differences need not carry over to ImageNet, not even in sign.",
     ),
     "table-setups": Artifact(
         "SAM, GSAM and SAM on norm layers in all set-ups.",
@@ -198,8 +198,8 @@ ARTIFACTS: dict[str, Artifact] = {
             ),
         ],
         draw=drawings.ablation_figure,
-        notes="The settings are those chosen for set-up A, and were not tuned again. At scale "
-        "laptop, set-up S is tuned with strong augmentation.",
+        notes="The settings are those of set-up A, which were not tuned again for each "
+        "augmentation or optimizer. At scale laptop, set-up S is tuned with strong augmentation.",
     ),
     "table-epochs": Artifact(
         "GSAM against vanilla training with the same number of epochs and with twice as many.",
@@ -267,12 +267,11 @@ ARTIFACTS: dict[str, Artifact] = {
         (),
         ("val", "test", "train"),
         draw=drawings.lr_figure,
-        notes="Points of test accuracy over vanilla training at the learning rate that it was "
-        "tuned to, which is 1 on the axis. Differences are paired by seed, with 95 % intervals, "
-        "over the seeds that all learning rates have. Rho, alpha and weight decay were tuned at "
-        "that learning rate only, so the other methods may do better at other rates than shown. "
-        "In the table, each method has the learning rate with the best mean validation accuracy "
-        "over the same seeds.",
+        notes="Points of test accuracy over vanilla training at its tuned learning rate, which is "
+        "1 on the axis. Differences are paired by seed, with 95 % intervals, over the seeds that "
+        "all learning rates have. Rho, alpha and weight decay were tuned at that learning rate "
+        "only, so the other methods may do better at other rates than shown. In the table, each "
+        "method has the learning rate with the best mean validation accuracy over these seeds.",
         second_table=own_rates_table,
     ),
 }

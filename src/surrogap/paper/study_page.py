@@ -16,8 +16,6 @@ from surrogap.paper.summaries import (
     Comparison,
     Summary,
     comparisons,
-    disagreements,
-    missing,
     summaries,
     table,
     tally,
@@ -48,7 +46,7 @@ verdict is "better" or "worse" only if the interval of the difference excludes z
 
 **Comparisons.** {tally} Many share the same runs of vanilla, so verdicts by chance come in groups.
 Differences at the best epoch, at other learning rates, on validation images and of other scores are
-not counted.{disagreements}
+not counted.
 
 | term | meaning |
 | --- | --- |
@@ -122,10 +120,14 @@ def _results(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
         else:
             waiting.append(f"* `{name}`: {artifact.title}")
     cells = dict.fromkeys(cell for artifact in ARTIFACTS.values() for cell in artifact.cells)
-    if rows := missing(summaries(scale, list(cells), ledger)):
+    rows = summaries(scale, list(cells), ledger)
+    if num_missing := sum(not row.lines for row in rows):
         yield "## Not trained yet\n"
         yield "\n".join([*waiting, ""])
-        yield f"{rows}\n"
+        yield (
+            f"{num_missing} of {len(rows)} planned rows are missing, because their runs have not "
+            f"finished. `surrogap reproduce all --scale {scale.name} --dry-run` lists the runs.\n"
+        )
 
 
 def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
@@ -146,7 +148,6 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         for artifact in ARTIFACTS.values()
         for one in comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
     }
-    others = "\n".join(f"* {sentence}" for sentence in disagreements(list(made.values())))
     return _READING.format(
         ledger=ledger.path,
         page=page,
@@ -155,7 +156,6 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         val_error=_val_error(scale, ledger),
         more=_more_trials(scale, ledger),
         tally=tally(list(made.values())),
-        disagreements=f" Verdicts that differ from the paper's:\n\n{others}" if others else "",
         terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
     )
 
@@ -203,7 +203,8 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         yield (
             'For "best epoch", both are scored after their epoch with the best validation '
             "accuracy. Results with three seeds are preliminary: more may change them. "
-            "[How to read this page](#how-to-read-this-page) explains intervals and terms.\n"
+            "[How to read this page](#how-to-read-this-page) explains intervals and terms, and "
+            "[Choose an objective](how-to/choose.md) draws conclusions.\n"
         )
         if edges := _rates_at_edge(scale, list(setups), ledger):
             yield f"The learning rate of vanilla is {edges}: a better one may lie beyond.\n"
@@ -312,7 +313,8 @@ def _more_trials(scale: Scale, ledger: Ledger) -> str:
     numbers = {
         letter: len(setup.more_trials)
         for letter, setup in scale.setups.items()
-        if any(run.key in ledger for run in trials(scale, letter, "vanilla", ledger)[num_first:])
+        if setup.source is None  # fine-tuning is not tuned
+        and any(run.key in ledger for run in trials(scale, letter, "vanilla", ledger)[num_first:])
     }
     if not numbers:
         return ""

@@ -216,12 +216,6 @@ def tally(made: Sequence[Comparison]) -> str:
     return " ".join(words)
 
 
-def disagreements(made: Sequence[Comparison]) -> list[str]:
-    """The comparisons with enough seeds whose verdict is not the paper's, in words."""
-    enough = (one for one in made if one.verdict != TOO_FEW and one.in_paper is not None)
-    return [one.sentence for one in enough if one.verdict != one.in_paper]
-
-
 def in_words(made: Sequence[Comparison]) -> list[str]:
     """The comparisons in words, and how many would exclude zero by chance alone."""
     if not made:

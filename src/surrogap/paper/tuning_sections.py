@@ -117,9 +117,9 @@ def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
         yield _RADII.format(
             scale=scale.name,
             train_steps=scale.find_rho[0],
-            validity="those do not validate them"
+            validity="these trials cannot validate them"
             if scale.name == "gpu"
-            else "the trials here test them",
+            else "the trials here do test them",
             table=Table((*columns, "within range"), rows).markdown(),
             widths=f"span a factor of {min(factors):.0f} to {max(factors):.0f} and "
             if factors

@@ -76,10 +76,10 @@ class PerturbedConfig(ObjectiveConfig):
     """Abstract configuration of an objective that perturbs the weights, with radius rho."""
 
     rho: float
-    """The radius. If it follows the learning rate, the radius at lr."""
+    """The radius. With --rho-min, the radius at lr."""
 
     rho_min: OptionalFloat = None
-    """The radius at lr_min. If given, the radius follows the learning rate. By default constant."""
+    """The radius at lr_min: the radius follows the learning rate. By default it is constant."""
 
     rho_inverse_sqrt: bool = False
     """Use the radius rho / sqrt(t) at step t, as in the paper's theorem 5.1."""
@@ -116,7 +116,7 @@ class PerturbedConfig(ObjectiveConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AscentConfig(PerturbedConfig):
-    """Abstract configuration of an objective that climbs along the gradient of a first pass."""
+    """Abstract configuration of an objective that perturbs along the gradient of a first pass."""
 
     climb_fraction: float = 1.0
     """The fraction of the batch that the first pass uses."""
@@ -124,12 +124,12 @@ class AscentConfig(PerturbedConfig):
     scope: Annotated[Literal["replica", "global"] | None, optional("{replica,global}")] = _default(
         "sam", "scope"
     )
-    """With several processes: climb along each process's own gradient (replica), or along the mean
-    (global). By default replica for ddp and global for fsdp2."""
+    """With several processes: perturb along each process's own gradient (replica), or along the
+    mean (global). By default replica for ddp and global for fsdp2."""
 
     memory: Literal["exact", "low"] = _default("sam", "memory")
-    """The copies that a step holds on a GPU: of the weights and the first gradient (exact), or of
-    the weights only (low). With low, the gradient is recovered up to rounding."""
+    """The extra copies of a step on a GPU: of the weights and the first gradient (exact), or of the
+    weights only (low). With low, the gradient is recovered up to rounding."""
 
     @property
     def gap_rho(self) -> float:
