@@ -8,7 +8,15 @@ from surrogap.experiments.text_table import Table
 from surrogap.paper import drawings
 from surrogap.paper.learning_rates import own_rates_table
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.methods import MAIN, METHODS, NOISY, SHORT, TRANSFERRED, Changes
+from surrogap.paper.methods import (
+    MAIN,
+    METHODS,
+    NOISY,
+    NOISY_OWN,
+    SHORT,
+    TRANSFERRED,
+    Changes,
+)
 from surrogap.paper.plan import Stage
 from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import Cell, Scale
@@ -138,7 +146,11 @@ ARTIFACTS: dict[str, Artifact] = {
     ),
     "table-setups": Artifact(
         "SAM, GSAM and SAM on norm layers in all set-ups.",
-        [*(cell for setup in "ABCDS" for cell in _cells(setup, SHORT)), *_cells("E", NOISY)],
+        [
+            *(cell for setup in "ABCDS" for cell in _cells(setup, SHORT)),
+            *_cells("E", NOISY),
+            *_cells("N", NOISY_OWN),
+        ],
         [
             *_against(SHORT[2:], *_BASELINES, "vanilla-short"),
             *_pairs(("vanilla-2x", "vanilla"), ("vanilla-short", "vanilla")),
@@ -300,6 +312,7 @@ def stages(name: str) -> list[Stage]:
             Stage(_cells("A", [m for m in _CHEAPER if m in _REST]), max_seeds=3),
             Stage(_cells("E", NOISY)),
             *(Stage(_cells(setup, SHORT)) for setup in "CBDS"),
+            Stage(_cells("N", NOISY_OWN)),
             Stage(_cells("A", MAIN), max_seeds=5),
             Stage(_STRONG),
             Stage(_cells("A", _REST), max_seeds=3),

@@ -27,8 +27,8 @@ class Method:
         epochs: The length of training relative to the set-up's.
         start: The fraction of the epochs after which the objective starts; plain training before.
         simpler: For a method with a second setting besides the radius, the method without it.
-        second: The second setting and its values, which are tried at the radii that are best for
-            the simpler method in the same set-up.
+        second: The second setting and its values, which are tried with the settings that are best
+            for the simpler method in the same set-up.
     """
 
     title: str
@@ -64,14 +64,14 @@ class Method:
         own = (self.changes, self.second)
         return next(name for name, one in METHODS.items() if (one.changes, one.second) == own)
 
-    def at_radii(self, radii: Sequence[float]) -> list[Changes]:
-        """The values of the second setting at some radii.
+    def with_second(self, settings: Sequence[Changes]) -> list[Changes]:
+        """Settings of the simpler method with each value of the second setting.
 
-        >>> METHODS["gsam"].at_radii([0.2])
+        >>> METHODS["gsam"].with_second([{"rho": 0.2}])
         [{'rho': 0.2, 'alpha': 0.1}, {'rho': 0.2, 'alpha': 0.3}]
         """
         name, values = self.second
-        return [{"rho": rho, name: value} for rho in radii for value in values]
+        return [{**one, name: value} for one in settings for value in values]
 
 
 def _radii(*rhos: float) -> list[Changes]:
@@ -128,6 +128,7 @@ MAIN = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms", "mome
 SHORT = ("vanilla", "vanilla-2x", "sam", "gsam", "sam-norms")
 # With noisy labels, plain training may do better if it ends before it memorises them.
 NOISY = ("vanilla", "vanilla-short", *SHORT[1:])
+NOISY_OWN = tuple(method for method in NOISY if method != "vanilla-2x")
 TRANSFERRED = ("vanilla", "sam", "gsam")
 
 # The methods that are tuned over the radius alone, and use it in every step on the whole batch.

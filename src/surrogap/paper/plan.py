@@ -208,7 +208,7 @@ def radius_suggestions(scale: Scale, ledger: Ledger) -> list[Measurement]:
     found = []
     for letter, setup in scale.setups.items():
         methods = [method for method in ONLY_RADIUS if method in setup.methods]
-        if setup.source is None and methods:
+        if setup.source is None and methods and not setup.own:
             found.append(Measurement("find-rho", letter, methods, len(methods) * seconds))
     return found
 

@@ -3,11 +3,11 @@
 This module does not import torch.
 """
 
-from surrogap.paper.methods import METHODS, NOISY, SHORT, TRANSFERRED, Changes
+from surrogap.paper.methods import METHODS, NOISY, NOISY_OWN, SHORT, TRANSFERRED, Changes
 from surrogap.paper.study import Scale, Setup
 
 # All methods of a set-up share the learning rate and the weight decay that plain training was tuned
-# to. A test compares them with the ledger.
+# to, except where `own` is given. A test compares them with the ledger.
 _SGD = {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "lr": 0.2, "weight_decay": 1e-3}
 _ADAMW = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0}
 _SGD_TRIALS: list[Changes] = [
@@ -141,6 +141,13 @@ _SMALL_TOKENS: Changes = {
 _SMALL_SGD_TRIALS: list[Changes] = [
     {"lr": lr, "weight_decay": decay} for lr in (0.05, 0.1) for decay in (1e-3, 4e-3)
 ]
+# For methods with their own learning rates and weight decays: 16 trials each.
+_SMALL_WIDE_TRIALS: list[Changes] = [
+    {"lr": lr, "weight_decay": decay}
+    for lr in (0.0125, 0.025, 0.05, 0.1)
+    for decay in (1e-3, 4e-3, 1.6e-2, 6.4e-2)
+]
+_SMALL_OWN: list[Changes] = [one for one in _SMALL_WIDE_TRIALS if one["weight_decay"] < 1e-2]
 _SMALL_MORE_TRIALS: list[Changes] = [{"lr": lr, "weight_decay": 1e-3} for lr in (0.025, 0.2)]
 _SMALL_ADAMW_TRIALS: list[Changes] = [
     {"lr": lr, "weight_decay": decay} for lr in (1e-3, 2e-3) for decay in (0.1, 0.3)
@@ -186,6 +193,14 @@ LAPTOP = Scale(
             remark="A's images, with labels replaced at random. Validation labels are clean.",
             more_trials=_SMALL_MORE_TRIALS,
         ),
+        "N": Setup(
+            "narrow ResNet-18, 40 % wrong labels, own learning rates",
+            {**_SMALL, "train_labels": "noisy", "lr": 0.025},
+            *(_SMALL_WIDE_TRIALS, 0.6, NOISY_OWN),
+            remark="E's images and labels. Each method has 16 trials, over the learning rate and "
+            "weight decay too.",
+            own=_SMALL_OWN,
+        ),
         "S": Setup(
             "narrow ResNet-18, strong augmentation",
             {**_SMALL, "augmentation": "strong"},
@@ -201,7 +216,7 @@ LAPTOP = Scale(
             remark="To try the command: it says nothing about transfer to other images.",
         ),
     },
-    num_seeds={**dict.fromkeys("ACDE", 10), "S": 5, "G": 3},
+    num_seeds={**dict.fromkeys("ACDEN", 10), "S": 5, "G": 3},
     more_seeds={},
     num_ablation_seeds=5,
     num_trials=4,

@@ -35,6 +35,8 @@ class Setup:
         changes: Values of the configuration, by the names of its flags.
         trials: The settings that plain training is tuned over: learning rate and weight decay.
         more_trials: Further trials of plain training, beyond the best one.
+        own: Settings that every method but plain training is tuned over together with its own,
+            instead of sharing those that plain training was tuned to.
         seconds: A guess of the seconds for one pass over the training images, for the first plan.
         methods: The methods that the study compares on it.
         source: For transfer, the set-up that the weights are trained in, with the settings chosen
@@ -50,6 +52,11 @@ class Setup:
     source: str | None = None
     remark: str = ""
     more_trials: Sequence[Changes] = ()
+    own: Sequence[Changes] = ()
+
+    def num_trials(self, shared: int) -> int:
+        """The number of trials of a method, `shared` if it has the settings of plain training."""
+        return len(self.trials) if self.own else shared
 
 
 TUNING_SEED = 1000  # not among the seeds that are scored on test images

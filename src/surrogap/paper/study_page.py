@@ -35,8 +35,8 @@ If the best radius is the largest or smallest tried, one trial beyond it is adde
 The settings with the best validation accuracy after the last epoch (the first, if tied) are
 trained with the study's seeds and scored on the test images. Other settings are scored on them
 only in ablations. The trials build on each other: SAM and the other objectives use the learning
-rate and weight decay that are best for vanilla, and GSAM is tried at the best radii of SAM. So SAM
-benefits from more trials than vanilla, and GSAM from more than SAM.
+rate and weight decay that are best for vanilla{except_own}, and GSAM is tried at the best radii of
+SAM. So SAM benefits from more trials than vanilla, and GSAM from more than SAM.
 
 **Intervals.** `±` is half the width of the 95 % confidence interval of the mean over seeds
 (Student's t), for three seeds or more. A seed changes initialisation and data order, so the
@@ -155,6 +155,7 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         trials=scale.num_trials,
         val_error=_val_error(scale, ledger),
         more=_more_trials(scale, ledger),
+        except_own="".join(f" (in {k}, their own)" for k, one in scale.setups.items() if one.own),
         tally=tally(list(made.values())),
         terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
     )
@@ -281,10 +282,12 @@ def _training(scale: Scale, ledger: Ledger) -> Iterator[str]:
             f"SGD with {nesterov}momentum {own['momentum']}"
             if own["optimizer"] == "sgd"
             else "AdamW",
-            f"learning rate {own['lr']:g} with {own['decay']} decay",
+            f"{own['decay']} decay of each method's own learning rate"
+            if setup.own
+            else f"learning rate {own['lr']:g} with {own['decay']} decay",
             f"{own['warmup_epochs']:g} epochs of warm-up" if "warmup_epochs" in own else "",
             f"{own['warmup_steps']} steps of warm-up" if "warmup_steps" in own else "",
-            f"weight decay {own['weight_decay']:g}",
+            "" if setup.own else f"weight decay {own['weight_decay']:g}",
             f"gradients clipped to norm {own['clip_norm']:g}" if "clip_norm" in own else "",
             f"{own['augmentation']} augmentation".replace("none", "no"),
             own["precision"],
@@ -314,6 +317,7 @@ def _more_trials(scale: Scale, ledger: Ledger) -> str:
         letter: len(setup.more_trials)
         for letter, setup in scale.setups.items()
         if setup.source is None  # fine-tuning is not tuned
+        and setup.more_trials
         and any(run.key in ledger for run in trials(scale, letter, "vanilla", ledger)[num_first:])
     }
     if not numbers:

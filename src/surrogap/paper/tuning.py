@@ -13,8 +13,9 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
 
     A method that is tuned over the radius alone gets one more trial if the best radius is the
     largest or the smallest of those tried: at twice or half of it, once. Plain training gets the
-    further trials of its set-up, if that has some. A method with a second setting tries it at the
-    radii that are best for the simpler method so far, which are final once that method is tuned.
+    further trials of its set-up, if that has some. A method with a second setting tries it with the
+    settings that are best for the simpler method so far, which are final once that method is tuned.
+    Where methods have learning rates of their own, these are tried with the middle two radii.
 
     Without a ledger, no run counts as finished.
 
@@ -23,19 +24,23 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
     [0.05, 0.1, 0.2, 0.4]
     """
     setup, kind = scale.setups[setup].source or setup, METHODS[method]
-    tried = kind.trials or scale.setups[setup].trials
+    around = scale.setups[setup]
+    tried, num_trials = kind.trials or around.trials, around.num_trials(scale.num_trials)
     if kind.simpler is not None:
         simpler = _best_first(trials(scale, setup, kind.simpler, ledger), ledger)
-        num_radii = max(scale.num_trials // len(kind.second[1]), 1)
-        tried = kind.at_radii(sorted(run.settings["rho"] for run in simpler[:num_radii]))
+        best_few = simpler[: max(num_trials // len(kind.second[1]), 1)]
+        settings = sorted((run.settings for run in best_few), key=lambda one: list(one.values()))
+        tried = kind.with_second(settings)
+    elif around.own and not kind.is_plain:
+        tried = [{**shared, **own} for shared in around.own for own in tried[1:3]]
     cell, shared = Cell(setup, method), shared_settings(scale, setup, method, ledger)
     make = partial(study_run, scale, cell, shared=shared, seed=TUNING_SEED, purpose="tuning")
-    tried = tried[: scale.num_trials]
+    tried = tried[:num_trials]
     runs = [make(settings) for settings in tried]
     if ledger is None or not all(run.key in ledger for run in runs):
         return runs
     if kind.is_plain:
-        return runs + [make(settings) for settings in scale.setups[setup].more_trials]
+        return runs + [make(settings) for settings in around.more_trials]
     has_radii = all(settings.keys() == {"rho"} for settings in tried)
     low, high, best = tried[0], tried[-1], _best_first(runs, ledger)[0].settings
     # Of two radii, the best is always at an edge.
@@ -82,7 +87,7 @@ def is_tuned(
 
     Without `beyond_edge`, the trials beyond the edge need not be finished.
     """
-    num_runs = None if beyond_edge else scale.num_trials
+    num_runs = None if beyond_edge else scale.setups[setup].num_trials(scale.num_trials)
     return all(
         run.key in ledger
         for one in (*tuned_first(method), method)
