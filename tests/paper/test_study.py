@@ -1,5 +1,6 @@
 """The study's declaration: fair trials, valid configurations, and keys that tables share."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from surrogap.paper.artifacts import ARTIFACTS, stages
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import METHODS
-from surrogap.paper.scales import GPU, SCALES
+from surrogap.paper.scales import GPU, LAPTOP, SCALES
 from surrogap.paper.study import TUNING_SEED, Cell, Scale, study_run
 from surrogap.paper.tuning import chosen, shared_settings, trials
 from surrogap.training.config import Config
@@ -25,7 +26,7 @@ def test_every_method_has_as_many_trials_and_no_test_images(scale: Scale) -> Non
     for letter, setup in scale.setups.items():
         for method in setup.methods:
             tried = trials(scale, letter, method)
-            assert len({run.key for run in tried}) == scale.num_trials
+            assert len({run.key for run in tried}) == setup.num_trials(scale.num_trials)
             for run in tried:
                 config = run.config()
                 assert config.output.eval_on == "val"
@@ -41,6 +42,18 @@ def test_the_trials_of_the_ledger_are_found() -> None:
         settings = [{"rho": rho, "alpha": alpha} for rho in radii for alpha in (0.1, 0.3)]
         assert [run.settings for run in runs] == settings
         assert all(run.key in LEDGER for run in runs)
+
+
+def test_methods_are_tuned_over_their_own_learning_rates() -> None:
+    own = [run.config() for run in trials(LAPTOP, "N", "sam")]
+    settings = {(c.optimizer.lr, c.optimizer.weight_decay, c.objective.rho) for c in own}
+    rates, decays, radii = (0.0125, 0.025, 0.05, 0.1), (1e-3, 4e-3), (0.1, 0.2)
+    assert settings == set(itertools.product(rates, decays, radii))
+    plain = {run.config().optimizer.lr for run in trials(LAPTOP, "N", "vanilla-short")}
+    assert plain == set(rates)
+    # GSAM's alpha is tried with half as many settings of SAM as it has trials.
+    gsam = [run.settings for run in trials(LAPTOP, "N", "gsam")]
+    assert len({tuple(one[name] for name in ("lr", "weight_decay", "rho")) for one in gsam}) == 8
 
 
 @scales
