@@ -395,3 +395,23 @@ def test_all_passes_read_the_same_buffers(is_queue: bool) -> None:
     assert float(report.gap) == 0.0
     assert equality.same_bits(*([p.grad for p in m.parameters()] for m in (plain, model)))
     assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
+
+
+@every_objective
+@pytest.mark.parametrize("training", [True, False])
+def test_graphs_from_before_the_call_stay_valid(name: str, training: bool) -> None:
+    """Although they hold buffers: running statistics, or the constants of a penalty."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).double().train(training)
+    model.register_buffer("anchor", torch.randn(3, 3, dtype=torch.float64))
+    x = torch.randn(4, 3, dtype=torch.float64)
+
+    def other(net: nn.Module) -> Tensor:
+        return net(x).square().mean() + (net.anchor * net[0].weight).square().sum()
+
+    plain = copy.deepcopy(model)
+    other(plain).backward()
+    loss = other(model)
+    OBJECTIVES[name].make(model).backward(lambda: model(x).sin().mean())
+    model.zero_grad()
+    loss.backward()
+    assert equality.same_bits(*([p.grad for p in m.parameters()] for m in (plain, model)))

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from surrogap.core.vectors import groups_of
 from surrogap.core.weights import Weights, are_same, contents
@@ -51,7 +52,9 @@ class Buffers:
             for tensor, original in zip(self._writable, self._originals, strict=True):
                 tensor.data = original
         for tensors, copies in self._groups:
-            torch._foreach_copy_(tensors, copies)
+            # A graph from before the call stays valid, unless a pass has written to its buffers.
+            with _unsafe_preserve_version_counter(tuple(tensors)):
+                torch._foreach_copy_(tensors, copies)
 
     def _allocate(self, dictionaries: Dictionaries, tensors: list[Tensor | None]) -> None:
         self._tensors = tensors
