@@ -415,3 +415,34 @@ def test_graphs_from_before_the_call_stay_valid(name: str, training: bool) -> No
     model.zero_grad()
     loss.backward()
     assert equality.same_bits(*([p.grad for p in m.parameters()] for m in (plain, model)))
+
+
+class Masked(nn.Linear):
+    """A causal mask that is computed for the largest number of tokens so far."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.num_tokens = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.num_tokens:
+            self.num_tokens = len(x)
+            self.register_buffer("mask", torch.ones(len(x), len(x)).tril().bool())
+        y = super().forward(x)
+        return (y @ y.T).masked_fill(~self.mask[: len(x), : len(x)], 0.0)
+
+
+@every_objective
+def test_buffers_that_grow_with_the_batch(name: str) -> None:
+    """The second pass reads those of the first, whose size the model remembers."""
+    model, first = Masked().double(), torch.randn(4, 3, dtype=torch.float64)
+    known = copy.deepcopy(model)
+    objective, other = (OBJECTIVES[name].make(m) for m in (model, known))
+    for x in (first, torch.cat([first, first])):
+        known(x)  # so this model grows outside of a call
+        torch.manual_seed(0)
+        other.backward(lambda x=x: known(x).square().mean())
+        torch.manual_seed(0)
+        objective.backward(lambda x=x: model(x).square().mean())
+        assert equality.same_bits(*([p.grad for p in m.parameters()] for m in (model, known)))
+        assert model.mask.shape == known.mask.shape

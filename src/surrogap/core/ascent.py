@@ -65,7 +65,7 @@ class AscentStep:
         with ExitStack() as stack:
             if first is not None:  # repeat its random numbers and buffers, and keep what it wrote
                 stack.enter_context(unmoved(weights, self._workspace.buffers_after_first))
-                self._workspace.buffers_before.restore(weights.buffers)
+                self._workspace.buffers_before.restore(weights.buffers, except_caches=True)
                 stack.enter_context(random_state.replayed())
             try:
                 scale = None if first is None else passes.scale(first[0].device)

@@ -40,14 +40,23 @@ class Buffers:
         if not on_error_only:
             self.restore(dictionaries)
 
-    def restore(self, dictionaries: Dictionaries) -> None:
-        """Restore buffers to their last copy."""
+    def restore(self, dictionaries: Dictionaries, *, except_caches: bool = False) -> None:
+        """Restore buffers to their last copy.
+
+        Args:
+            dictionaries: The dictionaries of the buffers.
+            except_caches: Whether to leave buffers that were added or resized. They are caches of
+                masks and embeddings, for example, and Python attributes may hold their sizes.
+        """
         # Some modules assign a new tensor instead of writing in place.
         if not are_same(contents(dictionaries), self._tensors):
+            contents_before = {id(d): content for d, content in self._dictionaries}
             for dictionary in dictionaries:
+                before = contents_before.get(id(dictionary), {})
+                now = dictionary.items() if except_caches else ()
+                caches = {name: b for name, b in now if _is_new(b, before.get(name))}
                 dictionary.clear()
-            for dictionary, content in self._dictionaries:
-                dictionary.update(content)
+                dictionary.update(before | caches)
         if _addresses(self._writable) != self._addresses:  # some assign to `buffer.data`
             for tensor, original in zip(self._writable, self._originals, strict=True):
                 tensor.data = original
@@ -78,6 +87,10 @@ def unmoved(weights: Weights, buffers: Buffers) -> Iterator[None]:
     finally:
         for tensor, copied in zip(written, copies, strict=True):
             tensor.copy_(copied)
+
+
+def _is_new(buffer: Tensor | None, before: Tensor | None) -> bool:
+    return buffer is not None and (before is None or before.shape != buffer.shape)
 
 
 def _addresses(tensors: Sequence[Tensor]) -> list[int]:
