@@ -446,3 +446,17 @@ def test_buffers_that_grow_with_the_batch(name: str) -> None:
         objective.backward(lambda x=x: model(x).square().mean())
         assert equality.same_bits(*([p.grad for p in m.parameters()] for m in (model, known)))
         assert model.mask.shape == known.mask.shape
+
+
+@every_objective
+def test_a_buffer_created_in_inference_mode(name: str) -> None:
+    """For example in an evaluation before training."""
+    model, x = Masked(), torch.randn(4, 3)
+    plain, objective = copy.deepcopy(model), OBJECTIVES[name].make(model)
+    with torch.inference_mode():
+        model(x)
+    mask = model.mask
+    OBJECTIVES[name].make(plain).backward(lambda: plain(x).square().mean())
+    objective.backward(lambda: model(x).square().mean())
+    assert equality.same_bits(*([p.grad for p in m.parameters()] for m in (plain, model)))
+    assert model.mask is mask

@@ -108,9 +108,12 @@ def _words(tensor: Tensor) -> Tensor:
 def _is_writable(buffer: Tensor) -> bool:
     """Return whether a forward pass could write to a buffer: not if elements share memory.
 
-    Nested and quantised tensors, and conjugate or negative views, are treated as constants.
+    Inference tensors cannot be written to either. Nested and quantised tensors, and conjugate or
+    negative views, are treated as constants.
     """
     if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
+        return False
+    if buffer.is_inference():
         return False
     pairs = zip(buffer.shape, buffer.stride(), strict=True)
     is_apart = all(stride > 0 for size, stride in pairs if size > 1)
