@@ -1,6 +1,9 @@
 """`perturb=`: the parameters that climb, and the gradients that the first pass computes."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -171,21 +174,38 @@ def test_under_activation_checkpointing(use_reentrant: bool) -> None:
     assert equality.relative_error(toy_models.flat_grad(model), expected) < 1e-12
 
 
-def test_reentrant_checkpoints_whose_inputs_come_from_weights_that_do_not_climb() -> None:
+class Recomputed(torch.autograd.Function):
+    """A block that runs again in its backward pass, as in reversible networks."""
+
+    @staticmethod
+    def forward(ctx: Any, block: nn.Module, x: Tensor) -> Tensor:
+        ctx.block, ctx.x = block, x.detach()
+        return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        x = ctx.x.requires_grad_()
+        with torch.enable_grad():
+            ctx.block(x).backward(gradient)
+        return None, x.grad
+
+
+@pytest.mark.parametrize("run", [partial(checkpoint, use_reentrant=True), Recomputed.apply])
+def test_blocks_that_need_gradients_of_weights_that_do_not_climb(run: Callable[..., Any]) -> None:
+    """A block that runs its own backward pass does so only if its input requires a gradient."""
     torch.manual_seed(0)
     stem, block = nn.Linear(3, 8), nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))
     model = nn.ModuleList([stem, block, nn.LayerNorm(8), nn.Linear(8, 2)]).double()
     x, y = torch.randn(5, 3).double(), torch.arange(5) % 2
 
-    def loss(use_reentrant: bool) -> Tensor:
-        hidden = checkpoint(block, stem(x), use_reentrant=use_reentrant)
+    def loss(hidden: Tensor) -> Tensor:
         return nn.functional.cross_entropy(model[3](model[2](hidden)), y)
 
     objective = SAM(model, rho=0.5, perturb="norms")
-    expected = objective.backward(lambda: loss(False)).perturbed_loss
+    expected = objective.backward(lambda: loss(block(stem(x)))).perturbed_loss
     objective = SAM(model, rho=0.5, perturb="norms")
     for _ in range(2):
-        found = objective.backward(lambda: loss(True)).perturbed_loss
+        found = objective.backward(lambda: loss(run(block, stem(x)))).perturbed_loss
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 

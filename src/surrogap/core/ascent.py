@@ -94,8 +94,8 @@ class AscentStep:
         objective, weights = self._objective, self._weights
         idle: list[nn.Parameter] = []
         # FSDP ignores changes to `requires_grad`, and computes all gradients. A reentrant
-        # checkpoint whose inputs do not require gradients computes none. So all are computed if
-        # the model has one, and in the first call, which looks for one.
+        # checkpoint or reversible block whose inputs do not require gradients computes none. So all
+        # are computed if the model has one, and in the first call, which looks for one.
         needs_all = self._uses_g or objective.perturb is None or weights.are_sharded
         if not needs_all and weights.is_checked and not weights.are_reentrant:
             pairs = zip(weights.parameters, self._kinds, strict=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from surrogap.core.gradients import versions
 from surrogap.core.shards import is_distributed
 from surrogap.core.weights import Weights, check_engine
 from surrogap.errors import InvalidValueError, UnsupportedError
@@ -66,16 +67,17 @@ def _outside_wrappers(weights: Weights) -> Iterator[None]:
         handle.remove()
 
 
-def check_graph(loss: Tensor, weights: Weights) -> None:
-    """Check that all trainable parameters in the graph of a loss belong to the model.
+@contextmanager
+def first_backward_pass(loss: Tensor, weights: Weights) -> Iterator[None]:
+    """Context for the first backward pass, with checks of its graph.
 
-    Both passes would add to the gradients of other parameters. Inputs that require gradients are
-    allowed, since they are not parameters. Also look for reentrant checkpointing in the graph.
+    All trainable parameters in it must belong to the model: both passes would add to the gradients
+    of others. Inputs that require gradients are allowed, since they are not parameters. Also find
+    out if the pass reaches parameters outside the graph, as reentrant checkpointing does.
     """
-    nodes = list(_nodes(loss))
-    weights.are_reentrant |= any(n.name() == "CheckpointFunctionBackward" for n in nodes)
+    variables = (getattr(node, "variable", None) for node in _nodes(loss))
+    leaves = [leaf for leaf in variables if leaf is not None]
     known = weights.identities()
-    leaves = [leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None]
     others = [p for p in leaves if isinstance(p, nn.Parameter) and id(p) not in known]
     if others and len(others) < len(leaves):  # otherwise it is another model's loss, rejected later
         raise UnsupportedError(
@@ -83,6 +85,11 @@ def check_graph(loss: Tensor, weights: Weights) -> None:
             f"of shape {tuple(others[0].shape)}. It would get the sum of both passes' gradients: "
             "pass nn.ModuleList([model, other]) to the objective, or freeze the other."
         )
+    before = versions(weights)
+    yield
+    rows = zip(weights.parameters, before, versions(weights), strict=True)
+    reached = {id(parameter) for parameter, old, new in rows if old != new}
+    weights.are_reentrant |= not reached.issubset(map(id, leaves))
 
 
 def _nodes(loss: Tensor) -> Iterator[Any]:

@@ -19,6 +19,11 @@ def current(weights: Weights) -> Gradients:
     return [parameter.grad for parameter in weights.parameters]
 
 
+def versions(weights: Weights) -> list[int | None]:
+    """Return the version of each gradient, which any write to it changes."""
+    return [None if gradient is None else gradient._version for gradient in current(weights)]
+
+
 @contextmanager
 def cleared(weights: Weights) -> Iterator[None]:
     """Context manager that clears `.grad`, and restores it on exit."""

@@ -63,8 +63,9 @@ class Objective:
             layers, a function of a parameter's name and the parameter that returns a bool, or None
             for all. The other parameters are trained without being perturbed. If the direction does
             not contain `g` (SAM, or alpha = 0), the first pass computes only the gradients of the
-            perturbed parameters, from the second call on. It computes all gradients under FSDP2 and
-            with reentrant checkpointing; enable the latter before the first call.
+            perturbed parameters, from the second call on. It computes all gradients under FSDP2,
+            and with reentrant checkpointing and other functions that run a backward pass of their
+            own; enable these before the first call.
         scope: Under DistributedDataParallel, the gradients that the ascent step uses: "replica",
             this process's own, which is the default; "global", the mean over all processes; a
             process group, the mean over its members. Sharded models support only "global".

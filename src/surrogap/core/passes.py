@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map_only
 
-from surrogap.core.first_call import check_graph, first_forward_pass
-from surrogap.core.gradients import current
+from surrogap.core.first_call import first_backward_pass, first_forward_pass
+from surrogap.core.gradients import versions
 from surrogap.core.vectors import wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedError
@@ -87,18 +87,17 @@ class Passes:
         is_first_call = not weights.is_checked
         with torch.enable_grad():
             with first_forward_pass(weights) if is_first_call else nullcontext():
-                versions = _versions(weights)
+                before = versions(weights)
                 loss, aux = self._checked(closure())
-                self._check_gradients(weights, versions)
+                self._check_gradients(weights, before)
             if needs_graph and not loss.requires_grad:
                 raise UnsupportedError(
                     f"{self._name} must return a loss with a graph, got one without a graph. "
                     "Compute it from the model's output, without detach(), item() or no_grad()."
                 )
-            if is_first_call:
-                check_graph(loss, weights)
+            checks = first_backward_pass(loss, weights) if is_first_call else nullcontext()
             guard = nullcontext() if self._backward is Tensor.backward else _unstepped(weights)
-            with _in_this_thread(weights.devices), guard, self._new_graph():
+            with checks, _in_this_thread(weights.devices), guard, self._new_graph():
                 if loss.requires_grad:
                     self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled with CUDA graphs reuses the memory of its outputs. By a
@@ -110,8 +109,8 @@ class Passes:
             aux = tree_map_only(Tensor, Tensor.detach, aux)
         return copy.reshape(()), aux
 
-    def _check_gradients(self, weights: Weights, versions: list[int | None]) -> None:
-        if _versions(weights) != versions:
+    def _check_gradients(self, weights: Weights, before: list[int | None]) -> None:
+        if versions(weights) != before:
             raise UnsupportedError(
                 f"{self._name} must call neither backward nor zero_grad, got one that changed "
                 ".grad. Return the loss; the objective calls backward itself, once per pass."
@@ -192,11 +191,6 @@ def _unstepped(weights: Weights) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _versions(weights: Weights) -> list[int | None]:
-    """Return the version of each gradient, which any write to it changes."""
-    return [None if gradient is None else gradient._version for gradient in current(weights)]
 
 
 def _check_late_binding(name: str, closures: Sequence[Closure]) -> None:

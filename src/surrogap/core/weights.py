@@ -44,7 +44,8 @@ class Weights:
         fsdp: The modules that FSDP2 shards.
         are_sharded: Whether processes hold shards of the parameters.
         is_checked: Whether a call with these modules has succeeded.
-        are_reentrant: Whether modules run inside reentrant checkpointing, as that call has found.
+        are_reentrant: Whether that call reached parameters outside its graph, as in reentrant
+            checkpointing.
 
     `Objective` documents the errors.
     """
