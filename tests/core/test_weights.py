@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from surrogap import GSAM, SAM
 from surrogap.core.objective import Objective
 from tests import equality, toy_models
-from tests.objective_cases import NUM_PASSES, OBJECTIVES, every_memoryless, every_objective
+from tests.objective_cases import (
+    NUM_PASSES,
+    OBJECTIVES,
+    every_memoryless,
+    every_objective,
+    every_two_pass,
+)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -397,6 +403,22 @@ def test_a_frozen_parameter_that_a_pass_writes_moves_once(assigns: bool, name: s
         plain(data[0].float())
         objective.backward(toy_models.closure_of(model, data))
         assert equality.same_bits(equality.bits(plain), equality.bits(model))
+
+
+@every_two_pass
+@pytest.mark.parametrize("assigns", [False, True])
+def test_all_passes_read_the_same_frozen_parameters(assigns: bool, name: str) -> None:
+    """From the second call on: then a radius of 0 gives the plain gradient, and a gap of 0."""
+    model, data = toy_models.Followed(assigns).double(), toy_models.batch()
+    objective = OBJECTIVES[name].make(model, rho=0.0)
+    objective.backward(toy_models.closure_of(model, data))
+    model.zero_grad()
+    plain = copy.deepcopy(model)
+    toy_models.closure_of(plain, data)().backward()
+    assert float(objective.backward(toy_models.closure_of(model, data)).gap) == 0.0
+    own = [toy_models.flat_grad(each.first) for each in (plain, model)]
+    assert equality.relative_error(*own) < 1e-14
+    assert equality.same_bits(equality.bits(plain), equality.bits(model))
 
 
 def test_a_frozen_parameter_is_as_after_one_pass_if_the_second_raises() -> None:

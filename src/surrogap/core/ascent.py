@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from surrogap.core import gradients
 from surrogap.core.along import Gradient
 from surrogap.core.arithmetic import Arithmetic, Task, check_memory
-from surrogap.core.buffers import unmoved
 from surrogap.core.combine import Coefficients, Number
 from surrogap.core.fused import choose
 from surrogap.core.geometry import Kind, kinds_of
@@ -64,8 +63,9 @@ class AscentStep:
         self._workspace.arithmetic = None  # frees the copies if the step raises
         with ExitStack() as stack:
             if first is not None:  # repeat its random numbers and buffers, and keep what it wrote
-                stack.enter_context(unmoved(weights, self._workspace.buffers_after_first))
-                self._workspace.buffers_before.restore(weights.buffers, except_caches=True)
+                written = weights.written()
+                stack.enter_context(self._workspace.buffers_after_first.kept(written))
+                self._workspace.buffers_before.restore(written, except_caches=True)
                 stack.enter_context(random_state.replayed())
             try:
                 scale = None if first is None else passes.scale(first[0].device)

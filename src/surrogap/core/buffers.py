@@ -1,4 +1,7 @@
-"""Buffers during a step: BatchNorm's statistics, and all others that a pass may write to."""
+"""Buffers during a step: BatchNorm's statistics, and all others that a pass may write to.
+
+Frozen parameters that a pass has written to count as buffers here.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,9 +11,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from surrogap.core.vectors import groups_of
-from surrogap.core.weights import Weights, are_same, contents
-
-Dictionaries = list[dict[str, Tensor | None]]
+from surrogap.core.weights import Dictionaries, are_same, contents
 
 
 class Buffers:
@@ -76,19 +77,6 @@ class Buffers:
         self._groups = [(group, list(map(torch.empty_like, group))) for group in groups]
 
 
-@contextmanager
-def unmoved(weights: Weights, buffers: Buffers) -> Iterator[None]:
-    """Context manager that restores buffers, and frozen parameters that the first pass wrote to."""
-    written = weights.written()
-    copies = list(map(Tensor.clone, written))
-    try:
-        with buffers.kept(weights.buffers):
-            yield
-    finally:
-        for tensor, copied in zip(written, copies, strict=True):
-            tensor.copy_(copied)
-
-
 def _is_new(buffer: Tensor | None, before: Tensor | None) -> bool:
     return buffer is not None and (before is None or before.shape != buffer.shape)
 
@@ -102,7 +90,7 @@ def _words(tensor: Tensor) -> Tensor:
     """Return a view as 32-bit words if possible, to copy buffers of several dtypes at once."""
     if tensor.is_contiguous() and tensor.element_size() % 4 == 0:
         return tensor.detach().view(-1).view(torch.int32)
-    return tensor
+    return tensor.detach()
 
 
 def _is_writable(buffer: Tensor) -> bool:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.checks import integer, number
-from surrogap.core.buffers import unmoved
 from surrogap.core.combine import Number
 from surrogap.core.gradients import total_squared_norm
 from surrogap.core.objective import Objective
@@ -128,7 +127,7 @@ class EntropySGD(Objective):
         report = Report._plain(loss, aux, total_squared_norm(weights, gradients), scale)
         w = layout.read(tensors)
         inner = _LangevinSteps(self, numbers[0], w, scale)
-        with unmoved(weights, workspace.buffers_after_first):
+        with workspace.buffers_after_first.kept(weights.written()):
             try:
                 inner.step_(g)
                 for _ in range(self.inner_steps - 1):

@@ -150,7 +150,7 @@ class Objective:
         Afterwards the weights are unchanged bit for bit, and BatchNorm's statistics and the random
         generators are as after one pass. If anything raises, weights, gradients and buffers are as
         before the call. (Frozen parameters that the closure itself writes to, such as those of a
-        momentum encoder, are as after one pass.)
+        momentum encoder, may be as after one pass.)
 
         Args:
             closure: Runs the forward pass and returns the loss, or `(loss, aux)`. It must call
@@ -322,7 +322,7 @@ class Objective:
     def _buffers_kept(self) -> AbstractContextManager[None]:
         """Context manager that restores the buffers if the body raises."""
         workspace = self._workspace
-        return workspace.buffers_before.kept(workspace.weights.buffers, on_error_only=True)
+        return workspace.buffers_before.kept(workspace.weights.written(), on_error_only=True)
 
     def _find_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Direction:
         """Run the passes, and leave `.grad` unchanged."""

@@ -24,6 +24,8 @@ from surrogap.errors import InvalidTypeError, InvalidValueError, UnsupportedErro
 
 T = TypeVar("T")
 
+Dictionaries = list[dict[str, Tensor | None]]
+
 # Engines whose models an objective cannot train, by the modules that define their classes.
 _REFUSED = {
     "torch.distributed.fsdp.fully_sharded_data_parallel": "FSDP1",
@@ -80,13 +82,15 @@ class Weights:
         """Return the `id` of all current parameters, and of those that FSDP has gathered."""
         return set(map(id, chain(self._model.parameters(), self.fsdp.gathered())))
 
-    def written(self) -> list[Tensor]:
-        """Return the frozen parameters that a pass has written to since the last refresh.
+    def written(self) -> Dictionaries:
+        """Return dictionaries of what passes write to: buffers, and frozen parameters.
 
-        For example those of a momentum encoder. In-place writes to `p.data` are not detected.
+        The latter, such as those of a momentum encoder, are found once a pass has written to them.
+        In-place writes to `p.data` are not detected.
         """
         pairs = zip(self.frozen, self._frozen_states, strict=True)
-        return [parameter for parameter, state in pairs if _state(parameter) != state]
+        self._written |= {self._names[p]: p for p, state in pairs if _state(p) != state}
+        return [*self.buffers, self._written]
 
     def _walk(self) -> None:
         self.modules = modules = list(self._model.modules())
@@ -98,6 +102,7 @@ class Weights:
         for each in set(map(type, modules)):
             check_engine(each)
         self.is_checked = self.are_reentrant = False
+        self._written: dict[str, Tensor | None] = {}
         own = [module._parameters for module in modules]
         self._dictionaries: list[dict[str, Any]] = [*(m._modules for m in modules), *own]
         self._walked = contents(self._dictionaries)
