@@ -38,7 +38,7 @@ from surrogap.training.images import images_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import Record, read_records
 from surrogap.training.run import Outcome, train
-from surrogap.training.step import DTYPES
+from surrogap.training.step import AUTOCAST
 from surrogap.training.versions import device_name, versions
 
 NUM_POINTS = 100
@@ -297,8 +297,7 @@ def _measurements(run: StudyRun, model: nn.Module, config: Config, scale: Scale)
 
 
 def _scored(model: nn.Module, batches: Any, config: Config, **settings: Any) -> dict[str, float]:
-    dtype, device = DTYPES[config.execution.precision], device_of(config.execution.device)
-    autocast = None if dtype == torch.float32 else dtype
+    autocast, device = AUTOCAST[config.execution.precision], device_of(config.execution.device)
     return asdict(evaluate(model, batches, autocast=autocast, device=device, **settings))
 
 

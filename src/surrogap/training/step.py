@@ -23,7 +23,8 @@ from surrogap.training.config import Config
 from surrogap.training.losses import Criterion
 from surrogap.training.processes import World
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# The dtype of autocast for each precision; None for no autocast.
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # All but cuDNN's, which torch 2.11 prefers on Hopper GPUs. Its gradient of the queries is NaN in
 # rows whose log-sum-exp is below -88.7: the exponential of 88.8 is infinite (results/README.md).
@@ -67,7 +68,7 @@ class Step(ABC):
         self.optimizer = optimizer
         self.world = world
         self._loss = loss
-        self._dtype = DTYPES[config.execution.precision]
+        self._autocast = AUTOCAST[config.execution.precision]
         self._num_micro_batches = config.execution.micro_batches
         self._shares_perturbation = config.execution.perturbation == "shared"
         self._clip_norm = config.optimizer.clip_norm
@@ -93,11 +94,8 @@ class Step(ABC):
     def _loss_and_accuracy(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if self._is_channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        is_narrow = self._dtype != torch.float32
-        with (
-            sdpa_kernel(_ATTENTION),
-            torch.autocast(self.world.device.type, self._dtype, enabled=is_narrow),
-        ):
+        device, dtype = self.world.device.type, self._autocast
+        with sdpa_kernel(_ATTENTION), torch.autocast(device, dtype, enabled=dtype is not None):
             logits = self.model(images)
         logits = logits.float()
         return self._loss(logits, targets), losses.accuracy(logits.detach(), targets)
@@ -110,7 +108,7 @@ class EagerStep(Step):
     @cached_property
     def scaler(self) -> GradScaler:
         """The gradient scaler, which is enabled for fp16 only."""
-        return GradScaler(self.world.device.type, enabled=self._dtype == torch.float16)
+        return GradScaler(self.world.device.type, enabled=self._autocast == torch.float16)
 
     @cached_property
     def _buffers(self) -> Buffers:
