@@ -120,7 +120,7 @@ def read(path: Path) -> State:
     match = _NAME.fullmatch(path.name)
     try:
         with path.open("rb") as file:
-            digest = _digest(file)
+            digest = hashlib.file_digest(file, _hash).hexdigest()
             if match is None or digest != match[2]:
                 raise InvalidValueError(
                     f"checkpoint must match the hash in its name, got {path}, which is damaged. "
@@ -153,13 +153,6 @@ def _write(state: State, path: Path) -> str:
         file.flush()
         os.fsync(file.fileno())
     return sink.hash.hexdigest()
-
-
-def _digest(file: BinaryIO) -> str:
-    digest = _hash()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _hash() -> "hashlib.blake2b":
