@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from surrogap.core.buffers import Buffers
 from surrogap.core.entropy import EntropySGD
@@ -244,12 +245,6 @@ def climb_batch(batch: Batch, fraction: float) -> Batch:
 def step_metrics(report: Report, *, has_overflown: bool = False) -> Tensor:
     """Return the metrics of a step as one tensor on the device, in the order of `METRICS`."""
     values = [getattr(report, name) for name in METRICS[:6]]
-    mean_accuracy = torch.stack(_leaves(report.aux)).mean()
+    mean_accuracy = torch.stack(tree_leaves(report.aux)).mean()
     overflow = torch.full_like(mean_accuracy, float(has_overflown))
     return torch.stack([*values, mean_accuracy, report.value, overflow])
-
-
-def _leaves(aux: object) -> list[Tensor]:
-    if isinstance(aux, Tensor):
-        return [aux]
-    return [leaf for item in aux for leaf in _leaves(item)] if isinstance(aux, list) else []
