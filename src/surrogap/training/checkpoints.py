@@ -13,8 +13,10 @@ import os
 import pickle
 import re
 import warnings
+from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, cast, final
+from typing import Any, final
 
 import torch
 
@@ -120,7 +122,7 @@ def read(path: Path) -> State:
     match = _NAME.fullmatch(path.name)
     try:
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, _hash).hexdigest()
+            digest = _digest(file)
             if match is None or digest != match[2]:
                 raise InvalidValueError(
                     f"checkpoint must match the hash in its name, got {path}, which is damaged. "
@@ -142,39 +144,18 @@ def read(path: Path) -> State:
 
 def _write(state: State, path: Path) -> str:
     """Write a state to the disk, and return the hash of the file."""
-    with path.open("wb") as file:
-        sink = _Sink(file)
+    with path.open("w+b") as file:
         try:
-            torch.save(state, cast(BinaryIO, sink))
-        except RuntimeError:  # torch hides an OSError of the file
-            if sink.error is None:
-                raise
-            raise sink.error from None
+            torch.save(state, file)
+        except RuntimeError as error:  # torch raises it while it handles the file's OSError
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
         file.flush()
         os.fsync(file.fileno())
-    return sink.hash.hexdigest()
+        file.seek(0)
+        return _digest(file)
 
 
-def _hash() -> "hashlib.blake2b":
-    return hashlib.blake2b(digest_size=16)
-
-
-class _Sink:
-    """A file that hashes what is written, and keeps the error if writing fails."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.hash = _hash()
-        self.error: OSError | None = None
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-        self.hash.update(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._file.flush()
+def _digest(file: BufferedIOBase) -> str:
+    return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
