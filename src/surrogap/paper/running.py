@@ -32,8 +32,9 @@ from surrogap.experiments.surfaces import (
 )
 from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.study import Scale, StudyRun
-from surrogap.training.config import Config, DataConfig
+from surrogap.training.config import Config
 from surrogap.training.failure import DivergedError
+from surrogap.training.groups import DataConfig
 from surrogap.training.images import images_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import Record, read_records

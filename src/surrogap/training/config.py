@@ -41,19 +41,6 @@ from surrogap.training.objective_configs import (
     converted,
 )
 
-__all__ = [
-    "FIELDS",
-    "FREE",
-    "Config",
-    "DataConfig",
-    "ExecutionConfig",
-    "ModelConfig",
-    "ObjectiveConfig",
-    "OptimizerConfig",
-    "OutputConfig",
-    "ScheduleConfig",
-]
-
 
 @final
 @dataclass(frozen=True)
