@@ -24,7 +24,7 @@ from surrogap.atomic import sync
 from surrogap.errors import InvalidValueError
 from surrogap.training.failure import RunFailedError, disk_remedy
 
-_NAME = re.compile(r"step-(\d{9})-([0-9a-f]{32})\.pt")
+_NAME = re.compile(r"step-\d{9}-([0-9a-f]{32})\.pt")
 _TEMPORARY = "unfinished"
 KEPT = 2
 
@@ -71,7 +71,7 @@ class Checkpoints:
                 temporary.unlink()
             raise RunFailedError(self._full(error)) from error
         # Checkpoints of later steps are damaged: otherwise the run would have resumed from one.
-        behind = [old for old in self.paths() if old != path and step_of(old) < step]
+        behind = [old for old in self.paths() if old.name < f"step-{step:09d}"]
         for old in set(self.paths()) - {path, *behind[1 - KEPT :]}:
             old.unlink()
         return path
@@ -107,12 +107,6 @@ class Checkpoints:
         )
 
 
-def step_of(path: Path) -> int:
-    """Return the step of a checkpoint, from its name."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
-
-
 def read(path: Path) -> State:
     """Read a checkpoint, with all tensors on the CPU.
 
@@ -123,7 +117,7 @@ def read(path: Path) -> State:
     try:
         with path.open("rb") as file:
             digest = _digest(file)
-            if match is None or digest != match[2]:
+            if match is None or digest != match[1]:
                 raise InvalidValueError(
                     f"checkpoint must match the hash in its name, got {path}, which is damaged. "
                     "Delete it."
