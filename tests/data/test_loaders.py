@@ -351,10 +351,6 @@ def test_bad_settings(
         make(splits, **changes)
 
 
-def test_bad_settings_of_one_kind(tmp_path: Path) -> None:
+def test_bad_number_of_workers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"num_workers must be at least 0, got -1. Pass 0 to read"):
         make(files(tmp_path), num_workers=-1)
-    with pytest.raises(TypeError, match=r"splits must be in memory, got FileSet\(10 images\). Use"):
-        TensorLoader(files(tmp_path), batch_size=2)
-    with pytest.raises(TypeError, match=r"splits must be files, got TensorSet\(10 images of 3x8x8"):
-        FileLoader(tensors(10), batch_size=2)

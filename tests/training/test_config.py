@@ -9,7 +9,8 @@ import pytest
 
 from surrogap.checks import check_type
 from surrogap.data import AUGMENTATIONS
-from surrogap.training.config import FIELDS, Config, DataConfig
+from surrogap.training.config import FIELDS, Config
+from surrogap.training.groups import DataConfig
 from surrogap.training.objective_configs import CONFIGS, NoEffectError
 
 

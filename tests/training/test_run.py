@@ -1,6 +1,7 @@
 """The end of a run: its last step, a signal, a non-finite loss, a full disk."""
 
 import errno
+import io
 import math
 import os
 import signal
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from surrogap.evaluation import evaluate
-from surrogap.training import checkpoints
 from surrogap.training.components import components_of
 from surrogap.training.config import Config
 from surrogap.training.failure import RunFailedError
@@ -193,15 +193,14 @@ def test_an_overflow_lowers_the_scale_and_is_counted(tmp_path: Path, objective: 
 def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_runs.config(tmp_path)
     train(config, resume=True, progress=small_runs.Interrupting(3))
-    write = checkpoints._Sink.write
+    save = torch.save
 
-    def full(self: Any, data: Any) -> int:
-        write(self, data[: len(data) // 2])
-        self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        raise self.error
+    class FullDisk(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints._Sink, "write", full)
+        patch.setattr(torch, "save", lambda state, file: save(state, FullDisk()))
         with pytest.raises(RunFailedError, match=r"Cannot write a checkpoint to .*: No space"):
             train(config, resume=True)
     assert small_runs.state(config.folder)["step"] == 3

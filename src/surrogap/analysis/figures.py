@@ -1,6 +1,6 @@
 """Figures of the measurements, to write with `figure.savefig(path)`. No display is needed.
 
-They need matplotlib, from the extra `train`.
+They need matplotlib, from the extra `train`; without it, they raise ImportError.
 """
 
 import math
@@ -59,9 +59,6 @@ def curves(
         title: The title.
         loss: The label of the loss axis.
         xlabel: The label of the step axis.
-
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     figure, (axes,) = _new()
     for line in lines:
@@ -73,11 +70,7 @@ def curves(
 
 
 def contour(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
-    """Contour plot of the loss over two directions; the cross marks the model.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Contour plot of the loss over two directions; the cross marks the model."""
     figure, (axes,) = _new()
     shown = axes.contourf(plane.x_steps, plane.y_steps, plane.losses, levels=20, cmap="viridis")
     axes.contour(shown, colors="white", linewidths=0.3)
@@ -89,11 +82,7 @@ def contour(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
 
 
 def relief(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
-    """Surface plot of the loss over two directions.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Surface plot of the loss over two directions."""
     figure, axes = _new(projection="3d")
     x, y = torch.meshgrid(torch.tensor(plane.x_steps), torch.tensor(plane.y_steps), indexing="xy")
     solid: Any = axes[0]  # an Axes3D
@@ -107,11 +96,7 @@ def relief(plane: Plane, *, title: str = "", loss: str = "loss") -> "Figure":
 
 
 def spectrum(density: Density, *, title: str = "") -> "Figure":
-    """The density of the eigenvalues, on a logarithmic scale.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """The density of the eigenvalues, on a logarithmic scale."""
     figure, (axes,) = _new()
     low, high = float(density.nodes.min()), float(density.nodes.max())
     width = max(high - low, 1e-12) / 100  # the resolution of the figure
@@ -132,9 +117,6 @@ def gap_curves(
         runs: The gaps of each run, by its name.
         eigenvalues: The dominant eigenvalues of some runs, drawn as dotted lines.
         title: The title.
-
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     figure, (left, right) = _new(2)
     for index, (name, result) in enumerate(runs.items()):
@@ -169,9 +151,6 @@ def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> 
         sweep: The sweep.
         rho: A radius to mark.
         title: The title.
-
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     figure, (left, right) = _new(2)
     rhos = [radius.rho for radius in sweep.radii]

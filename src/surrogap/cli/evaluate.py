@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     from surrogap.experiments.trained import TrainedRun
     from surrogap.training.processes import device_of
-    from surrogap.training.step import DTYPES
+    from surrogap.training.step import AUTOCAST
 
     run = TrainedRun.read(chosen.run)
     files = ResultFiles(chosen.out or run.folder, "evaluate", "evaluation", [])
@@ -114,9 +114,9 @@ def main(arguments: Sequence[str]) -> int:
         chosen.batch_size, device, size=run.config.model.image_size, num_workers=chosen.num_workers
     )
     with progress_bar("evaluate") as progress:
-        dtype = DTYPES[chosen.precision]
+        autocast = AUTOCAST[chosen.precision]
         scores = evaluate_run(
-            run, splits, sets, make_batches, device, dtype=dtype, progress=progress
+            run, splits, sets, make_batches, device, autocast=autocast, progress=progress
         )
     score_table(scores, str(run.folder)).print()
     files.write(scores, {})

@@ -25,7 +25,7 @@ from surrogap.data.order import Order
 from surrogap.data.seeds import derived, generator
 from surrogap.data.splits import FileSet, Splits, TensorSet
 from surrogap.data.streams import Batch, on_side_stream
-from surrogap.errors import InvalidTypeError, InvalidValueError
+from surrogap.errors import InvalidValueError
 
 
 class Loader(ABC):
@@ -37,47 +37,30 @@ class Loader(ABC):
 
     Targets are int64 class indices, or float32 probabilities with mixup; see `soft_targets`.
 
-    Args: those of `loader`.
+    Args:
+        splits: The dataset, for its classes, mean and standard deviation.
+        order: The images of each batch.
+        augmentation: The augmentation.
+        device: The device of the batches.
 
     Attributes:
-        dataset: The images and labels of the split.
         epoch: The number of the epoch, from 0.
         position: The number of batches of the epoch that have been yielded.
     """
 
     def __init__(
-        self,
-        splits: Splits,
-        split: str = "train",
-        *,
-        batch_size: int,
-        augmentation: str | Augmentation = "none",
-        shuffle: bool | None = None,
-        drop_last: bool | None = None,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        rank: int = 0,
-        world_size: int = 1,
+        self, splits: Splits, order: Order, augmentation: Augmentation, device: torch.device
     ) -> None:
-        self.dataset = splits.by_name[one_of("split", split, splits.by_name)]
-        self.order = Order(
-            num_images=len(self.dataset),
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            shuffle=split == "train" if shuffle is None else shuffle,
-            drop_last=split == "train" if drop_last is None else drop_last,
-            seed=seed,
-        )
-        self.augmentation = augmentation_of(augmentation)
+        self.order = order
+        self.augmentation = augmentation
+        self.device = device
         self.num_classes = len(splits.classes)
-        self.device = torch.device(device)
         self.epoch = 0
         self.position = 0
         self._is_resumed = False
         # Pixels are from 0 to 255; the statistics of the dataset are for pixels in [0, 1].
         self._mean, self._std = (
-            255 * torch.tensor(values, dtype=torch.float32, device=self.device)[:, None, None]
+            255 * torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
             for values in (splits.mean, splits.std)
         )
 
@@ -192,26 +175,18 @@ class TensorLoader(Loader):
     device: if several loaders read the same split, pass `splits.to(device)`.
 
     >>> from surrogap.data import load
-    >>> loader = TensorLoader(load("embedded"), batch_size=128, augmentation="light")
-    >>> images, targets = next(iter(loader))
-    >>> images.shape, images.dtype, targets.dtype, len(loader)
+    >>> train = loader(load("embedded"), batch_size=128, augmentation="light")
+    >>> images, targets = next(iter(train))
+    >>> images.shape, images.dtype, targets.dtype, len(train)
     (torch.Size([128, 1, 28, 28]), torch.float32, torch.int64, 39)
     """
 
-    dataset: TensorSet
-
-    def __init__(
-        self, splits: Splits, split: str = "train", *, size: int | None = None, **settings: Any
-    ) -> None:
-        super().__init__(splits, split, **settings)
-        if not isinstance(self.dataset, TensorSet):
-            raise InvalidTypeError(
-                f"splits must be in memory, got {self.dataset}. Use surrogap.data.loader."
-            )
+    def __init__(self, dataset: TensorSet, *, size: int | None, **shared: Any) -> None:
+        super().__init__(**shared)
         if size is not None:
             integer("size", size, at_least=1, remedy="Pass a number of pixels, such as 32.")
         self.size = size
-        self.dataset = self.dataset.to(self.device)
+        self.dataset = dataset.to(self.device)
 
     def _raw(self, epoch: int) -> Iterator[Batch]:
         order = self.order.images(epoch).to(self.device)
@@ -235,33 +210,21 @@ class FileLoader(Loader):
     cannot be read; `intact` finds such files beforehand.
 
     >>> cat = FileSet(["cat.jpg"], [0])
-    >>> FileLoader(Splits("one", ("cat",), train=cat, test=cat), batch_size=1, num_workers=0)
+    >>> loader(Splits("one", ("cat",), train=cat, test=cat), batch_size=1, num_workers=0)
     FileLoader(1 batches of 1, epoch 0, position 0)
     """
 
-    dataset: FileSet
-
     def __init__(
-        self,
-        splits: Splits,
-        split: str = "train",
-        *,
-        size: int = 224,
-        num_workers: int | None = None,
-        **settings: Any,
+        self, dataset: FileSet, *, size: int, num_workers: int | None, **shared: Any
     ) -> None:
-        super().__init__(splits, split, **settings)
-        if not isinstance(self.dataset, FileSet):
-            raise InvalidTypeError(
-                f"splits must be files, got {self.dataset}. Use surrogap.data.loader."
-            )
+        super().__init__(**shared)
         integer("size", size, at_least=1, remedy="Pass a number of pixels, such as 224.")
         if num_workers is None:
             num_workers = min(_num_cpus(), 8)
         integer("num_workers", num_workers, at_least=0, remedy="Pass 0 to read in this process.")
         # Without this, DataLoader draws the seeds of its workers from the global generator.
         self._worker_seeds = torch.Generator()
-        self._sampler = RequestSampler(self.order, self.dataset)
+        self._sampler = RequestSampler(self.order, dataset)
         self._workers: DataLoader[Any] = DataLoader(
             Reader(transform_of_files(self.augmentation, size)),
             batch_sampler=self._sampler,
@@ -363,17 +326,24 @@ def loader(
     >>> len(rest), torch.equal(rest[-1][0], images), torch.equal(rest[-1][1], targets)
     (6, True, True)
     """
-    settings: dict[str, Any] = {
-        "batch_size": batch_size,
-        "augmentation": augmentation,
-        "shuffle": shuffle,
-        "drop_last": drop_last,
-        "seed": seed,
-        "device": device,
-        "rank": rank,
-        "world_size": world_size,
+    dataset, is_train = splits.by_name[one_of("split", split, splits.by_name)], split == "train"
+    order = Order(
+        num_images=len(dataset),
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        shuffle=is_train if shuffle is None else shuffle,
+        drop_last=is_train if drop_last is None else drop_last,
+        seed=seed,
+    )
+    shared: dict[str, Any] = {
+        "splits": splits,
+        "order": order,
+        "augmentation": augmentation_of(augmentation),
+        "device": torch.device(device),
     }
-    if isinstance(splits.train, TensorSet):
-        return TensorLoader(splits, split, size=size, **settings)
-    size = 224 if size is None else size
-    return FileLoader(splits, split, size=size, num_workers=num_workers, **settings)
+    if isinstance(dataset, TensorSet):
+        return TensorLoader(dataset, size=size, **shared)
+    return FileLoader(
+        dataset, size=224 if size is None else size, num_workers=num_workers, **shared
+    )

@@ -92,7 +92,8 @@ class Order:
     def indices(self, position: int) -> Tensor:
         """Return the positions in the order that make up this process's batch at a position."""
         start = position * self.global_batch_size
-        mine = torch.arange(start + self.rank * self.batch_size, start + self._end())
+        first = start + self.rank * self.batch_size
+        mine = torch.arange(first, first + self.batch_size)
         is_lacking = self.rank >= self.world_size - self._num_lacking
         if position == len(self) - 2 and is_lacking:
             return mine[:-1]
@@ -112,6 +113,3 @@ class Order:
         if self.drop_last or not self._rest:
             return 0
         return max(self.world_size - self._rest, 0)
-
-    def _end(self) -> int:
-        return (self.rank + 1) * self.batch_size

@@ -1,4 +1,9 @@
-"""Published datasets, read by torchvision's classes."""
+"""Published datasets, read by torchvision's classes.
+
+Each function takes `root`, the folder of named datasets, and `download`: whether to download the
+dataset if it is missing. It raises ValueError if the dataset is missing or damaged, RuntimeError if
+it cannot be downloaded, and ImportError if torchvision lacks a package that it reads it with.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,49 +20,23 @@ from surrogap.errors import InvalidValueError, MissingPackageError, UnsupportedE
 
 
 def cifar(num_classes: int, root: Path, download: bool) -> Splits:
-    """Load CIFAR-10 or CIFAR-100 into memory.
-
-    Args:
-        num_classes: 10 or 100.
-        root: The folder of `cifar-10-batches-py` or `cifar-100-python`.
-        download: Download it if it is missing.
-
-    Raises:
-        ValueError: It is missing or damaged.
-        RuntimeError: It cannot be downloaded.
-    """
+    """Load CIFAR-10 or CIFAR-100 into memory."""
     kind = datasets.CIFAR10 if num_classes == 10 else datasets.CIFAR100
-    found = {
-        split: _open(
+    splits: dict[str, Any] = {}
+    for split in ("train", "test"):
+        images = _open(
             partial(kind, root, train=split == "train", download=download),
             f"CIFAR-{num_classes}",
             root / kind.base_folder,
             kind.url,
         )
-        for split in ("train", "test")
-    }
-    splits: dict[str, Any] = {
-        split: TensorSet(
-            torch.from_numpy(images.data).permute(0, 3, 1, 2).contiguous(),
-            torch.tensor(images.targets),
-        )
-        for split, images in found.items()
-    }
-    return Splits(f"cifar{num_classes}", tuple(found["train"].classes), **splits)
+        pixels = torch.from_numpy(images.data).permute(0, 3, 1, 2).contiguous()
+        splits[split] = TensorSet(pixels, torch.tensor(images.targets))
+    return Splits(f"cifar{num_classes}", tuple(images.classes), **splits)
 
 
 def flowers102(root: Path, download: bool) -> Splits:
-    """Load Flowers-102: 1,020 training, 1,020 validation and 6,149 test images.
-
-    Args:
-        root: The folder of `flowers-102`.
-        download: Download it if it is missing.
-
-    Raises:
-        ImportError: scipy is not installed, which torchvision needs to read the labels.
-        ValueError: It is missing or damaged.
-        RuntimeError: It cannot be downloaded.
-    """
+    """Load Flowers-102: 1,020 training, 1,020 validation and 6,149 test images."""
     splits: dict[str, Any] = {}
     for split in ("train", "val", "test"):
         images = _open(
@@ -71,16 +50,7 @@ def flowers102(root: Path, download: bool) -> Splits:
 
 
 def pets37(root: Path, download: bool) -> Splits:
-    """Load Oxford-IIIT Pet, 37 breeds of cats and dogs: 3,680 training and 3,669 test images.
-
-    Args:
-        root: The folder of `oxford-iiit-pet`.
-        download: Download it if it is missing.
-
-    Raises:
-        ValueError: It is missing or damaged.
-        RuntimeError: It cannot be downloaded.
-    """
+    """Load Oxford-IIIT Pet, 37 breeds of cats and dogs: 3,680 training and 3,669 test images."""
     splits: dict[str, Any] = {}
     for split, published in (("train", "trainval"), ("test", "test")):
         images = _open(
@@ -97,15 +67,8 @@ def imagenet(root: Path, download: bool) -> Splits:
     """Load ImageNet-1k: 1.28 million training images and 50,000 test images.
 
     `root/imagenet` holds either the folders `train` and `val`, with a folder for each WordNet ID,
-    or the archives of ILSVRC2012, which torchvision extracts there once.
-
-    Args:
-        root: The parent of the folder `imagenet`.
-        download: Must be False: ImageNet requires registration.
-
-    Raises:
-        ImportError: scipy is not installed, which torchvision needs to read the archives.
-        ValueError: It is missing, or `download` is True.
+    or the archives of ILSVRC2012, which torchvision extracts there once. ImageNet requires
+    registration, so it cannot be downloaded.
     """
     home = "https://image-net.org"
     if download:

@@ -115,19 +115,9 @@ def imagenet_v2(
 ) -> list[Sample]:
     """ImageNet-V2 (Recht et al. 2019): folders `root/0` to `root/999`.
 
-    The name of a folder is the position of its synset in `imagenet_synsets()`.
-
-    Args:
-        root: The folder of one of its three variants, such as
-            `imagenetv2-matched-frequency-format-val`.
-        synsets: As for `imagenet_val`.
-        num_images: As for `imagenet_val`.
-
-    Returns:
-        Paths and labels, ordered by class and then by name.
-
-    Raises:
-        ValueError: As for `imagenet_val`.
+    The name of a folder is the position of its synset in `imagenet_synsets()`. `root` is the folder
+    of one of its three variants, such as `imagenetv2-matched-frequency-format-val`. All else is as
+    for `imagenet_val`.
     """
     folders = {synset: str(k) for k, synset in enumerate(imagenet_synsets())}
     labels = {folders[synset]: label for synset, label in _labels(synsets).items()}
@@ -139,10 +129,7 @@ def imagenet_r(
 ) -> tuple[list[Sample], list[int]]:
     """ImageNet-R (Hendrycks et al. 2021): renditions of 200 classes, with a folder for each.
 
-    Args:
-        root: The folder `imagenet-r`.
-        synsets: As for `imagenet_val`. Those without renditions have no images.
-        num_images: As for `imagenet_val`.
+    The arguments are those of `imagenet_val`. Synsets without renditions have no images.
 
     Returns:
         Paths and labels in the model's classes, and the classes of the test set, for
@@ -171,15 +158,8 @@ def imagenet_c(
 ) -> list[Sample]:
     """One test set of ImageNet-C: `root/fog/3/n01440764/ILSVRC2012_val_00000293.JPEG`.
 
-    Args:
-        root: The folder with a folder for each corruption.
-        corruption: One of `IMAGENET_C`.
-        severity: From 1 to 5.
-        synsets: As for `imagenet_val`.
-        num_images: As for `imagenet_val`.
-
-    Returns:
-        Paths and labels, ordered by class and then by name.
+    `root` has a folder for each corruption, one of `IMAGENET_C`, and in it one for each severity,
+    from 1 to 5. All else is as for `imagenet_val`.
 
     Raises:
         ValueError: As for `imagenet_val`, or the corruption or the severity is unknown.

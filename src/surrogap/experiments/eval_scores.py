@@ -26,7 +26,7 @@ def evaluate_run(
     make_batches: MakeBatches,
     device: torch.device,
     *,
-    dtype: torch.dtype,
+    autocast: torch.dtype | None,
     progress: Callable[[int, int, str], object],
 ) -> dict[str, Any]:
     """Evaluate a run on test sets.
@@ -51,7 +51,7 @@ def evaluate_run(
                 one.batches(make_batches),
                 truth=one.truth,
                 classes=one.classes,
-                autocast=None if dtype == torch.float32 else dtype,
+                autocast=autocast,
                 device=device,
                 across_processes=False,
             )

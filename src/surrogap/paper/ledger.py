@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, final
 
@@ -63,15 +64,12 @@ class Ledger:
             pass
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _opened(self) -> Iterator[FileIO]:
         """Context manager that opens the file, and turns an OSError into a ValueError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                yield handle
-            finally:
-                os.close(handle)
+            with self.path.open("a+b", buffering=0) as file:
+                yield file
         except OSError as error:
             raise _not_accessible("writable", self.path, error) from error
 
@@ -82,12 +80,13 @@ class Ledger:
             ValueError: The file cannot be written.
         """
         text = json.dumps(json_value(line), allow_nan=False, separators=(",", ":"))
-        with self._opened() as handle:
+        with self._opened() as file:
+            handle, size = file.fileno(), file.seek(0, os.SEEK_END)
             # A process that died may have left half a line without a line break.
-            start, size = "" if _ends_a_line(handle) else "\n", os.fstat(handle).st_size
-            data = f"{start}{text}\n".encode()
+            is_torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+            data = b"\n" * is_torn + f"{text}\n".encode()
             if os.write(handle, data) < len(data):
-                os.ftruncate(handle, size)
+                file.truncate(size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(handle)
         self._lines.setdefault(line["key"], json.loads(text))
@@ -146,8 +145,3 @@ def _parsed(text: bytes) -> LedgerLine | None:
     except ValueError:
         return None
     return line if isinstance(line, dict) and {"kind", "key"} <= line.keys() else None
-
-
-def _ends_a_line(handle: int) -> bool:
-    size = os.fstat(handle).st_size
-    return size == 0 or os.pread(handle, 1, size - 1) == b"\n"

@@ -34,11 +34,12 @@ from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.study import Scale, StudyRun
 from surrogap.training.config import Config
 from surrogap.training.failure import DivergedError
+from surrogap.training.groups import DataConfig
 from surrogap.training.images import images_of
 from surrogap.training.processes import World, device_of
 from surrogap.training.records import Record, read_records
 from surrogap.training.run import Outcome, train
-from surrogap.training.step import DTYPES
+from surrogap.training.step import AUTOCAST
 from surrogap.training.versions import device_name, versions
 
 NUM_POINTS = 100
@@ -97,7 +98,7 @@ class Environment:
         """The configuration of a run: about 100 points of each curve, and no checkpoint."""
         config = run.config(**self.changes, out=out)
         epochs = config.schedule.epochs
-        num_steps = epochs * max(len(_images(config).train) // config.data.batch_size, 1)
+        num_steps = epochs * max(len(_splits(config.data).train) // config.data.batch_size, 1)
         return config.override(
             record_every=max(num_steps // NUM_POINTS, 1),
             eval_every=max(epochs // self.scale.num_evaluations, 1),
@@ -161,32 +162,22 @@ def _is_source(run: StudyRun, scale: Scale) -> bool:
     )
 
 
-def _images(config: Config) -> Splits:
-    data = config.data
-    return _splits(
-        *(data.name, data.data_root, data.train_per_class, data.val_per_class, data.train_labels)
-    )
-
-
 @cache
-def _splits(name: str, root: str, train: int | None, val: int | None, labels: str) -> Splits:
+def _splits(data: DataConfig) -> Splits:
     """The splits of a dataset, which many runs share.
 
     Raises:
         ValueError: The images are missing, or not in an archive.
     """
-    config = Config().override(
-        data=name, data_root=root, train_per_class=train, val_per_class=val, train_labels=labels
-    )
     remedy = "docs/how-to/reproduce.md shows how to get the images for --data-root."
     try:
-        splits = images_of(config.data)
+        splits = images_of(data)
     except InvalidValueError as error:
         raise InvalidValueError(f"{error} {remedy}") from error
     if not isinstance(splits.train, TensorSet):
         raise InvalidValueError(
-            f"data_root must hold the archive {name}.npz, got {root}, which has image files. "
-            f"{remedy}"
+            f"data_root must hold the archive {data.name}.npz, got {data.data_root}, which has "
+            f"image files. {remedy}"
         )
     return splits
 
@@ -208,7 +199,7 @@ def _description(run: StudyRun, config: Config, environment: Environment) -> Led
         "num_epochs": config.schedule.epochs,
         "scale": environment.scale.name,
         "jobs": environment.jobs,
-        "images": _fingerprint(_images(config)),
+        "images": _fingerprint(_splits(config.data)),
         "config": values,
         **provenance(device_of(config.execution.device), environment),
     }
@@ -283,7 +274,8 @@ def _curves(
 def _measurements(run: StudyRun, model: nn.Module, config: Config, scale: Scale) -> dict[str, Any]:
     """Scores and sharpness of a trained model."""
     device = device_of(config.execution.device)
-    splits, world, batch_size = _images(config).to(device), World(device), eval_batch_size(config)
+    splits, world = _splits(config.data).to(device), World(device)
+    batch_size = eval_batch_size(config)
     images = unaugmented_loader(config, splits, world, batch_size)
     found: dict[str, Any] = {"train": _scored(model, images, config)}
     if run.purpose == "final":
@@ -297,8 +289,7 @@ def _measurements(run: StudyRun, model: nn.Module, config: Config, scale: Scale)
 
 
 def _scored(model: nn.Module, batches: Any, config: Config, **settings: Any) -> dict[str, float]:
-    dtype, device = DTYPES[config.execution.precision], device_of(config.execution.device)
-    autocast = None if dtype == torch.float32 else dtype
+    autocast, device = AUTOCAST[config.execution.precision], device_of(config.execution.device)
     return asdict(evaluate(model, batches, autocast=autocast, device=device, **settings))
 
 
@@ -328,7 +319,7 @@ def _corrupted(
     name: str, root: str, device: str, kinds: tuple[tuple[str, int], ...]
 ) -> list[Tensor]:
     """The corrupted test images of a dataset. Making them takes longer than scoring a run."""
-    test = _splits(name, root, None, None, "clean").test
+    test = _splits(DataConfig(name=name, data_root=root)).test
     assert isinstance(test, TensorSet)
     images = test.images.to(device)
     return [

@@ -3,19 +3,23 @@
 This module does not import torch.
 """
 
+from collections.abc import Sequence
+from itertools import product
+
 from surrogap.paper.methods import METHODS, NOISY, NOISY_OWN, SHORT, TRANSFERRED, Changes
 from surrogap.paper.study import Scale, Setup
+
+
+def _trials(rates: Sequence[float], decays: Sequence[float]) -> list[Changes]:
+    return [{"lr": lr, "weight_decay": decay} for lr, decay in product(rates, decays)]
+
 
 # All methods of a set-up share the learning rate and the weight decay that plain training was tuned
 # to, except where `own` is given. A test compares them with the ledger.
 _SGD = {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "lr": 0.2, "weight_decay": 1e-3}
 _ADAMW = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0}
-_SGD_TRIALS: list[Changes] = [
-    {"lr": lr, "weight_decay": decay} for lr in (0.1, 0.2) for decay in (5e-4, 1e-3)
-]
-_ADAMW_TRIALS: list[Changes] = [
-    {"lr": lr, "weight_decay": decay} for lr in (5e-4, 1e-3) for decay in (0.1, 0.3)
-]
+_SGD_TRIALS = _trials((0.1, 0.2), (5e-4, 1e-3))
+_ADAMW_TRIALS = _trials((5e-4, 1e-3), (0.1, 0.3))
 
 _A: Changes = {
     "model": "small_resnet18",
@@ -56,10 +60,7 @@ GPU = Scale(
         "A": Setup(
             "ResNet-18, 10,000 images of CIFAR-10",
             *(_A, _SGD_TRIALS, 0.25, tuple(METHODS)),
-            more_trials=[
-                *({"lr": 0.4, "weight_decay": decay} for decay in (1e-3, 2e-3)),
-                {"lr": 0.2, "weight_decay": 2e-3},
-            ],
+            more_trials=[*_trials((0.4,), (1e-3, 2e-3)), *_trials((0.2,), (2e-3,))],
         ),
         "B": Setup(
             "ResNet-18, 10,000 images of CIFAR-100",
@@ -81,7 +82,7 @@ GPU = Scale(
             "ResNet-18, CIFAR-10N labels",
             {**_A, "train_labels": "noisy", "lr": 0.1},
             *(_SGD_TRIALS, 0.25, NOISY),
-            more_trials=[{"lr": lr, "weight_decay": 1e-3} for lr in (0.025, 0.05)],
+            more_trials=_trials((0.025, 0.05), (1e-3,)),
             remark="A's images; about 40 % of the labels are wrong. Validation labels are clean.",
         ),
         "F": Setup(
@@ -138,23 +139,14 @@ _SMALL_TOKENS: Changes = {
     "warmup_epochs": 3.0,
     "channels_last": False,
 }
-_SMALL_SGD_TRIALS: list[Changes] = [
-    {"lr": lr, "weight_decay": decay} for lr in (0.05, 0.1) for decay in (1e-3, 4e-3)
-]
+_SMALL_SGD_TRIALS = _trials((0.05, 0.1), (1e-3, 4e-3))
 # For methods with their own learning rates and weight decays: 16 trials each.
-_SMALL_WIDE_TRIALS: list[Changes] = [
-    {"lr": lr, "weight_decay": decay}
-    for lr in (0.0125, 0.025, 0.05, 0.1)
-    for decay in (1e-3, 4e-3, 1.6e-2, 6.4e-2)
-]
-_SMALL_OWN: list[Changes] = [one for one in _SMALL_WIDE_TRIALS if one["weight_decay"] < 1e-2]
-_SMALL_MORE_TRIALS: list[Changes] = [{"lr": lr, "weight_decay": 1e-3} for lr in (0.025, 0.2)]
-_SMALL_ADAMW_TRIALS: list[Changes] = [
-    {"lr": lr, "weight_decay": decay} for lr in (1e-3, 2e-3) for decay in (0.1, 0.3)
-]
-_SMALL_MORE_ADAMW_TRIALS: list[Changes] = [
-    {"lr": 5e-4, "weight_decay": decay} for decay in (0.1, 0.3)
-]
+_SMALL_WIDE_RATES = (0.0125, 0.025, 0.05, 0.1)
+_SMALL_WIDE_TRIALS = _trials(_SMALL_WIDE_RATES, (1e-3, 4e-3, 1.6e-2, 6.4e-2))
+_SMALL_OWN = _trials(_SMALL_WIDE_RATES, (1e-3, 4e-3))
+_SMALL_MORE_TRIALS = _trials((0.025, 0.2), (1e-3,))
+_SMALL_ADAMW_TRIALS = _trials((1e-3, 2e-3), (0.1, 0.3))
+_SMALL_MORE_ADAMW_TRIALS = _trials((5e-4,), (0.1, 0.3))
 
 LAPTOP = Scale(
     name="laptop",

@@ -19,8 +19,7 @@ from typing import Any, Literal, final
 
 from surrogap.experiments.columns import with_lr_of_gradient
 from surrogap.paper.methods import METHODS, Changes
-from surrogap.training.config import Config
-from surrogap.training.identity import FREE
+from surrogap.training.config import FREE, Config
 
 Purpose = Literal["tuning", "final"]
 

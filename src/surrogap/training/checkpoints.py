@@ -13,8 +13,10 @@ import os
 import pickle
 import re
 import warnings
+from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, cast, final
+from typing import Any, final
 
 import torch
 
@@ -22,7 +24,7 @@ from surrogap.atomic import sync
 from surrogap.errors import InvalidValueError
 from surrogap.training.failure import RunFailedError, disk_remedy
 
-_NAME = re.compile(r"step-(\d{9})-([0-9a-f]{32})\.pt")
+_NAME = re.compile(r"step-\d{9}-([0-9a-f]{32})\.pt")
 _TEMPORARY = "unfinished"
 KEPT = 2
 
@@ -69,7 +71,7 @@ class Checkpoints:
                 temporary.unlink()
             raise RunFailedError(self._full(error)) from error
         # Checkpoints of later steps are damaged: otherwise the run would have resumed from one.
-        behind = [old for old in self.paths() if old != path and step_of(old) < step]
+        behind = [old for old in self.paths() if old.name < f"step-{step:09d}"]
         for old in set(self.paths()) - {path, *behind[1 - KEPT :]}:
             old.unlink()
         return path
@@ -105,12 +107,6 @@ class Checkpoints:
         )
 
 
-def step_of(path: Path) -> int:
-    """Return the step of a checkpoint, from its name."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
-
-
 def read(path: Path) -> State:
     """Read a checkpoint, with all tensors on the CPU.
 
@@ -121,7 +117,7 @@ def read(path: Path) -> State:
     try:
         with path.open("rb") as file:
             digest = _digest(file)
-            if match is None or digest != match[2]:
+            if match is None or digest != match[1]:
                 raise InvalidValueError(
                     f"checkpoint must match the hash in its name, got {path}, which is damaged. "
                     "Delete it."
@@ -142,46 +138,18 @@ def read(path: Path) -> State:
 
 def _write(state: State, path: Path) -> str:
     """Write a state to the disk, and return the hash of the file."""
-    with path.open("wb") as file:
-        sink = _Sink(file)
+    with path.open("w+b") as file:
         try:
-            torch.save(state, cast(BinaryIO, sink))
-        except RuntimeError:  # torch hides an OSError of the file
-            if sink.error is None:
-                raise
-            raise sink.error from None
+            torch.save(state, file)
+        except RuntimeError as error:  # torch raises it while it handles the file's OSError
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
         file.flush()
         os.fsync(file.fileno())
-    return sink.hash.hexdigest()
+        file.seek(0)
+        return _digest(file)
 
 
-def _digest(file: BinaryIO) -> str:
-    digest = _hash()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
-
-
-def _hash() -> "hashlib.blake2b":
-    return hashlib.blake2b(digest_size=16)
-
-
-class _Sink:
-    """A file that hashes what is written, and keeps the error if writing fails."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.hash = _hash()
-        self.error: OSError | None = None
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-        self.hash.update(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._file.flush()
+def _digest(file: BufferedIOBase) -> str:
+    return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()

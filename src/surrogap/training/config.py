@@ -41,18 +41,6 @@ from surrogap.training.objective_configs import (
     converted,
 )
 
-__all__ = [
-    "FIELDS",
-    "Config",
-    "DataConfig",
-    "ExecutionConfig",
-    "ModelConfig",
-    "ObjectiveConfig",
-    "OptimizerConfig",
-    "OutputConfig",
-    "ScheduleConfig",
-]
-
 
 @final
 @dataclass(frozen=True)
@@ -256,4 +244,14 @@ FIELDS: dict[str, tuple[str, str]] = {
     for group, kind in _GROUPS.items()
     for own in (CONFIGS.values() if group == "objective" else (kind,))
     for f in dataclasses.fields(own)
+}
+
+# The fields that may change when a run is resumed, since they change results only by rounding. All
+# others are the run's identity. (With scope "replica", the number of processes changes results, but
+# it is not a field.)
+FREE = {
+    *("out", "data_root", "download", "num_workers", "eval_batch_size", "device", "parallel"),
+    *("compile", "capture", "channels_last", "max_skipped"),
+    *("record_every", "eval_every", "eval_on", "checkpoint_every", "tensorboard"),
+    *("sharpness_every", "sharpness_images"),
 }

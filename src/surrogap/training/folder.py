@@ -10,8 +10,7 @@ from pathlib import Path
 
 from surrogap.atomic import atomic_write
 from surrogap.errors import InvalidValueError
-from surrogap.training.config import Config
-from surrogap.training.identity import FREE
+from surrogap.training.config import FREE, Config
 from surrogap.training.processes import World
 from surrogap.training.versions import device_name, versions
 

@@ -16,6 +16,8 @@ from surrogap.errors import InvalidValueError
 from surrogap.training.flags import OptionalFloat, optional
 from surrogap.training.groups import Group
 
+# Those of these fields that an objective has must not be negative.
+_NON_NEGATIVE = ("rho", "rho_min", "alpha", "eta", "lam", "noise", "scoping")
 _Name = Annotated[str, arg(name="objective", metavar=f"{{{','.join(OBJECTIVES)}}}")]
 
 
@@ -56,6 +58,9 @@ class ObjectiveConfig(Group):
                 f"name must be the objective of {type(self).__name__}, got {self.name!r}. "
                 "Leave it out, or use Config.override(objective=...)."
             )
+        for name in _NON_NEGATIVE:
+            if name in vars(self):
+                self._number(name, remedy="Pass a non-negative number, such as 0.1.")
         self._number("label_smoothing", below=1.0, remedy="Pass a number such as 0.1.")
         if self.label_smoothing and self.loss == "sigmoid":
             raise InvalidValueError(
@@ -96,8 +101,6 @@ class PerturbedConfig(ObjectiveConfig):
 
     def _check(self) -> None:
         super()._check()
-        for name in ("rho", "rho_min"):
-            self._number(name, remedy="Pass a non-negative number, such as 0.1.")
         self._integer("every", at_least=1, remedy="Pass 1 to use the objective in every step.")
         self._integer("start_epoch", at_least=0, remedy="Pass 0 to use it from the start.")
         if self.rho_min is None:
@@ -163,10 +166,6 @@ class GSAMConfig(AscentConfig):
     minimize: Literal["perturbed", "plain"] = _default("gsam", "minimize")
     """perturbed for min(f_p, h), the paper's method; plain for min(f, h)."""
 
-    def _check(self) -> None:
-        super()._check()
-        self._number("alpha", remedy="Pass a non-negative number, such as 0.1.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ASAMConfig(AscentConfig):
@@ -186,11 +185,6 @@ class ASAMConfig(AscentConfig):
         """See `ObjectiveConfig`."""
         return DEFAULT_RHO
 
-    def _check(self) -> None:
-        super()._check()
-        for name in ("eta", "alpha"):
-            self._number(name, remedy="Pass a non-negative number, such as 0.1.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class GapPenaltyConfig(AscentConfig):
@@ -201,10 +195,6 @@ class GapPenaltyConfig(AscentConfig):
 
     lam: float = _default("gap-penalty", "lam")
     """The weight of the gap in f_p + lam * h."""
-
-    def _check(self) -> None:
-        super()._check()
-        self._number("lam", remedy="Pass a non-negative number, such as 0.1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,8 +236,6 @@ class EntropySGDConfig(ObjectiveConfig):
         self._number("gamma", above=0.0, remedy="Pass a positive number, such as 0.03.")
         self._number("inner_lr", above=0.0, remedy="Pass a positive number, such as 0.1.")
         self._number("averaging", below=1.0, remedy="Pass a number such as 0.75.")
-        for name in ("noise", "scoping"):
-            self._number(name, remedy="Pass a non-negative number, such as 0.1.")
         self._integer("inner_steps", at_least=1, remedy="Pass a number such as 5.")
 
 

@@ -75,12 +75,12 @@ class Records:
         with self._checked_disk():
             self.path.touch()
             self._file = self.path.open("r+b")
-            self._lock()
-            self._truncate(position)
             try:
+                self._lock()
+                self._truncate(position)
                 # Events after this step are written again.
                 self._writer: Any = writer and writer(folder / TENSORBOARD, purge_step=step + 1)
-            except OSError:
+            except (OSError, ValueError):
                 self._file.close()
                 raise
 
@@ -93,11 +93,7 @@ class Records:
                 stacklevel=4,
             )
             position = lines.rfind(b"\n") + 1
-        try:
-            _records_of(lines[:position], self.path)  # damage is found now, not at the end
-        except ValueError:
-            self._file.close()
-            raise
+        _records_of(lines[:position], self.path)  # damage is found now, not at the end
         self._file.truncate(position)
         self._file.seek(position)
 
@@ -106,7 +102,6 @@ class Records:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            self._file.close()
             raise InvalidValueError(
                 f"out must not be in use by another process, got {self.path.parent}. "
                 "Wait for it to end, or pass another folder."

@@ -33,7 +33,7 @@ from surrogap.training.state import (
     share_buffers,
     weights_and_moments,
 )
-from surrogap.training.step import DTYPES, NonFiniteLossError
+from surrogap.training.step import AUTOCAST, NonFiniteLossError
 
 # The seconds between two checkpoints: an epoch of a small dataset can take less time than saving a
 # large model.
@@ -249,14 +249,13 @@ class _Trainer:
 
     def _scores(self) -> dict[str, float]:
         share_buffers(self.components.model, self.world)
-        dtype = DTYPES[self.config.execution.precision]
         names = ("loss", "accuracy", "top5", "calibration_error")
         found: dict[str, float] = {}
         for split, images in self.components.eval_images.items():
             scores = evaluate(
                 self.components.model,
                 images,
-                autocast=None if dtype == torch.float32 else dtype,
+                autocast=AUTOCAST[self.config.execution.precision],
                 device=self.world.device,
             )
             found |= {f"{split}_{name}": getattr(scores, name) for name in names}

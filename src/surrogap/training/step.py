@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from surrogap.core.buffers import Buffers
 from surrogap.core.entropy import EntropySGD
@@ -23,7 +24,8 @@ from surrogap.training.config import Config
 from surrogap.training.losses import Criterion
 from surrogap.training.processes import World
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# The dtype of autocast for each precision; None for no autocast.
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # All but cuDNN's, which torch 2.11 prefers on Hopper GPUs. Its gradient of the queries is NaN in
 # rows whose log-sum-exp is below -88.7: the exponential of 88.8 is infinite (results/README.md).
@@ -67,7 +69,7 @@ class Step(ABC):
         self.optimizer = optimizer
         self.world = world
         self._loss = loss
-        self._dtype = DTYPES[config.execution.precision]
+        self._autocast = AUTOCAST[config.execution.precision]
         self._num_micro_batches = config.execution.micro_batches
         self._shares_perturbation = config.execution.perturbation == "shared"
         self._clip_norm = config.optimizer.clip_norm
@@ -93,11 +95,8 @@ class Step(ABC):
     def _loss_and_accuracy(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if self._is_channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        is_narrow = self._dtype != torch.float32
-        with (
-            sdpa_kernel(_ATTENTION),
-            torch.autocast(self.world.device.type, self._dtype, enabled=is_narrow),
-        ):
+        device, dtype = self.world.device.type, self._autocast
+        with sdpa_kernel(_ATTENTION), torch.autocast(device, dtype, enabled=dtype is not None):
             logits = self.model(images)
         logits = logits.float()
         return self._loss(logits, targets), losses.accuracy(logits.detach(), targets)
@@ -110,7 +109,7 @@ class EagerStep(Step):
     @cached_property
     def scaler(self) -> GradScaler:
         """The gradient scaler, which is enabled for fp16 only."""
-        return GradScaler(self.world.device.type, enabled=self._dtype == torch.float16)
+        return GradScaler(self.world.device.type, enabled=self._autocast == torch.float16)
 
     @cached_property
     def _buffers(self) -> Buffers:
@@ -246,12 +245,6 @@ def climb_batch(batch: Batch, fraction: float) -> Batch:
 def step_metrics(report: Report, *, has_overflown: bool = False) -> Tensor:
     """Return the metrics of a step as one tensor on the device, in the order of `METRICS`."""
     values = [getattr(report, name) for name in METRICS[:6]]
-    mean_accuracy = torch.stack(_leaves(report.aux)).mean()
+    mean_accuracy = torch.stack(tree_leaves(report.aux)).mean()
     overflow = torch.full_like(mean_accuracy, float(has_overflown))
     return torch.stack([*values, mean_accuracy, report.value, overflow])
-
-
-def _leaves(aux: object) -> list[Tensor]:
-    if isinstance(aux, Tensor):
-        return [aux]
-    return [leaf for item in aux for leaf in _leaves(item)] if isinstance(aux, list) else []

@@ -10,18 +10,10 @@ rho follows the learning rate of the same step.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from surrogap.experiments.recipes.recipe import RECIPE_OBJECTIVES, Recipe, recipe_objective
-from surrogap.training.config import (
-    Config,
-    DataConfig,
-    ExecutionConfig,
-    ModelConfig,
-    OptimizerConfig,
-    OutputConfig,
-    ScheduleConfig,
-)
+from surrogap.training.config import Config
 
 
 class Row(NamedTuple):
@@ -114,10 +106,39 @@ ACCURACIES = {
     ),
 }
 
-_ADAMW = OptimizerConfig(name="adamw", lr=3e-3, betas=(0.9, 0.999), weight_decay=0.3, clip_norm=1.0)
-_SGD = OptimizerConfig(name="sgd", lr=1.6, momentum=0.9, weight_decay=1e-3, clip_norm=1.0)
-_SCHEDULE = ScheduleConfig(epochs=300, warmup_steps=10_000, decay="linear", lr_min=3e-5)
-_RESNET_SCHEDULE = ScheduleConfig(epochs=90, warmup_steps=5_000, decay="linear", lr_min=1.6e-2)
+_SHARED: dict[str, Any] = {
+    "data": "imagenet",
+    "augmentation": "light",
+    "batch_size": 4096,
+    "loss": "sigmoid",
+    "head_bias": -10.0,
+    "clip_norm": 1.0,
+    "decay": "linear",
+    "precision": "bf16",
+    # The paper's 64 workers each had a perturbation, like 8 micro-batches on 8 devices.
+    "micro_batches": 8,
+    "perturbation": "each",
+    "eval_every": 5,
+}
+_VIT_OR_MIXER: dict[str, Any] = {
+    "optimizer": "adamw",
+    "lr": 3e-3,
+    "lr_min": 3e-5,
+    "betas": (0.9, 0.999),
+    "weight_decay": 0.3,
+    "epochs": 300,
+    "warmup_steps": 10_000,
+}
+_RESNET: dict[str, Any] = {
+    "optimizer": "sgd",
+    "lr": 1.6,
+    "lr_min": 1.6e-2,
+    "momentum": 0.9,
+    "weight_decay": 1e-3,
+    "epochs": 90,
+    "warmup_steps": 5_000,
+    "channels_last": True,
+}
 
 _NOTES = (
     "For 8 devices. Each splits its 512 images into 8 micro-batches, so that 64 images share a "
@@ -125,16 +146,16 @@ _NOTES = (
     "clipping are from the ViT configuration that the authors published. The authors scale pixels "
     "to [-1, 1]; here they are normalised with ImageNet's mean and standard deviation."
 )
-_SAM = (
+_SAM_NOTE = (
     " The paper does not report SAM's radius: here it is rho_max of GSAM, and constant, as in the "
     "paper's ablation."
 )
-_RESNET = (
+_RESNET_NOTE = (
     " The paper's table has a weight decay of 0.3. torch's SGD multiplies it by the learning rate "
     "of 1.6, which would halve each weight in every step. Here it is 0.001, from the grid that the "
     "paper's text gives for ResNets."
 )
-_TWICE = (
+_TWICE_NOTE = (
     " With --epochs 600 it reproduces the paper's training for twice as long: 72.0 % on ImageNet, "
     "78.2 % on ReaL, 57.9 % on V2 and 23.6 % on R."
 )
@@ -155,32 +176,18 @@ def _recipe(model: str, objective: str) -> Recipe:
     row = ACCURACIES[model][RECIPE_OBJECTIVES.index(objective)]
     accuracies = dict(zip(TEST_SETS, row, strict=True))
     found = ", ".join(f"{a} on {name}" for name, a in accuracies.items())
-    is_twice = (model, objective) == ("vit_b32", "vanilla")
+    is_resnet, is_twice = model.startswith("resnet"), (model, objective) == ("vit_b32", "vanilla")
+    family = _RESNET if is_resnet else _VIT_OR_MIXER
+    radii = recipe_objective(objective, *ROWS[model])
     return Recipe(
         name=f"{model.replace('_', '-')}-{objective}",
-        config=_config(model, objective),
+        config=Config().override(model=model, **_SHARED, **family, **radii),
         reproduces=f"Table 1 of the paper: {model} with {objective}",
         expected=f"Top-1 accuracy in percent, from the paper: {found}. Not run here.",
         notes=_NOTES
-        + _SAM * (objective == "sam")
-        + _RESNET * model.startswith("resnet")
-        + _TWICE * is_twice,
+        + _SAM_NOTE * (objective == "sam")
+        + _RESNET_NOTE * is_resnet
+        + _TWICE_NOTE * is_twice,
         num_processes=8,
         accuracies=accuracies,
-    )
-
-
-def _config(model: str, objective: str) -> Config:
-    is_resnet = model.startswith("resnet")
-    return Config(
-        model=ModelConfig(name=model, head_bias=-10.0),
-        data=DataConfig(name="imagenet", augmentation="light", batch_size=4096),
-        objective=recipe_objective(objective, *ROWS[model], loss="sigmoid"),
-        optimizer=_SGD if is_resnet else _ADAMW,
-        schedule=_RESNET_SCHEDULE if is_resnet else _SCHEDULE,
-        # The paper's 64 workers each had a perturbation, like 8 micro-batches on 8 devices.
-        execution=ExecutionConfig(
-            precision="bf16", micro_batches=8, perturbation="each", channels_last=is_resnet
-        ),
-        output=OutputConfig(eval_every=5),
     )

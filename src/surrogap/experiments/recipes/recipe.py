@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from surrogap.training.config import Config, ObjectiveConfig
-from surrogap.training.objective_configs import GSAMConfig, SAMConfig, VanillaConfig
+from surrogap.training.config import Config
 
 RECIPE_OBJECTIVES = ("vanilla", "sam", "gsam")
 
@@ -55,12 +54,11 @@ class Recipe:
         return f"{launcher} train --recipe {self.name}"
 
 
-def recipe_objective(
-    name: str, rho: float, rho_min: float, alpha: float, **shared: Any
-) -> ObjectiveConfig:
+def recipe_objective(name: str, rho: float, rho_min: float, alpha: float) -> dict[str, Any]:
     """Return the settings of one of `RECIPE_OBJECTIVES`. SAM's radius is constant."""
-    if name == "vanilla":
-        return VanillaConfig(**shared)
-    if name == "sam":
-        return SAMConfig(rho=rho, **shared)
-    return GSAMConfig(rho=rho, rho_min=rho_min, alpha=alpha, **shared)
+    settings = {
+        "vanilla": {},
+        "sam": {"rho": rho},
+        "gsam": {"rho": rho, "rho_min": rho_min, "alpha": alpha},
+    }
+    return {"objective": name, **settings[name]}

@@ -9,52 +9,40 @@ methods; [Results](results.md) does.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from surrogap.experiments.recipes.recipe import RECIPE_OBJECTIVES, Recipe, recipe_objective
-from surrogap.training.config import (
-    Config,
-    DataConfig,
-    ExecutionConfig,
-    ModelConfig,
-    OptimizerConfig,
-    OutputConfig,
-    ScheduleConfig,
-)
+from surrogap.training.config import Config
 
 
 class ModelSettings(NamedTuple):
     """The settings that depend on the model."""
 
-    model: str
-    optimizer: OptimizerConfig
-    warmup_epochs: float
+    changes: dict[str, Any]
     rho: float  # of SAM, and of GSAM at the start; it decays to a fifth
     alpha: float
     num_epochs: dict[str, int]
 
 
-_SGD = OptimizerConfig(name="sgd", lr=0.1, weight_decay=5e-4, nesterov=True)
-_ADAMW = OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.1, clip_norm=1.0)
+_SGD = {"optimizer": "sgd", "lr": 0.1, "weight_decay": 5e-4, "nesterov": True}
+_ADAMW = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0}
 
 # Fashion-MNIST in the package has 5,000 images. ViTs and Mixers need many epochs on so few.
 _VIT = ModelSettings(
-    *("small_vit", _ADAMW),
-    warmup_epochs=5.0,
+    {"model": "small_vit", **_ADAMW, "warmup_epochs": 5.0},
     rho=0.05,
     alpha=0.2,
     num_epochs={"fashion-mnist": 200, "cifar10": 100, "cifar100": 100},
 )
 MODELS = {
     "resnet18": ModelSettings(
-        *("small_resnet18", _SGD),
-        warmup_epochs=0.0,
+        {"model": "small_resnet18", **_SGD, "channels_last": True},
         rho=0.1,
         alpha=0.1,
         num_epochs={"fashion-mnist": 40, "cifar10": 100, "cifar100": 100},
     ),
     "vit": _VIT,
-    "mixer": _VIT._replace(model="small_mixer"),
+    "mixer": _VIT._replace(changes=_VIT.changes | {"model": "small_mixer"}),
 }
 DATA_SETS = {"fashion-mnist": "embedded", "cifar10": "cifar10", "cifar100": "cifar100"}
 
@@ -109,17 +97,20 @@ def recipes() -> Iterator[Recipe]:
 def _laptop(objective: str) -> Recipe:
     return Recipe(
         name=f"fashion-mnist-{objective}",
-        config=Config(
-            model=ModelConfig(name="small_mlp"),
-            data=DataConfig(name="embedded", augmentation="none", batch_size=128),
-            objective=recipe_objective(
-                objective, 0.2 if objective == "sam" else 0.3, 0.06, alpha=0.1
-            ),
-            optimizer=OptimizerConfig(name="sgd", lr=0.1),
-            schedule=ScheduleConfig(epochs=25, decay="cosine"),
-            execution=ExecutionConfig(device="cpu"),
+        config=Config().override(
+            model="small_mlp",
+            data="embedded",
+            augmentation="none",
+            batch_size=128,
+            **recipe_objective(objective, 0.2 if objective == "sam" else 0.3, 0.06, alpha=0.1),
+            optimizer="sgd",
+            lr=0.1,
+            epochs=25,
+            decay="cosine",
+            device="cpu",
             # The run takes seconds, so one checkpoint at the end is enough.
-            output=OutputConfig(checkpoint_every=1000, tensorboard=False),
+            checkpoint_every=1000,
+            tensorboard=False,
         ),
         reproduces="the paper's comparison, on a small dataset and model",
         expected=EXPECTED_ON_LAPTOP[objective],
@@ -129,23 +120,19 @@ def _laptop(objective: str) -> Recipe:
 
 def _gpu(data: str, model: str, objective: str) -> Recipe:
     settings, name = MODELS[model], f"{data}-{model}-{objective}"
+    rho = settings.rho
     return Recipe(
         name=name,
-        config=Config(
-            model=ModelConfig(name=settings.model),
-            data=DataConfig(name=DATA_SETS[data], augmentation="light", batch_size=128),
-            objective=recipe_objective(
-                objective, settings.rho, round(settings.rho / 5, 4), settings.alpha
-            ),
-            optimizer=settings.optimizer,
-            schedule=ScheduleConfig(
-                epochs=settings.num_epochs[data],
-                warmup_epochs=settings.warmup_epochs,
-                decay="cosine",
-            ),
-            execution=ExecutionConfig(
-                precision="bf16", capture=True, channels_last=model == "resnet18"
-            ),
+        config=Config().override(
+            **settings.changes,
+            data=DATA_SETS[data],
+            augmentation="light",
+            batch_size=128,
+            **recipe_objective(objective, rho, round(rho / 5, 4), settings.alpha),
+            epochs=settings.num_epochs[data],
+            decay="cosine",
+            precision="bf16",
+            capture=True,
         ),
         reproduces="the paper's comparison, on small images",
         expected=EXPECTED_ON_GPU.get(name, "Not run here."),

@@ -10,16 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from surrogap.experiments.recipes.recipe import RECIPE_OBJECTIVES, Recipe
-from surrogap.training.config import (
-    Config,
-    DataConfig,
-    ExecutionConfig,
-    ModelConfig,
-    OptimizerConfig,
-    OutputConfig,
-    ScheduleConfig,
-)
-from surrogap.training.objective_configs import VanillaConfig
+from surrogap.training.config import Config
 
 
 class TransferTask(NamedTuple):
@@ -65,25 +56,30 @@ def recipes() -> Iterator[Recipe]:
 def _recipe(data: str, task: TransferTask, model: str, objective: str, accuracy: float) -> Recipe:
     source = f"{model.replace('_', '-')}-{objective}"
     name = f"{data}-from-{source}"
-    weights = f"runs/imagenet-{model}-{objective}-0"
     return Recipe(
         name=name,
-        # The default folder would be the same for all three sources.
-        config=_config(data, task, model, weights).override(out=f"runs/{name}"),
+        config=Config().override(
+            model=model,
+            image_size=224,
+            weights=f"runs/imagenet-{model}-{objective}-0",
+            data=data,
+            augmentation="light",
+            batch_size=512,
+            objective="vanilla",
+            optimizer="sgd",
+            lr=0.01,
+            momentum=0.9,
+            clip_norm=1.0,
+            steps=task.steps,
+            warmup_steps=task.warmup_steps,
+            decay="linear",
+            precision="bf16",
+            micro_batches=4,
+            eval_every=task.eval_every,
+            out=f"runs/{name}",  # the default folder would be the same for all three sources
+        ),
         reproduces=f"the paper's transfer table: {model}, trained with {objective}, on {data}",
         expected=f"Top-1 accuracy of {accuracy} %, from the paper. Not run here.",
         notes=_NOTES.format(source=source),
         accuracies={"accuracy": accuracy},
-    )
-
-
-def _config(data: str, task: TransferTask, model: str, weights: str) -> Config:
-    return Config(
-        model=ModelConfig(name=model, image_size=224, weights=weights),
-        data=DataConfig(name=data, augmentation="light", batch_size=512),
-        objective=VanillaConfig(),
-        optimizer=OptimizerConfig(name="sgd", lr=0.01, momentum=0.9, clip_norm=1.0),
-        schedule=ScheduleConfig(steps=task.steps, warmup_steps=task.warmup_steps, decay="linear"),
-        execution=ExecutionConfig(precision="bf16", micro_batches=4),
-        output=OutputConfig(eval_every=task.eval_every),
     )
