@@ -189,6 +189,7 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ("train --data cifar10 --data-root {tmp} --out {tmp}/a", "must"),
         ("train --model small_mlp --out {tmp}/file/a", "out must be a writable folder, got"),
         ("train --capture --device cpu --out {tmp}/a", "capture must be used with one process"),
+        ("train --resume --out {tmp}/typo", "out must be the folder of a run, got .*typo"),
         ("train --resume --out {tmp}/broken", "run must be a folder with a readable .*broken"),
         ("train --resume --out {tmp}/binary", "run must be a folder with a readable .*binary"),
         (

@@ -56,8 +56,12 @@ def resumed_run(arguments: Sequence[str]) -> Path | None:
     """Return the folder of the run that `--resume --out FOLDER` continues; None without one."""
     out = _peek(arguments, "out")
     folder = Path(out or "").expanduser()
-    is_run = "--resume" in arguments and out and (folder / "config.json").is_file()
-    return folder if is_run else None
+    return folder if "--resume" in arguments and out and is_run(folder) else None
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if the folder has the configuration of a run."""
+    return (folder / "config.json").is_file()
 
 
 def run_argument(arguments: Sequence[str]) -> Path | None:
