@@ -154,10 +154,11 @@ def test_an_unfinished_run_is_shown_as_unfinished(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     progress = None if stop is None else Interrupting(stop)
-    folder = train(config(tmp_path, record_every=1, **changes), progress=progress).folder
+    own = config(tmp_path / "my runs", record_every=1, **changes)
+    folder = train(own, progress=progress).folder
     assert main(["show", str(folder)]) == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:6])
-    assert lines["steps"].strip() == steps.format(folder)
+    assert lines["steps"].strip() == steps.format(f"'{folder}'")
     assert lines["objective"].strip() == "gsam (rho 0.1, alpha 0.1)"  # the defaults
 
 

@@ -368,7 +368,7 @@ def long_run(config: Config, *more: str, **settings: Any) -> subprocess.Popen[st
 
 
 def test_sigterm_saves_a_checkpoint(tmp_path: Path) -> None:
-    config = small_runs.config(tmp_path)
+    config = small_runs.config(tmp_path / "my runs")
     process = long_run(config, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         process.send_signal(signal.SIGTERM)
@@ -379,7 +379,7 @@ def test_sigterm_saves_a_checkpoint(tmp_path: Path) -> None:
     step = small_runs.state(config.folder)["step"]
     assert text == (
         f"surrogap: SIGTERM stopped the run after step {step} of 400000. Its checkpoint is "
-        f"saved. Continue with surrogap train --resume --out {config.folder}\n"
+        f"saved. Continue with surrogap train --resume --out '{config.folder}'\n"
     )
 
 

@@ -5,6 +5,7 @@ surrogap train --resume --out runs/a
 torchrun --nproc-per-node 8 -m surrogap.cli train --recipe vit-s32-gsam
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
             "No checkpoint was saved, because of --checkpoint-every 0."
             if config.output.checkpoint_every == 0
             else "Its checkpoint is saved. Continue with surrogap train --resume --out "
-            f"{outcome.folder}"
+            f"{shlex.quote(str(outcome.folder))}"
         )
         print(f"surrogap: {stopped_by.name} stopped the run after {step}. {saved}", file=sys.stderr)
     elif outcome.is_first:
