@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,13 @@ def test_errors_are_one_sentence(
     text = mistake(capsys, *arguments.format(tmp=tmp_path).split())
     assert re.search(message, text), text
     assert not (tmp_path / "a").exists()
+
+
+def test_warnings_show_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    assert cli.main(["recipes", "vit-b32-gsam"]) == 0
+    text = warnings.formatwarning("Left out 1 damaged file.", UserWarning, "images.py", 42)
+    assert text == "UserWarning: Left out 1 damaged file.\n"
 
 
 def test_a_csv_file_is_refused_with_a_hint_at_the_python_api(
