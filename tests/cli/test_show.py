@@ -129,8 +129,10 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "config.json").write_text((run / "config.json").read_text())
     assert main(["show", str(tmp_path)]) == 2
     assert f"run must have records, got none yet in {tmp_path}" in capsys.readouterr().err
-    assert main(["show", str(run), "--png", str(tmp_path / "no" / "such.png")]) == 2
-    assert "png must be a writable file" in capsys.readouterr().err
+    png = tmp_path / "no" / "such.png"
+    assert main(["show", str(run), "--png", str(png)]) == 2
+    text = f"png must be a writable file, got {png} (No such file or directory). Pass another --png"
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ def draw_curves(path: Path, curves: Mapping[str, Points], title: str, unit: str)
         with atomic_write(path) as temporary:
             figure.savefig(temporary)
     except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidValueError(
-            f"png must be a writable file, got {path} ({error}). Pass another --png."
+            f"png must be a writable file, got {path} ({reason}). Pass another --png."
         ) from error
