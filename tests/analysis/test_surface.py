@@ -158,6 +158,8 @@ def test_refuses_batches_that_change() -> None:
         ([], cross_entropy, ValueError, "batches must hold at least one sample, got none"),
         (["abc"], cross_entropy, TypeError, "batch must hold a tensor with a row .* got str"),
         ([3.0], cross_entropy, TypeError, "batch must hold a tensor with a row .* got float"),
+        (batches()[0], cross_entropy, TypeError, r"pairs \(images, labels\), got .* type Tensor"),
+        ([dict(zip("xy", batches()[0], strict=True))], cross_entropy, TypeError, "of type dict"),
         (batches(), lambda m, b: 0.5, TypeError, "loss_fn must return the loss .* got float"),
         (batches(), lambda m, b: b[0], RuntimeError, r"loss_fn must return a real scalar, got sha"),
         (batches(), lambda m, b: b[1][0], RuntimeError, r"must return a real .* dtype torch.int64"),

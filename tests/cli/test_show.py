@@ -129,8 +129,10 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "config.json").write_text((run / "config.json").read_text())
     assert main(["show", str(tmp_path)]) == 2
     assert f"run must have records, got none yet in {tmp_path}" in capsys.readouterr().err
-    assert main(["show", str(run), "--png", str(tmp_path / "no" / "such.png")]) == 2
-    assert "png must be a writable file" in capsys.readouterr().err
+    png = tmp_path / "no" / "such.png"
+    assert main(["show", str(run), "--png", str(png)]) == 2
+    text = f"png must be a writable file, got {png} (No such file or directory). Pass another --png"
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -154,10 +156,11 @@ def test_an_unfinished_run_is_shown_as_unfinished(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     progress = None if stop is None else Interrupting(stop)
-    folder = train(config(tmp_path, record_every=1, **changes), progress=progress).folder
+    own = config(tmp_path / "my runs", record_every=1, **changes)
+    folder = train(own, progress=progress).folder
     assert main(["show", str(folder)]) == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:6])
-    assert lines["steps"].strip() == steps.format(folder)
+    assert lines["steps"].strip() == steps.format(f"'{folder}'")
     assert lines["objective"].strip() == "gsam (rho 0.1, alpha 0.1)"  # the defaults
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,7 @@ def test_resuming_needs_no_other_flag(tmp_path: Path, capsys: pytest.CaptureFixt
         ("train --data cifar10 --data-root {tmp} --out {tmp}/a", "must"),
         ("train --model small_mlp --out {tmp}/file/a", "out must be a writable folder, got"),
         ("train --capture --device cpu --out {tmp}/a", "capture must be used with one process"),
+        ("train --resume --out {tmp}/typo", "out must be the folder of a run, got .*typo"),
         ("train --resume --out {tmp}/broken", "run must be a folder with a readable .*broken"),
         ("train --resume --out {tmp}/binary", "run must be a folder with a readable .*binary"),
         (
@@ -211,6 +213,13 @@ def test_errors_are_one_sentence(
     text = mistake(capsys, *arguments.format(tmp=tmp_path).split())
     assert re.search(message, text), text
     assert not (tmp_path / "a").exists()
+
+
+def test_warnings_show_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    assert cli.main(["recipes", "vit-b32-gsam"]) == 0
+    text = warnings.formatwarning("Left out 1 damaged file.", UserWarning, "images.py", 42)
+    assert text == "UserWarning: Left out 1 damaged file.\n"
 
 
 def test_a_csv_file_is_refused_with_a_hint_at_the_python_api(
@@ -367,7 +376,7 @@ def long_run(config: Config, *more: str, **settings: Any) -> subprocess.Popen[st
 
 
 def test_sigterm_saves_a_checkpoint(tmp_path: Path) -> None:
-    config = small_runs.config(tmp_path)
+    config = small_runs.config(tmp_path / "my runs")
     process = long_run(config, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         process.send_signal(signal.SIGTERM)
@@ -378,7 +387,7 @@ def test_sigterm_saves_a_checkpoint(tmp_path: Path) -> None:
     step = small_runs.state(config.folder)["step"]
     assert text == (
         f"surrogap: SIGTERM stopped the run after step {step} of 400000. Its checkpoint is "
-        f"saved. Continue with surrogap train --resume --out {config.folder}\n"
+        f"saved. Continue with surrogap train --resume --out '{config.folder}'\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from surrogap.data import (
     TensorLoader,
     load,
     loader,
+    loaders,
 )
 from surrogap.data.augmentation import transform_of_files
 from surrogap.data.files import Reader, Request, Unreadable, collated
@@ -278,6 +280,20 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 
 
 @with_workers
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="macOS cannot wait for a signal")
+def test_a_signal_does_not_end_a_worker_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = loaders._obey_parent_only
+
+    def signalled(worker: int) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        start(worker)
+
+    monkeypatch.setattr(loaders, "_obey_parent_only", signalled)
+    assert len(list(make(files(tmp_path), num_workers=1))) == len(make(files(tmp_path)))
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_file_that_is_not_an_image(tmp_path: Path, num_workers: int) -> None:
     bad = folder(tmp_path) / "train" / "bee" / "3.png"

@@ -87,13 +87,16 @@ def test_imagenet_is_not_for_download(tmp_path: Path) -> None:
         load("imagenet", root=tmp_path, download=True)
 
 
+_DOWNLOAD = r"pass --download \(download=True\), or put the files from"
+
+
 @pytest.mark.parametrize(
     ("name", "title", "folder", "remedy"),
     [
-        ("cifar10", "CIFAR-10", "cifar-10-batches-py", "pass download=True, or put the files from"),
-        ("cifar100", "CIFAR-100", "cifar-100-python", "pass download=True, or put the files from"),
-        ("flowers102", "Flowers-102", "flowers-102", "pass download=True, or put the files from"),
-        ("pets37", "Oxford-IIIT Pet", "oxford-iiit-pet", "pass download=True, or put the files"),
+        ("cifar10", "CIFAR-10", "cifar-10-batches-py", _DOWNLOAD),
+        ("cifar100", "CIFAR-100", "cifar-100-python", _DOWNLOAD),
+        ("flowers102", "Flowers-102", "flowers-102", _DOWNLOAD),
+        ("pets37", "Oxford-IIIT Pet", "oxford-iiit-pet", _DOWNLOAD),
         ("imagenet", "ImageNet", "imagenet", "put the files from https://image-net.org there"),
     ],
 )

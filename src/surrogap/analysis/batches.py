@@ -1,6 +1,6 @@
 """The loss of a batch, and its number of samples."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,10 +17,19 @@ def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         model: A classifier, which returns logits.
         batch: Images and labels, which are moved to the model's device.
 
+    Raises:
+        TypeError: The batch is not a pair.
+
     >>> import torch
     >>> cross_entropy(nn.Linear(2, 4), (torch.zeros(3, 2), torch.tensor([0, 1, 2]))).shape
     torch.Size([])
     """
+    if not isinstance(batch, Sequence) or len(batch) != 2:
+        raise InvalidTypeError(
+            "batches must be a list or a DataLoader of pairs (images, labels), got a batch of type "
+            f"{type(batch).__name__}. For other batches pass loss_fn=, a function of the model and "
+            "a batch that returns the mean loss."
+        )
     device = next(model.parameters()).device
     images, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
     return nn.functional.cross_entropy(model(images), labels)

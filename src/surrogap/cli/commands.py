@@ -12,6 +12,7 @@ sentence; 128 + n after signal n.
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -46,6 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     if arguments[0] == "--version":
         print(f"surrogap {__version__}")
         return 0
+    warnings.formatwarning = _format_warning
     try:
         one_of("command", arguments[0], COMMANDS, remedy="See surrogap --help.")
         status: int = _module(arguments[0]).main(list(arguments[1:]))
@@ -65,6 +67,17 @@ def run(arguments: Sequence[str]) -> int:
             raise
         print(f"surrogap: Cannot use {error.filename}: {error.strerror}.", file=sys.stderr)
         return 2
+
+
+def _format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Format a warning without the line of code that it came from, which is not the user's."""
+    return f"{category.__name__}: {message}\n"
 
 
 def _module(command: str) -> Any:

@@ -4,7 +4,7 @@
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from surrogap.checks import one_of
@@ -56,8 +56,12 @@ def resumed_run(arguments: Sequence[str]) -> Path | None:
     """Return the folder of the run that `--resume --out FOLDER` continues; None without one."""
     out = _peek(arguments, "out")
     folder = Path(out or "").expanduser()
-    is_run = "--resume" in arguments and out and (folder / "config.json").is_file()
-    return folder if is_run else None
+    return folder if "--resume" in arguments and out and is_run(folder) else None
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if the folder has the configuration of a run."""
+    return (folder / "config.json").is_file()
 
 
 def run_argument(arguments: Sequence[str]) -> Path | None:
@@ -66,15 +70,15 @@ def run_argument(arguments: Sequence[str]) -> Path | None:
     return Path(arguments[0]) if has_run else None
 
 
-def given_fields(arguments: Sequence[str]) -> list[str]:
-    """Return the fields of a configuration that the arguments set, even to their default.
+def given_fields(arguments: Sequence[str], fields: Iterable[str] = FIELDS) -> list[str]:
+    """Return the fields, by default of a configuration, that flags set, even to their default.
 
     >>> given_fields(["--rho=0.3", "--batch-size", "8", "--no-tensorboard", "--seeds", "2"])
     ['batch_size', 'rho', 'tensorboard']
     """
     words = (word[2:].partition("=")[0] for word in arguments if word.startswith("--"))
     names = {word.replace("-", "_") for word in words}
-    return [field for field in FIELDS if names & {field, f"no_{field}"}]
+    return [field for field in fields if names & {field, f"no_{field}"}]
 
 
 def _peek(arguments: Sequence[str], name: str) -> str | None:

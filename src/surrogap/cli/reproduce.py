@@ -17,6 +17,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from surrogap.checks import integer, one_of
+from surrogap.cli.defaults import given_fields
 from surrogap.cli.options import options
 from surrogap.cli.studies import TITLES, StudyOptions, reproduce_study, show
 from surrogap.cli.terminal import print_stopped, progress_bar
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         Table(("name", "content"), list(titles.items())).print()
         return 0
     name = one_of("name", chosen.name, titles, remedy="surrogap reproduce lists them.")
-    _check_effect(chosen, name)
+    _check_effect(arguments, name)
     if name not in REPRODUCTIONS:
         return reproduce_study(name, chosen)
     if chosen.steps is not None:
@@ -83,15 +84,12 @@ def main(arguments: Sequence[str]) -> int:
     return _reproduce(name, _settings(chosen, name))
 
 
-def _check_effect(chosen: Reproduce, name: str) -> None:
-    """Reject options that this table or figure does not use."""
-    of_study = {field.name for field in fields(StudyOptions)} - {"out"}
-    for field in fields(chosen):
-        is_used = field.name in ("name", "out") or (field.name in of_study) != (
-            name in REPRODUCTIONS
-        )
-        if not is_used and getattr(chosen, field.name) != field.default:
-            flag = f"--{field.name.replace('_', '-')}"
+def _check_effect(arguments: Sequence[str], name: str) -> None:
+    """Reject flags that this table or figure does not use, even if they pass the default."""
+    of_study = {field.name for field in fields(StudyOptions)}
+    for field in given_fields(arguments, [field.name for field in fields(Reproduce)]):
+        if field != "out" and (field in of_study) == (name in REPRODUCTIONS):
+            flag = f"--{field.replace('_', '-')}"
             raise InvalidValueError(f"{flag} has no effect on {name}. Leave it out.")
 
 

@@ -5,14 +5,17 @@ surrogap train --resume --out runs/a
 torchrun --nproc-per-node 8 -m surrogap.cli train --recipe vit-s32-gsam
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from surrogap.cli.defaults import base_config, given_fields, resumed_run
+from surrogap.cli.defaults import base_config, given_fields, is_run, resumed_run
 from surrogap.cli.options import ConfigOptions, RecipeName, options
+from surrogap.errors import InvalidValueError
 from surrogap.experiments.columns import with_lr_of_gradient
 from surrogap.training.config import Config
+from surrogap.training.identity import FREE
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class Train:
     help shows the settings of one objective: add --objective NAME for those of another."""
 
     resume: bool = False
-    """Continue the run in the folder --out, or start it if the folder is empty. Without --recipe,
-    the defaults of all settings below are those of the run."""
+    """Continue the run in the folder --out, or start it if the folder is empty and settings are
+    given. Without --recipe, the defaults of all settings below are those of the run."""
 
     print_config: bool = False
     """Print the configuration, and exit."""
@@ -46,8 +49,14 @@ def main(arguments: Sequence[str]) -> int:
     base = base_config(arguments, resumed_run(arguments))
     chosen = options(Train, "train", arguments, default=Train(config=base))
     config = chosen.config
+    given = given_fields(arguments)
     if chosen.recipe is not None:
-        config = with_lr_of_gradient(config, given=given_fields(arguments))
+        config = with_lr_of_gradient(config, given=given)
+    elif chosen.resume and {*given} <= FREE and not is_run(config.folder):
+        raise InvalidValueError(
+            f"out must be the folder of a run, got {config.folder}, which has no config.json. "
+            "Pass the folder of the run to continue, or settings for a new one, such as --recipe."
+        )
     if chosen.print_config:
         print(config.to_json(), end="")
         return 0
@@ -64,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
             "No checkpoint was saved, because of --checkpoint-every 0."
             if config.output.checkpoint_every == 0
             else "Its checkpoint is saved. Continue with surrogap train --resume --out "
-            f"{outcome.folder}"
+            f"{shlex.quote(str(outcome.folder))}"
         )
         print(f"surrogap: {stopped_by.name} stopped the run after {step}. {saved}", file=sys.stderr)
     elif outcome.is_first:

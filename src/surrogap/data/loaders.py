@@ -4,7 +4,8 @@ import os
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -26,6 +27,9 @@ from surrogap.data.seeds import derived, generator
 from surrogap.data.splits import FileSet, Splits, TensorSet
 from surrogap.data.streams import Batch, on_side_stream
 from surrogap.errors import InvalidValueError
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_CAN_WAIT_FOR_SIGNALS = hasattr(signal, "sigwaitinfo")  # not on macOS
 
 
 class Loader(ABC):
@@ -239,7 +243,9 @@ class FileLoader(Loader):
     def _raw(self, epoch: int) -> Iterator[Batch]:
         self._worker_seeds.manual_seed(derived("workers", self.order.seed, epoch))
         self._sampler.epoch, self._sampler.position = epoch, self.position
-        for batch in self._workers:
+        with _blocked_signals():  # so that workers block them from their start
+            batches = iter(self._workers)
+        for batch in batches:
             if isinstance(batch, Unreadable):
                 raise InvalidValueError(
                     f"image files must be intact, got {batch.path} ({batch.reason}). Replace or "
@@ -258,14 +264,25 @@ def _obey_parent_only(worker: int) -> None:
     Launchers, schedulers and terminals signal whole process groups. If a worker ended, the parent
     would fail before it could save the run.
     """
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS
-        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        threading.Thread(target=_exit_on_signal_of_parent, args=(signals,), daemon=True).start()
+    if _CAN_WAIT_FOR_SIGNALS:
+        threading.Thread(target=_exit_on_signal_of_parent, daemon=True).start()
 
 
-def _exit_on_signal_of_parent(signals: Sequence[signal.Signals]) -> None:
-    while signal.sigwaitinfo(signals).si_pid != os.getppid():
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Context in which signals of launchers wait. Processes that start in it inherit that."""
+    if not _CAN_WAIT_FOR_SIGNALS:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _exit_on_signal_of_parent() -> None:
+    while signal.sigwaitinfo(_SIGNALS).si_pid != os.getppid():
         pass
     os._exit(0)
 

@@ -105,8 +105,8 @@ def _open(make: Callable[[], Any], title: str, folder: Path, home: str) -> Any:
             f"{package} must be installed to read {title}. Run pip install {package}."
         ) from error
     except (RuntimeError, OSError) as error:
-        remedy = by_hand if title == "ImageNet" else f"pass download=True, or {by_hand}"
+        download = "" if title == "ImageNet" else "pass --download (download=True), or "
         raise InvalidValueError(
             f"root must hold {title}, got {folder}, which is missing or damaged ({error}). "
-            f"To get it, {remedy}."
+            f"To get it, {download}{by_hand}."
         ) from error

@@ -1,5 +1,6 @@
 """The summary of a run, and its curves, from its records."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -85,7 +86,8 @@ def _steps(run: TrainedRun, step: int, epochs: Sequence[Record]) -> str:
     if step == end:
         return f"{step}"
     total = f"{schedule.epochs} epochs" if end is None else f"{end}"
-    return f"{step} of {total}, unfinished (surrogap train --resume --out {run.folder} continues)"
+    command = f"surrogap train --resume --out {shlex.quote(str(run.folder))}"
+    return f"{step} of {total}, unfinished ({command} continues)"
 
 
 def _number(value: float | None, text: str, factor: float = 1.0) -> str:
@@ -137,6 +139,7 @@ def draw_curves(path: Path, curves: Mapping[str, Points], title: str, unit: str)
         with atomic_write(path) as temporary:
             figure.savefig(temporary)
     except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidValueError(
-            f"png must be a writable file, got {path} ({error}). Pass another --png."
+            f"png must be a writable file, got {path} ({reason}). Pass another --png."
         ) from error
