@@ -14,8 +14,7 @@ from surrogap.cli.defaults import base_config, given_fields, is_run, resumed_run
 from surrogap.cli.options import ConfigOptions, RecipeName, options
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.columns import with_lr_of_gradient
-from surrogap.training.config import Config
-from surrogap.training.identity import FREE
+from surrogap.training.config import FREE, Config
 
 
 @dataclass(frozen=True)
