@@ -190,7 +190,8 @@ LAPTOP = Scale(
             {**_SMALL, "train_labels": "noisy", "lr": 0.025},
             *(_SMALL_WIDE_TRIALS, 0.6, NOISY_OWN),
             remark="E's images and labels. Each method has 16 trials, over the learning rate and "
-            "weight decay too.",
+            "weight decay too, and plain training four more.",
+            more_trials=_trials((6.25e-3, 0.2), (4e-3, 1.6e-2)),
             own=_SMALL_OWN,
         ),
         "S": Setup(
