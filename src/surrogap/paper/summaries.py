@@ -73,11 +73,13 @@ class Summary:
     Attributes:
         cell: The method and its settings.
         lines: The lines of the ledger, by seed.
+        settings: The settings that were chosen for it.
         cost: The measured cost of training relative to plain training; None if it was not timed.
     """
 
     cell: Cell
     lines: Mapping[int, LedgerLine]
+    settings: str
     cost: float | None = None
 
     def values(self, score: str) -> dict[int, float]:
@@ -89,12 +91,6 @@ class Summary:
         """The mean of a score over seeds; None if it was not measured."""
         values = self.values(score)
         return interval(list(values.values())) if values else None
-
-    @property
-    def settings(self) -> str:
-        """The settings that were chosen for it."""
-        settings: LedgerLine = next((line["settings"] for line in self.lines.values()), {})
-        return settings_text(settings)
 
 
 def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summary]:
@@ -108,7 +104,8 @@ def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summa
             step = METHODS[cell.method].step
             timing = ledger.newest_timing(scale.name, cell.setup, step)
             cost = None if timing is None else relative_cost(timing, cell.method)
-            found.append(Summary(cell, lines, cost))
+            settings = settings_text(runs[0].settings) if lines else ""
+            found.append(Summary(cell, lines, settings, cost))
     return found
 
 
@@ -133,7 +130,7 @@ _IN_PAPER = {
     ("F", "gsam", "sam"): "worse",
 }
 # The paper has neither noisy labels nor fine-tuning to the same images.
-_NOT_IN_PAPER = ("E", "G")
+_NOT_IN_PAPER = ("E", "N", "G")
 
 
 @final
