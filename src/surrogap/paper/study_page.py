@@ -353,12 +353,13 @@ def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
     if artifact.max_seeds == 0:
         tried = (trials(scale, cell.setup, cell.method, ledger) for cell in artifact.cells)
         return any(run.key in ledger for runs in tried for run in runs)
-    lines = [
-        line for one in summaries(scale, artifact.cells, ledger) for line in one.lines.values()
-    ]
-    # For an ablation, only the varied runs count: the others belong to other tables.
-    is_ablation = any(cell.changes for cell in artifact.cells)
-    return any(line["label"] or not is_ablation for line in lines)
+    # In a set-up with ablations, only their runs count: the others belong to other tables.
+    ablated = {cell.setup for cell in artifact.cells if cell.changes}
+    return any(
+        line["label"] or one.cell.setup not in ablated
+        for one in summaries(scale, artifact.cells, ledger)
+        for line in one.lines.values()
+    )
 
 
 def _compared(made: Sequence[Comparison]) -> Table:
