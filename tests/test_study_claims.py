@@ -389,7 +389,9 @@ def test_the_verdicts_of_the_page_on_choosing() -> None:
     assert not RESNET.gain("gap-penalty").excludes_zero
     assert RESNET.by_name["asam"].settings == "rho 2"
     assert RESNET.by_name["asam-ascent"].settings.endswith("alpha 0.3")
-    assert f"| {RESNET.by_name['sam-late'].cost:.2f} |" in page(CHOOSE).partition("Costs are")[0]
+    late = RESNET.by_name["sam-norms-late"]
+    assert late.settings == "rho 2"
+    assert f"| {late.cost:.2f} |" in page(CHOOSE).partition("Costs are")[0]
     assert RESNET.gain("entropy-sgd").excludes_zero
     for name in CHEAPER:
         gain = RESNET.gain(name, "sam")

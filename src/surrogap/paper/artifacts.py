@@ -164,7 +164,7 @@ ARTIFACTS: dict[str, Artifact] = {
             *(("GSAM", "SAM, 2x lr"), ("GSAM, 1/2 lr", "SAM")),
         ],
         _ALL_SCORES,
-        notes="With noisy labels (E), compare the best epoch too: a method may memorise wrong "
+        notes="With noisy labels (E, N), compare the best epoch too: a method may memorise wrong "
         "labels late in training.",
     ),
     "fig-methods": Artifact(
