@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from surrogap.core.gradients import versions
 from surrogap.core.shards import is_distributed
@@ -23,10 +24,11 @@ from surrogap.errors import InvalidValueError, UnsupportedError
 def first_forward_pass(weights: Weights) -> Iterator[None]:
     """Context for the first forward pass, with more checks, and a gradient for one parameter.
 
-    A closure that calls `zero_grad` changes this gradient; the others are None already.
+    A closure that calls `zero_grad` changes this gradient; the others are None already. The
+    parameters of lazy modules have no shape yet, and get none.
     """
-    parameter = weights.parameters[0]
-    has_none = parameter.grad is None
+    parameter = next((p for p in weights.parameters if not is_lazy(p)), weights.parameters[0])
+    has_none = parameter.grad is None and not is_lazy(parameter)
     try:
         if has_none:
             parameter.grad = torch.zeros_like(parameter)

@@ -53,7 +53,7 @@ def own_rates_table(found: Sequence[Summary]) -> Table:
     """The gains over vanilla, each method at its own best learning rate and at the shared one."""
     rows: list[tuple[str, ...]] = []
     common = on_common_seeds(found)
-    for setup in _finished_setups(found):
+    for setup in _finished_setups(common):
         best = at_own_rates(common, setup)
         shared = {
             one.cell.method: one for one in common if one.cell.setup == setup and rate(one) == 1.0
@@ -69,7 +69,7 @@ def own_rates_table(found: Sequence[Summary]) -> Table:
 
 
 def _finished_setups(found: Sequence[Summary]) -> Iterable[str]:
-    """The set-ups in which all learning rates were tried: others have no best one yet."""
+    """The set-ups in which all learning rates have runs: others have no best one yet."""
     setups = dict.fromkeys(one.cell.setup for one in found)
     return [s for s in setups if all(one.lines for one in found if one.cell.setup == s)]
 
