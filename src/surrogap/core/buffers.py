@@ -46,8 +46,9 @@ class Buffers:
 
         Args:
             dictionaries: The dictionaries of the buffers.
-            except_caches: Whether to leave buffers that were added or resized. They are caches of
-                masks and embeddings, for example, and Python attributes may hold their sizes.
+            except_caches: Whether to leave buffers that were added, or replaced by ones of another
+                shape. They are caches of masks, for example, and Python attributes may hold their
+                sizes.
         """
         # Some modules assign a new tensor instead of writing in place.
         if not are_same(contents(dictionaries), self._tensors):
@@ -58,19 +59,13 @@ class Buffers:
                 caches = {name: b for name, b in now if _is_new(b, before.get(name))}
                 dictionary.clear()
                 dictionary.update(before | caches)
-        resized = []
-        if _addresses(self._writable) != self._addresses:  # some resize, or assign to `buffer.data`
-            pairs = list(zip(self._writable, self._originals, strict=True))
-            if except_caches:  # copies, since a resized buffer may share memory with the original
-                resized = [(t, t.clone()) for t, original in pairs if _is_new(t, original)]
-            for tensor, original in pairs:
+        if _addresses(self._writable) != self._addresses:  # some assign to `buffer.data`
+            for tensor, original in zip(self._writable, self._originals, strict=True):
                 tensor.data = original
         for tensors, copies in self._groups:
             # A graph from before the call stays valid, unless a pass has written to its buffers.
             with _unsafe_preserve_version_counter(tuple(tensors)):
                 torch._foreach_copy_(tensors, copies)
-        for tensor, cache in resized:
-            tensor.data = cache
 
     def _allocate(self, dictionaries: Dictionaries, tensors: list[Tensor | None]) -> None:
         self._tensors = tensors
