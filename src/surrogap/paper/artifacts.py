@@ -102,11 +102,6 @@ def _other_lrs(setup: str, method: str) -> list[Cell]:
     ]
 
 
-# In N, SAM was tuned to a quarter of GSAM's learning rate: is GSAM better because of that?
-_AT_EACH_OTHERS_RATE = (
-    Cell("N", "sam", {"lr_factor": 4.0}, "SAM, 4x lr"),
-    Cell("N", "gsam", {"lr_factor": 0.25}, "GSAM, 1/4 lr"),
-)
 # With clean labels, plain training that ends early is not of interest.
 _CLEAN = tuple(method for method in METHODS if method != "vanilla-short")
 # Variants of SAM that cost less.
@@ -155,13 +150,11 @@ ARTIFACTS: dict[str, Artifact] = {
             *(cell for setup in "ABCDS" for cell in _cells(setup, SHORT)),
             *_cells("E", NOISY),
             *_cells("N", NOISY_OWN),
-            *_AT_EACH_OTHERS_RATE,
         ],
         [
             *_against(SHORT[2:], *_BASELINES, "vanilla-short"),
             *_pairs(("vanilla-2x", "vanilla"), ("vanilla-short", "vanilla")),
             *_pairs(("gsam", "sam"), ("sam-norms", "sam")),
-            *(("GSAM", "SAM, 4x lr"), ("GSAM, 1/4 lr", "SAM")),
         ],
         _ALL_SCORES,
         notes="With noisy labels (E, N), compare the best epoch too: a method may memorise wrong "

@@ -140,10 +140,11 @@ _SMALL_TOKENS: Changes = {
     "channels_last": False,
 }
 _SMALL_SGD_TRIALS = _trials((0.05, 0.1), (1e-3, 4e-3))
-# For methods with their own learning rates and weight decays: 20 trials each.
-_SMALL_WIDE_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2)
-_SMALL_WIDE_TRIALS = _trials(_SMALL_WIDE_RATES, (1e-3, 4e-3, 1.6e-2, 6.4e-2))
-_SMALL_OWN = _trials(_SMALL_WIDE_RATES, (1e-3, 4e-3))
+# For methods with their own learning rates and weight decays: 36 trials each.
+_SMALL_WIDE_TRIALS = _trials(
+    (6.25e-3, 0.0125, 0.025, 0.05, 0.1, 0.2), (1e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)
+)
+_SMALL_OWN = _trials((0.025, 0.05, 0.1, 0.2), (1e-3, 4e-3, 1.6e-2))
 _SMALL_MORE_TRIALS = _trials((0.025, 0.2), (1e-3,))
 _SMALL_ADAMW_TRIALS = _trials((1e-3, 2e-3), (0.1, 0.3))
 _SMALL_MORE_ADAMW_TRIALS = _trials((5e-4,), (0.1, 0.3))
@@ -189,9 +190,8 @@ LAPTOP = Scale(
             "narrow ResNet-18, 40 % wrong labels, own learning rates",
             {**_SMALL, "train_labels": "noisy", "lr": 0.025},
             *(_SMALL_WIDE_TRIALS, 0.6, NOISY_OWN),
-            remark="E's images and labels. Each method has 20 trials, over the learning rate and "
-            "weight decay too, and plain training two more.",
-            more_trials=_trials((6.25e-3,), (4e-3, 1.6e-2)),
+            remark="E's images and labels. Each method has 36 trials, over the learning rate and "
+            "weight decay too.",
             own=_SMALL_OWN,
         ),
         "S": Setup(

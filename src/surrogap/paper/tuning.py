@@ -15,7 +15,7 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
     largest or the smallest of those tried: at twice or half of it, once. Plain training gets the
     further trials of its set-up, if that has some. A method with a second setting tries it with the
     settings that are best for the simpler method so far, which are final once that method is tuned.
-    Where methods have learning rates of their own, these are tried with the middle two radii.
+    Where methods have learning rates of their own, these are tried with all radii but the smallest.
 
     Without a ledger, no run counts as finished.
 
@@ -32,7 +32,7 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
         settings = sorted((run.settings for run in best_few), key=lambda one: list(one.values()))
         tried = kind.with_second(settings)
     elif around.own and not kind.is_plain:
-        tried = [{**shared, **own} for shared in around.own for own in tried[1:3]]
+        tried = [{**shared, **own} for shared in around.own for own in tried[1:]]
     cell, shared = Cell(setup, method), shared_settings(scale, setup, method, ledger)
     make = partial(study_run, scale, cell, shared=shared, seed=TUNING_SEED, purpose="tuning")
     tried = tried[:num_trials]
