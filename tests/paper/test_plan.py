@@ -154,7 +154,7 @@ def test_set_ups_that_a_scale_lacks_are_left_out(ledger: Ledger, tmp_path: Path)
 def test_setups_follow_each_other(ledger: Ledger) -> None:
     setups = [item.run.setup for item in todo(GPU, stages("table-setups"), ledger)]
     assert setups == sorted(setups)
-    assert set(setups) == set("ABCDE")
+    assert set(setups) == set("ABCDEN")
 
 
 def test_the_whole_study_starts_with_the_most_telling_runs(ledger: Ledger) -> None:
@@ -163,8 +163,9 @@ def test_the_whole_study_starts_with_the_most_telling_runs(ledger: Ledger) -> No
         (run.setup, run.changes["augmentation"] if run.label else run.method) for run in left
     )
     telling = [
-        *(("A", "sam-every-5"), ("E", "sam"), ("C", "sam"), ("B", "sam")),
-        *(("D", "sam"), ("A", "sam"), ("A", "strong"), ("A", "asam"), ("F", "sam")),
+        *(("A", "sam"), ("E", "sam"), ("N", "vanilla"), ("A", "sam-norms-late")),
+        *(("A", "sam-every-5"), ("B", "sam"), ("C", "sam"), ("D", "sam"), ("N", "sam")),
+        *(("A", "strong"), ("A", "asam"), ("F", "sam")),
     ]
     assert [one for one in order if one in telling] == telling
     # Further seeds of the same rows come late, and last the settings of fig-rho and fig-lr.

@@ -96,7 +96,7 @@ class Lanczos:
     >>> lanczos = Lanczos(Hessian(surface), surface.space.random(0))
     >>> for _ in range(4):
     ...     lanczos.advance()
-    >>> lanczos.ritz().values.round(decimals=5)
+    >>> lanczos.ritz().values.abs().round(decimals=5)
     tensor([0., 1., 2., 3.], dtype=torch.float64)
     """
 

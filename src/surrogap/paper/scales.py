@@ -82,8 +82,15 @@ GPU = Scale(
             "ResNet-18, CIFAR-10N labels",
             {**_A, "train_labels": "noisy", "lr": 0.1},
             *(_SGD_TRIALS, 0.25, NOISY),
-            more_trials=_trials((0.025, 0.05), (1e-3,)),
             remark="A's images; about 40 % of the labels are wrong. Validation labels are clean.",
+        ),
+        "N": Setup(
+            "ResNet-18, CIFAR-10N labels, own learning rates",
+            {**_A, "train_labels": "noisy", "lr": 0.1},
+            *(_trials((0.025, 0.05, 0.1, 0.2), (1e-3, 4e-3, 1.6e-2)), 0.25, NOISY_OWN),
+            remark="E's images and labels. Each method has 12 trials, over the learning rate and "
+            "weight decay too.",
+            own=_trials((0.05, 0.1), (1e-3, 4e-3)),
         ),
         "F": Setup(
             "A's weights fine-tuned to Flowers-102",
@@ -98,7 +105,7 @@ GPU = Scale(
             remark="Images of 64 px, read from JPEG of quality 95.",
         ),
     },
-    num_seeds={"A": 5, "B": 3, "C": 3, "D": 3, "E": 3, "F": 3, "P": 3},
+    num_seeds={"A": 5, **dict.fromkeys("BCDENFP", 3)},
     more_seeds=dict.fromkeys(("vanilla-2x", "sam", "gsam", "sam-norms", "gsam-norms"), 10),
     num_ablation_seeds=3,
     num_trials=4,
