@@ -312,10 +312,10 @@ def stages(name: str) -> list[Stage]:
             Stage(_cells("E", NOISY)),
             # How much of the gain with wrong labels is left if plain training is tuned as widely?
             Stage(_cells("N", ("vanilla", "vanilla-short"))),
-            # The best of the cheaper variants is the one to compare in other set-ups.
+            Stage(_cells("C", SHORT)),
             Stage(_cells("A", _LATE), max_seeds=3),
+            *(Stage(_cells(setup, SHORT)) for setup in "DBS"),
             Stage(_cells("A", [m for m in _CHEAPER if m in _REST]), max_seeds=3),
-            *(Stage(_cells(setup, SHORT)) for setup in "BCDS"),
             Stage(_cells("N", NOISY_OWN)),
             Stage(_cells("A", MAIN), max_seeds=5),
             Stage(_STRONG),

@@ -20,6 +20,7 @@ _SGD = {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "lr": 0.2, "weigh
 _ADAMW = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0}
 _SGD_TRIALS = _trials((0.1, 0.2), (5e-4, 1e-3))
 _ADAMW_TRIALS = _trials((5e-4, 1e-3), (0.1, 0.3))
+_MORE_ADAMW_TRIALS = _trials((2e-3,), (0.1,))
 
 _A: Changes = {
     "model": "small_resnet18",
@@ -70,13 +71,15 @@ GPU = Scale(
         ),
         "C": Setup(
             "ViT, 10,000 images of CIFAR-10",
-            {**_A, **_TOKENS, "model": "small_vit", "compile": True},
-            *(_ADAMW_TRIALS, 0.3, SHORT),
+            {**_A, **_TOKENS, "model": "small_vit_half", "compile": True},
+            *(_ADAMW_TRIALS, 0.1, SHORT),
+            more_trials=_MORE_ADAMW_TRIALS,
         ),
         "D": Setup(
             "Mixer, 10,000 images of CIFAR-10",
-            {**_A, **_TOKENS, "model": "small_mixer", "compile": True},
-            *(_ADAMW_TRIALS, 0.3, SHORT),
+            {**_A, **_TOKENS, "model": "small_mixer_half", "compile": True},
+            *(_ADAMW_TRIALS, 0.1, SHORT),
+            more_trials=_MORE_ADAMW_TRIALS,
         ),
         "E": Setup(
             "ResNet-18, CIFAR-10N labels",
