@@ -165,8 +165,8 @@ LAPTOP = Scale(
         "Results on a CPU",
         "Small models, trained on 1,500 of the Fashion-MNIST images that come with the package, so "
         "that anyone can repeat every run without a GPU. [Results](results.md) has larger "
-        "models, trained on CIFAR. Some seeds were added after the first scores were known "
-        "([details](../results/README.md#study_laptopjsonl)).",
+        "models, trained on CIFAR. Some seeds and trials were added after the first scores were "
+        "known ([details](../results/README.md#study_laptopjsonl)).",
     ),
     setups={
         "A": Setup(

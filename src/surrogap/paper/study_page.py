@@ -35,8 +35,8 @@ If the best radius is the largest or smallest tried, one trial beyond it is adde
 The settings with the best validation accuracy after the last epoch (the first, if tied) are
 trained with the study's seeds and scored on the test images. Other settings are scored on them
 only in ablations. The trials build on each other: SAM and the other objectives use the learning
-rate and weight decay that are best for vanilla{except_own}, and GSAM is tried at the best radii of
-SAM. So SAM benefits from more trials than vanilla, and GSAM from more than SAM.
+rate and weight decay that are best for vanilla, and GSAM is tried at the best radii of
+SAM. So SAM benefits from more trials than vanilla, and GSAM from more than SAM.{own}
 
 **Intervals.** `±` is half the width of the 95 % confidence interval of the mean over seeds
 (Student's t), for three seeds or more. A seed changes initialisation and data order, so the
@@ -155,7 +155,7 @@ def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
         trials=scale.num_trials,
         val_error=_val_error(scale, ledger),
         more=_more_trials(scale, ledger),
-        except_own="".join(f" (in {k}, their own)" for k, one in scale.setups.items() if one.own),
+        own=_own_trials(scale),
         tally=tally(list(made.values())),
         terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
     )
@@ -327,6 +327,17 @@ def _more_trials(scale: Scale, ledger: Ledger) -> str:
     return (
         f" In {setups},\nplain training of each length gets up to {max(numbers.values())} more, "
         "with learning rates or weight decays beyond these."
+    )
+
+
+def _own_trials(scale: Scale) -> str:
+    """Sentences about the set-ups where each method has its own learning rate."""
+    return "".join(
+        f"\nIn {letter}, each method instead has {setup.num_trials(scale.num_trials)} trials, over "
+        "its own learning rate and weight decay too,\nand none is added beyond the edge. GSAM is "
+        "tried with the better half of SAM's settings."
+        for letter, setup in scale.setups.items()
+        if setup.own
     )
 
 
