@@ -20,7 +20,14 @@ from typing import Literal, final
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import METHODS, ONLY_RADIUS, Changes
 from surrogap.paper.study import Cell, Scale, StudyRun, study_run
-from surrogap.paper.tuning import chosen, is_tuned, shared_settings, trials, tuned_first
+from surrogap.paper.tuning import (
+    chosen,
+    is_tuned,
+    repeats,
+    shared_settings,
+    trials,
+    tuned_first,
+)
 
 # Seconds besides the training steps: building, capturing, scoring test images, sharpness.
 OVERHEAD = 8.0
@@ -108,7 +115,8 @@ def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyR
         is_ready = True
         for method in (*tuned_first(cell.method), cell.method):
             tried = trials(scale, cell.setup, method, ledger)
-            tuned[cell.setup, method] = [(run, is_ready) for run in tried]
+            again = repeats(scale, cell.setup, method, ledger)
+            tuned[cell.setup, method] = [(run, is_ready) for run in (*tried, *again)]
             is_ready = is_tuned(scale, cell.setup, method, ledger)
         known = final_runs(scale, cell, ledger)
         # Unknown settings are the last trial's: the first trial may be a run of another method.

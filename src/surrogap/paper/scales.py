@@ -203,6 +203,7 @@ LAPTOP = Scale(
             remark="E's images and labels. Each method has 36 trials, over the learning rate and "
             "weight decay too.",
             own=_SMALL_OWN,
+            repeats=(4, 4),
         ),
         "S": Setup(
             "narrow ResNet-18, strong augmentation",

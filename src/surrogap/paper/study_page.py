@@ -335,9 +335,18 @@ def _own_trials(scale: Scale) -> str:
     return "".join(
         f"\nIn {letter}, each method instead has {setup.num_trials(scale.num_trials)} trials, over "
         "its own learning rate and weight decay too,\nand none is added beyond the edge. GSAM is "
-        "tried with the better half of SAM's settings."
+        "tried with the better half of SAM's settings." + _repeated(*setup.repeats)
         for letter, setup in scale.setups.items()
         if setup.own
+    )
+
+
+def _repeated(num_best: int, num_seeds: int) -> str:
+    return (
+        f" The best {num_best} trials of a method\nare repeated with {num_seeds} further seeds, "
+        "and the settings with the best mean are chosen."
+        if num_best
+        else ""
     )
 
 

@@ -1,5 +1,6 @@
 """The tuning of methods: their trials, and the settings that the trials choose."""
 
+import statistics
 from collections.abc import Sequence
 from functools import partial
 
@@ -49,6 +50,25 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
     return runs
 
 
+def repeats(scale: Scale, setup: str, method: str, ledger: Ledger) -> list[StudyRun]:
+    """The best trials of a method with further seeds, in a set-up that repeats some.
+
+    They are known once all trials are finished.
+    """
+    setup = scale.setups[setup].source or setup
+    num_best, num_seeds = scale.setups[setup].repeats
+    runs = trials(scale, setup, method, ledger)
+    if not all(run.key in ledger for run in runs):
+        return []
+    cell, shared = Cell(setup, method), shared_settings(scale, setup, method, ledger)
+    make = partial(study_run, scale, cell, shared=shared, purpose="tuning")
+    return [
+        make(run.settings, seed=TUNING_SEED + number)
+        for number in range(1, num_seeds + 1)
+        for run in _best_first(runs, ledger)[:num_best]
+    ]
+
+
 def shared_settings(scale: Scale, setup: str, method: str, ledger: Ledger | None) -> Changes:
     """The settings that a method shares with plain training; empty until that is tuned.
 
@@ -91,19 +111,36 @@ def is_tuned(
     return all(
         run.key in ledger
         for one in (*tuned_first(method), method)
-        for run in trials(scale, setup, one, ledger)[:num_runs]
+        for run in (
+            *trials(scale, setup, one, ledger)[:num_runs],
+            *repeats(scale, setup, one, ledger),
+        )
     )
 
 
 def chosen(scale: Scale, setup: str, method: str, ledger: Ledger) -> Changes | None:
     """The settings with the best validation accuracy; None while the tuning is unfinished.
 
-    A trial whose training failed counts as the worst. Of equal trials, the first is chosen. The
-    choice may change with a trial beyond the edge, so new final runs wait for it.
+    If some trials are repeated, the mean over seeds counts, and only these are considered. A trial
+    whose training failed counts as the worst. Of equal trials, the first is chosen. The choice may
+    change with a trial beyond the edge, so new final runs wait for it.
     """
     if not is_tuned(scale, setup, method, ledger, beyond_edge=False):
         return None
-    return _best_first(trials(scale, setup, method, ledger), ledger)[0].settings
+    runs, again = trials(scale, setup, method, ledger), repeats(scale, setup, method, ledger)
+    repeated = [run for run in runs if any(run.settings == other.settings for other in again)]
+    if not repeated:
+        return _best_first(runs, ledger)[0].settings
+    return max(
+        (run.settings for run in repeated),
+        key=lambda settings: statistics.fmean(accuracies([*runs, *again], settings, ledger)),
+    )
+
+
+def accuracies(runs: Sequence[StudyRun], settings: Changes, ledger: Ledger) -> list[float]:
+    """The validation accuracies of the finished runs with some settings; 0 for failed ones."""
+    lines = [ledger[run.key] for run in runs if run.settings == settings and run.key in ledger]
+    return [val_accuracy(line) or 0.0 for line in lines]
 
 
 def val_accuracy(line: LedgerLine) -> float | None:

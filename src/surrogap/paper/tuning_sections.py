@@ -1,6 +1,7 @@
 """The sections of the results page on tuning: all trials, and find-rho against the best radii."""
 
 import math
+import statistics
 from collections.abc import Iterator
 
 from surrogap.experiments.text_table import Table
@@ -8,7 +9,7 @@ from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import suggested_ranges
 from surrogap.paper.study import Scale, settings_text
-from surrogap.paper.tuning import chosen, trials, val_accuracy
+from surrogap.paper.tuning import accuracies, chosen, repeats, trials, val_accuracy
 
 _RADII = """## Radii: find-rho against the study
 
@@ -57,10 +58,14 @@ def _tuned(scale: Scale) -> list[tuple[str, str]]:
 def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
     best = chosen(scale, setup, method, ledger)
     cells = []
+    again = repeats(scale, setup, method, ledger)
     for run in trials(scale, setup, method, ledger):
         if run.key in ledger:
             accuracy = val_accuracy(ledger[run.key])
             text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
+            if further := accuracies(again, run.settings, ledger):
+                text += f" (mean of {1 + len(further)} seeds: "
+                text += f"{100 * statistics.fmean([accuracy or 0.0, *further]):.2f})"
             text = f"{settings_text(run.settings)}: {text}"
             cells.append(f"**{text}**" if run.settings == best else text)
     return "; ".join(cells + ["unfinished"] * (best is None and bool(cells)))
@@ -86,16 +91,21 @@ def _edges(scale: Scale, ledger: Ledger) -> list[str]:
 
 def _superseded(scale: Scale, ledger: Ledger) -> list[tuple[str, str, str, str]]:
     """The tuning runs that are no longer trials of the study, by method and shared settings."""
-    keys = {run.key for tuned in _tuned(scale) for run in trials(scale, *tuned, ledger)}
-    found: dict[tuple[str, str, str], list[str]] = {}
+    keys = {
+        run.key
+        for tuned in _tuned(scale)
+        for found in (trials, repeats)
+        for run in found(scale, *tuned, ledger)
+    }
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for line in ledger.of_kind("run", scale=scale.name, purpose="tuning"):
         if line["key"] not in keys:
             optimizer = line["config"]["optimizer"]
             shared = settings_text({name: optimizer[name] for name in ("lr", "weight_decay")})
             own = f"{settings_text(line['settings'])}: {100 * line['val']['accuracy']:.2f}"
             group = (line["setup"], METHODS[line["method"]].title, shared)
-            found.setdefault(group, []).append(own)
-    return [(*group, "; ".join(cells)) for group, cells in found.items()]
+            groups.setdefault(group, []).append(own)
+    return [(*group, "; ".join(cells)) for group, cells in groups.items()]
 
 
 def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
