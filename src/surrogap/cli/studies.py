@@ -107,7 +107,7 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
     ledger = Ledger((options.ledger or Path(scale.ledger)).expanduser())
     for remark in ledger.remarks:
         print(remark)
-    wanted = [] if name in (TIMING, FIND_RHO) else stages(name)
+    wanted = [] if name in (TIMING, FIND_RHO) else stages(name, scale.left_out)
     missing = missing_measurements(scale, _MEASURED.get(name, ()), ledger)
     measurements = [step_timing(scale, ledger)] if name == TIMING else missing
     if options.dry_run:

@@ -34,7 +34,7 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixer_b32": ("mixer_b32_224", {}),
     "mixer_b16": ("mixer_b16_224", {}),
     "small_vit": (_SMALL, _AVERAGED),
-    "small_vit_half": (_SMALL, _AVERAGED | {"embed_dim": 192, "num_heads": 3}),
+    "small_vit_half": (_SMALL, _AVERAGED | {"embed_dim": 192, "depth": 6, "num_heads": 3}),
     "small_vit_narrow": (_SMALL, _AVERAGED | {"embed_dim": 96, "depth": 6, "num_heads": 3}),
     "small_vit_tiny": (_SMALL, _AVERAGED | {"embed_dim": 64, "depth": 4, "num_heads": 2}),
 }

@@ -29,19 +29,19 @@ _PAPER = {
     "mixer_b16": partial(_MIXER_B, patch_size=16),
 }
 
-# For images of 28 to 64 px. "half" is half the width. "narrow" is a quarter of the width, and half
-# the depth for ViT and Mixer: small enough for a CPU. "tiny" is ten times as fast again, with 16
-# patches.
+# For images of 28 to 64 px. "half" is half the width and depth. "narrow" is a quarter of the width,
+# and half the depth for ViT and Mixer: small enough for a CPU. "tiny" is ten times as fast again,
+# with 16 patches.
 _COARSE = architectures.COARSE_GRID
 _SMALL = {
     "small_resnet18": partial(architectures.small_resnet18, width=64),
     "small_resnet18_narrow": partial(architectures.small_resnet18, width=16),
     "small_vit": _VIT_S,
-    "small_vit_half": partial(architectures.vit, width=192, depth=12, num_heads=3),
+    "small_vit_half": partial(architectures.vit, width=192, depth=6, num_heads=3),
     "small_vit_narrow": partial(architectures.vit, width=96, depth=6, num_heads=3),
     "small_vit_tiny": partial(architectures.vit, width=64, depth=4, num_heads=2, grid=_COARSE),
     "small_mixer": _MIXER_S,
-    "small_mixer_half": partial(architectures.mixer, width=256, depth=8),
+    "small_mixer_half": partial(architectures.mixer, width=256, depth=4),
     "small_mixer_narrow": partial(architectures.mixer, width=128, depth=4),
     "small_mixer_tiny": partial(architectures.mixer, width=64, depth=4, grid=_COARSE),
     "small_mlp": partial(architectures.mlp, width=512),

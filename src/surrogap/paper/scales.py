@@ -72,7 +72,7 @@ GPU = Scale(
         "C": Setup(
             "ViT, 10,000 images of CIFAR-10",
             {**_A, **_TOKENS, "model": "small_vit_half", "compile": True},
-            *(_ADAMW_TRIALS, 0.1, SHORT),
+            *(_ADAMW_TRIALS, 0.13, SHORT),
             more_trials=_MORE_ADAMW_TRIALS,
         ),
         "D": Setup(
@@ -123,6 +123,7 @@ GPU = Scale(
     timing=(7, 40),
     find_rho=(200, 4),  # the defaults of surrogap find-rho
     ledger="results/study.jsonl",
+    left_out=("fig-rho", "fig-lr"),
 )
 
 # Without augmentation, 20 epochs are enough to memorise the images.

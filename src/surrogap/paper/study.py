@@ -84,6 +84,7 @@ class Scale:
         timing: The number of rounds in which steps are timed, and of steps in each.
         find_rho: The number of training steps before radii are measured, and of batches for that.
         ledger: The default path of the ledger.
+        left_out: The tables and figures that `reproduce all` leaves out: those with many runs.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Scale:
     timing: tuple[int, int]
     find_rho: tuple[int, int]
     ledger: str
+    left_out: Sequence[str] = ()
 
 
 @final

@@ -117,9 +117,10 @@ def _results(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
     for name, artifact in ARTIFACTS.items():
         if _has_runs(artifact, scale, ledger):
             yield from _section(name, folder, scale, ledger)
-        else:
+        elif name not in scale.left_out:
             waiting.append(f"* `{name}`: {artifact.title}")
-    cells = dict.fromkeys(cell for artifact in ARTIFACTS.values() for cell in artifact.cells)
+    planned = (one for name, one in ARTIFACTS.items() if name not in scale.left_out)
+    cells = dict.fromkeys(cell for artifact in planned for cell in artifact.cells)
     rows = summaries(scale, list(cells), ledger)
     if num_missing := sum(not row.lines for row in rows):
         yield "## Not trained yet\n"
