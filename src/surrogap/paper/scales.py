@@ -94,6 +94,7 @@ GPU = Scale(
             remark="E's images and labels. Each method has 12 trials, over the learning rate and "
             "weight decay too.",
             own=_trials((0.05, 0.1), (1e-3, 4e-3)),
+            shared="E",
         ),
         "F": Setup(
             "A's weights fine-tuned to Flowers-102",
@@ -204,6 +205,7 @@ LAPTOP = Scale(
             remark="E's images and labels. Each method has 36 trials, over the learning rate and "
             "weight decay too.",
             own=_SMALL_OWN,
+            shared="E",
             repeats=(4, 4),
         ),
         "S": Setup(

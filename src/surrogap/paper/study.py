@@ -36,6 +36,7 @@ class Setup:
         more_trials: Further trials of plain training, beyond the best one.
         own: Settings that every method but plain training is tuned over together with its own,
             instead of sharing those that plain training was tuned to.
+        shared: For a set-up with `own`, the one with the same images whose methods share settings.
         repeats: The number of best trials to repeat before one is chosen, and of further seeds.
         seconds: A guess of the seconds for one pass over the training images, for the first plan.
         methods: The methods that the study compares on it.
@@ -53,6 +54,7 @@ class Setup:
     remark: str = ""
     more_trials: Sequence[Changes] = ()
     own: Sequence[Changes] = ()
+    shared: str = ""
     repeats: tuple[int, int] = (0, 0)
 
     def num_trials(self, shared: int) -> int:

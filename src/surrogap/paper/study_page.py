@@ -82,6 +82,8 @@ _TERMS = {
     "Where these ranges overlap, we conclude nothing",
 }
 
+_BASELINES = ("vanilla", "vanilla-2x", "vanilla-short")
+
 
 def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
     """Write the page, and its figures to the folder `path.with_suffix("")`.
@@ -183,13 +185,12 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The gains of the main methods in each set-up, and the set-ups that have no final runs."""
     yield "## In short\n"
     rows: list[tuple[str, ...]] = []
-    baselines = ("vanilla", "vanilla-2x", "vanilla-short")
     tuned = {letter: setup for letter, setup in scale.setups.items() if setup.source is None}
     for letter, setup in tuned.items():
-        methods = dict.fromkeys((*baselines, *MAIN))
+        methods = dict.fromkeys((*_BASELINES, *MAIN))
         cells = [Cell(letter, method) for method in methods if method in setup.methods]
         found = {one.cell.method: one for one in summaries(scale, cells, ledger)}
-        plain = [found.pop(method, None) for method in baselines]
+        plain = [found.pop(method, None) for method in _BASELINES]
         rows += [row for one in found.values() if (row := _gains(one, plain))]
     if rows:
         yield (
@@ -199,7 +200,7 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         setups = {row[0]: scale.setups[row[0]] for row in rows}
         lines = (f"* {name}: {one.title}. {one.remark}".strip() for name, one in setups.items())
         yield "\n".join(lines) + "\n"
-        titles = (f"over {METHODS[method].title}" for method in baselines)
+        titles = (f"over {METHODS[method].title}" for method in _BASELINES)
         columns = ("set-up", "method", *titles, "over vanilla, best epoch", "seeds")
         yield Table(columns, rows).markdown() + "\n"
         yield (
@@ -208,11 +209,32 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             "[How to read this page](#how-to-read-this-page) explains intervals and terms, and "
             "[Choose an objective](how-to/choose.md) draws conclusions.\n"
         )
-        if edges := _rates_at_edge(scale, list(setups), ledger):
+        wider = list(_wider_tuning(scale, ledger))
+        narrow = [name for name in setups if not any(name == shared for shared, _ in wider)]
+        if edges := _rates_at_edge(scale, narrow, ledger):
             yield f"The learning rate of vanilla is {edges}: a better one may lie beyond.\n"
+        yield from (sentence for _, sentence in wider)
     final = {line["setup"] for line in ledger.of_kind("run", purpose="final")}
     if waiting := [f"{s.title} ({name})" for name, s in scale.setups.items() if name not in final]:
         yield f"Not trained yet: {'; '.join(waiting)}.\n"
+
+
+def _wider_tuning(scale: Scale, ledger: Ledger) -> Iterator[tuple[str, str]]:
+    """The set-ups whose plain training was tuned more widely in another, and by what that gains."""
+    for letter, setup in scale.setups.items():
+        gains = []
+        for method in _BASELINES if setup.shared else ():
+            pair = [Cell(letter, method), Cell(setup.shared, method)]
+            found = [one.values("test") for one in summaries(scale, pair, ledger)]
+            if (gain := paired_difference(*found)) is not None:
+                gains.append(f"{gain.text(sign='+')} ({METHODS[method].title})")
+        if gains:
+            yield (
+                setup.shared,
+                f"Plain training was tuned more widely in {letter} than in {setup.shared}. This "
+                f"changes its accuracy by {' and '.join(gains)}. So part of the gains in "
+                f"{setup.shared} is due to its baseline.\n",
+            )
 
 
 def _rates_at_edge(scale: Scale, setups: Sequence[str], ledger: Ledger) -> str:
