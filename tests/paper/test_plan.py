@@ -1,5 +1,6 @@
 """The order of work, the choice of settings, and estimates of time."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from surrogap.paper.ledger import Ledger
 from surrogap.paper.plan import OVERHEAD, Stage, expected_seconds, todo
 from surrogap.paper.scales import GPU
 from surrogap.paper.study import Cell, study_run
-from surrogap.paper.tuning import chosen, trials
+from surrogap.paper.tuning import chosen, is_tuned, repeats, trials
+from surrogap.paper.tuning_sections import trials_section
 from tests.paper import synthetic_study
 
 CELLS = [Cell("A", "vanilla"), Cell("A", "sam")]
@@ -85,6 +87,46 @@ def test_the_best_validation_accuracy_is_chosen(ledger: Ledger) -> None:
     assert chosen(GPU, "A", "sam", ledger) == {"rho": 0.1}
     # Fine-tuning takes the settings of its source.
     assert chosen(GPU, "F", "sam", ledger) == {"rho": 0.1}
+
+
+def test_the_best_trials_are_repeated_and_the_best_mean_is_chosen(ledger: Ledger) -> None:
+    scale = replace(GPU, setups={"A": replace(GPU.setups["A"], repeats=(2, 2))})
+    tune(ledger, "sam", 0.1, 0.4)
+    assert repeats(scale, "A", "sam", ledger) == []  # not all trials are finished
+    tune(ledger, "sam", 0.1, 0.4, 0.3, 0.2)
+    again = repeats(scale, "A", "sam", ledger)
+    tried = [(run.settings["rho"], run.seed, run.purpose) for run in again]
+    assert tried == [(rho, seed, "tuning") for seed in (1001, 1002) for rho in (0.1, 0.2)]
+    assert {run.changes["eval_on"] for run in again} == {"val"}
+    for run in repeats(scale, "A", "vanilla", ledger):
+        ledger.append(synthetic_study.line(run, scale, val={"accuracy": 0.2}))
+    wanted = [Stage([Cell("A", "sam")], max_seeds=1)]
+    *first, final = todo(scale, wanted, ledger)
+    assert [item.run.key for item in first] == [run.key for run in again]
+    assert [item.is_ready for item in (*first, final)] == [*4 * [True], False]
+    assert chosen(scale, "A", "sam", ledger) is None
+    # The means are 0.33 and 0.3: a failed run counts as 0.
+    for run, accuracy in zip(again, (0.3, None, 0.3, 0.6), strict=True):
+        line = synthetic_study.line(run, scale, val={"accuracy": accuracy})
+        ledger.append(line | {"kind": "failure"} if accuracy is None else line)
+    assert is_tuned(scale, "A", "sam", ledger)
+    assert chosen(scale, "A", "sam", ledger) == {"rho": 0.1}
+    (item,) = todo(scale, wanted, ledger)
+    assert item.run.settings == {"rho": 0.1}
+    shown = "".join(trials_section(scale, ledger))
+    assert "rho 0.05: 10.00; **rho 0.1: 40.00 (mean of 3 seeds: 33.33)**; rho 0.2: 30.00" in shown
+    assert "rho 0.2: 30.00 (mean of 3 seeds: 30.00)" in shown
+
+
+def test_a_mean_can_overturn_the_best_single_trial(ledger: Ledger) -> None:
+    scale = replace(GPU, setups={"A": replace(GPU.setups["A"], repeats=(2, 1))})
+    tune(ledger, "vanilla", 0.1, 0.4, 0.3, 0.2)
+    first, second = repeats(scale, "A", "vanilla", ledger)
+    ledger.append(synthetic_study.line(first, scale, val={"accuracy": 0.1}))
+    assert chosen(scale, "A", "vanilla", ledger) is None
+    ledger.append(synthetic_study.line(second, scale, val={"accuracy": 0.3}))
+    assert chosen(GPU, "A", "vanilla", ledger) == first.settings
+    assert chosen(scale, "A", "vanilla", ledger) == second.settings
 
 
 def test_a_second_setting_is_tried_at_the_two_radii_that_are_best_without_it(
