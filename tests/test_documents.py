@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from step_cost import summary, summary_of_cheaper
 from step_profile import COLOURS
+from torch import nn
 from workloads import CASES
 
 from surrogap import cli
@@ -28,6 +29,7 @@ DOCUMENTS = [
 OUTPUT = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+\.\d+(?:e-\d+)?")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DIFF = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SCRIPT = re.compile(r"^python - <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
@@ -129,6 +131,40 @@ def test_the_first_command_of_the_guide_is_a_recipe_with_a_known_result(
     accuracy = re.search(r"test accuracy of about\s+([\d.]+) %", text)
     assert accuracy is not None
     assert f"{float(accuracy[1]):.1f}" == f"{float(recipe.expected.split()[2]):.1f}"
+
+
+def test_scripts_take_the_same_steps_before_and_after_a_switch() -> None:
+    text = (ROOT / "docs" / "how-to" / "switch.md").read_text()
+    diffs = DIFF.findall(text)
+    assert len(diffs) == 2
+    for diff in diffs:
+        # pytorch_optimizer computes some norms in float32.
+        before, after = trained_by(diff, "-"), trained_by(diff, "+")
+        torch.testing.assert_close(before, after, rtol=0, atol=1e-7)
+    start = torch.nn.utils.parameters_to_vector(small_model().parameters())
+    sam, gsam = (trained_by(diff, "+") for diff in diffs)
+    assert all((one - other).norm() > 1e-3 for one, other in ((sam, start), (sam, gsam)))
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def trained_by(diff: str, sign: str) -> torch.Tensor:
+    """Run the script before ("-") or after ("+") a change, and return the weights."""
+    lines = [line[1:] for line in diff.splitlines() if line[:1] in (sign, " ")]
+    model = small_model()
+    x, y = torch.randn(20, 16, 8, dtype=torch.float64), torch.randint(3, (20, 16))
+    names: dict[str, object] = {
+        "torch": torch,
+        "CosineAnnealingLR": torch.optim.lr_scheduler.CosineAnnealingLR,
+        "model": model,
+        "loader": list(zip(x, y, strict=True)),
+        "loss_fn": nn.CrossEntropyLoss(),
+    }
+    exec("\n".join(lines), names)
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
