@@ -205,25 +205,7 @@ def test_all_three_gain_where_the_model_fits_and_gsam_no_more_than_sam() -> None
         assert gain.mean < 0 or not gain.excludes_zero
 
 
-def test_the_sentences_of_the_readme() -> None:
-    assert (
-        f"On CIFAR-10N, SAM gains {CIFAR_NOISY.text('sam')} points, but smaller learning rates of "
-        "plain training were not tried there"
-    ) in words_of("README.md")
-    ledger = LEDGERS["gpu"]
-    runs = trials(GPU, "E", "vanilla", ledger)
-    tried = {run.settings["lr"] for run in runs if run.key in ledger}
-    best = chosen(GPU, "E", "vanilla", LEDGERS["gpu"])
-    assert best is not None
-    assert best["lr"] == min(tried)
-
-
 def test_the_gains_at_other_learning_rates() -> None:
-    text = page(CHOOSE)
-    titles = ["narrow ResNet-18", "tiny ViT", "tiny Mixer"]
-    for title, setup in zip(titles, "ACD", strict=True):
-        row = " | ".join(gain.text(sign="+") for gain in own_lr_gains(setup).values())
-        assert f"| {title} | {row} |\n" in text
     half, twice = (
         [
             difference(ones[factor], ones[1.0])
@@ -411,8 +393,9 @@ def sentences() -> list[str]:
         f"and {RESNET.gain('sam-norms', twice).text()} with the narrow one, and SAM gains "
         f"{MIXER.gain('sam', twice).text()} with the Mixer.",
         f"With the ViT, no gain is shown (SAM: {VIT.text('sam', twice)}).",
-        "{} (ResNet-18), {} (narrow ResNet-18), {} (ViT) and {} (Mixer). Twice".format(*errors),
-        f"on CIFAR-10N, it is {noisy['vanilla']} % with plain training, {noisy['sam']} % with SAM, "
+        "{} (ResNet-18), {} (narrow ResNet-18), {} (ViT) and {} (Mixer).".format(*errors),
+        "With wrong labels, the error may rise: on CIFAR-10N, it is "
+        f"{noisy['vanilla']} % with plain training, {noisy['sam']} % with SAM, "
         f"{noisy['gsam']} % with GSAM and {noisy['sam-norms']} % with SAM on norm layers.",
         f"SAM gains {VIT.text('sam', score='corrupted')} points on them with the ViT and "
         f"{MIXER.text('sam', score='corrupted')} with the Mixer. SAM on norm layers gains "
@@ -429,9 +412,6 @@ def sentences() -> list[str]:
         f'`minimize="plain"`) and {RESNET.text("asam-ascent")} points (ASAM with alpha 0.3). The '
         f"gap penalty shows no gain ({RESNET.text('gap-penalty')}), and Entropy-SGD loses "
         f"({RESNET.text('entropy-sgd')}).",
-        f"On Fashion-MNIST, it is {WRONG.mean('vanilla', 'calibration')} % with plain training, "
-        f"{WRONG.mean('sam', 'calibration')} % with SAM and {WRONG.mean('gsam', 'calibration')} % "
-        "with GSAM.",
         f"fits only {UNFITTED.mean('vanilla', 'train', 0)} % of its training images. There, SAM "
         f"shows no gain ({UNFITTED.text('sam')}), and twice the epochs gain "
         f"{UNFITTED.text(twice)} points.",
@@ -486,9 +466,10 @@ def test_the_verdicts_of_the_page_on_choosing() -> None:
     # Calibration.
     assert all(float(CIFAR.mean(n, "calibration")) < 4.0 for n in ("sam", "gsam", "sam-norms"))
     for one in clean:
-        error, twice, sam = (float(one.mean(n, "calibration", 3)) for n in SHORT[:3])
-        assert (f"{error - twice:.1f}" == "0.3") if one is CIFAR else twice > error
+        error, sam = (float(one.mean(n, "calibration", 3)) for n in ("vanilla", "sam"))
         assert sam < error - 2
+    noisy = {name: float(CIFAR_NOISY.mean(name, "calibration")) for name in NOISY_OWN}
+    assert all(noisy[name] > noisy["vanilla"] for name in ("sam", "gsam", "sam-norms"))
     # GSAM against SAM.
     assert all(one.gain("gsam", "sam").mean < 0 for one in (CIFAR, MIXER))
     assert all(one.gain("gsam", "sam").excludes_zero for one in (CIFAR, MIXER))
