@@ -344,7 +344,12 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     value = drawn("table-1", GPU, ledger).table.rows[0][4]
     assert value in text
     assert "| A | GSAM minus SAM |" in text
-    assert "**rho 0.1: " in text  # the chosen trial
+    assert "rho 0.1: **" in text  # the chosen trial
+    # Where methods have their own learning rates, a grid of trials for each.
+    assert "Set-up N, vanilla:\n\n| settings | weight_decay 0.001 | weight_decay 0.004 |" in text
+    columns = "rho 0.1 | rho 0.2 | rho 0.4 |"
+    assert f"Set-up N, SAM:\n\n| settings | {columns}\n| --- " in text
+    assert len(re.findall(r"^\| lr 0.05, weight_decay 0.004( \| [*\d.]+){3} \|$", text, re.M)) == 2
     for name, artifact in ARTIFACTS.items():
         if artifact.pairs:  # in full
             assert drawn(name, GPU, ledger).table.markdown() in text

@@ -114,8 +114,8 @@ def test_the_best_trials_are_repeated_and_the_best_mean_is_chosen(ledger: Ledger
     (item,) = todo(scale, wanted, ledger)
     assert item.run.settings == {"rho": 0.1}
     shown = "".join(trials_section(scale, ledger))
-    assert "rho 0.05: 10.00; **rho 0.1: 40.00 (mean of 3 seeds: 33.33)**; rho 0.2: 30.00" in shown
-    assert "rho 0.2: 30.00 (mean of 3 seeds: 30.00)" in shown
+    assert "rho 0.05: 10.00; rho 0.1: **40.00**; rho 0.2: 30.00" in shown
+    assert "| A | SAM | rho 0.1 | 3 | **33.33** |\n| A | SAM | rho 0.2 | 3 | 30.00 |\n" in shown
 
 
 def test_a_mean_can_overturn_the_best_single_trial(ledger: Ledger) -> None:

@@ -2,11 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from surrogap.experiments.text_table import Table
 from surrogap.paper.ledger import Ledger
-from surrogap.paper.methods import METHODS
+from surrogap.paper.methods import METHODS, Changes
 from surrogap.paper.plan import suggested_ranges
 from surrogap.paper.study import Scale, settings_text
 from surrogap.paper.tuning import accuracies, chosen, repeats, trials, val_accuracy
@@ -29,11 +29,25 @@ The limits of 0.05 and 0.5 were chosen after the trials of set-ups A and E at sc
 
 def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """All trials, choices at the edge of their grid, and superseded trials."""
-    tried = [(*tuned, _tried(scale, *tuned, ledger)) for tuned in _tuned(scale)]
-    rows = [(setup, METHODS[method].title, cells) for setup, method, cells in tried if cells]
     yield "## Trials\n"
-    yield "Validation accuracy in percent after the last epoch; the chosen setting is bold.\n"
+    yield "Validation accuracy in percent after the last epoch; the chosen setting's is bold.\n"
+    scores = {tuned: _scores(scale, *tuned, ledger) for tuned in _tuned(scale)}
+    rows, grids = [], list[str]()
+    for (setup, method), found in scores.items():
+        title = METHODS[method].title
+        state = ["unfinished"] * (chosen(scale, setup, method, ledger) is None)
+        if found and scale.setups[setup].own:
+            grids.append(f"Set-up {', '.join([setup, title, *state])}:\n")
+            grids.append(_grid(found).markdown() + "\n")
+        elif found:
+            cells = [f"{settings_text(settings)}: {text}" for settings, text in found]
+            rows.append((setup, title, "; ".join(cells + state)))
     yield Table(("set-up", "method", "trials"), rows).markdown() + "\n"
+    yield from grids
+    if repeated := [row for tuned in scores for row in _means(scale, *tuned, ledger)]:
+        yield "The best trials, repeated with further seeds:\n"
+        columns = ("set-up", "method", "settings", "seeds", "mean")
+        yield Table(columns, repeated).markdown() + "\n"
     if edges := _edges(scale, ledger):
         yield (
             "Chosen values at the edge of the range tried, so a better value may lie beyond: "
@@ -55,20 +69,47 @@ def _tuned(scale: Scale) -> list[tuple[str, str]]:
     ]
 
 
-def _tried(scale: Scale, setup: str, method: str, ledger: Ledger) -> str:
+def _scores(scale: Scale, setup: str, method: str, ledger: Ledger) -> list[tuple[Changes, str]]:
+    """The settings that were tried, and their accuracies."""
     best = chosen(scale, setup, method, ledger)
-    cells = []
-    again = repeats(scale, setup, method, ledger)
+    found = []
     for run in trials(scale, setup, method, ledger):
         if run.key in ledger:
             accuracy = val_accuracy(ledger[run.key])
             text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
-            if further := accuracies(again, run.settings, ledger):
-                text += f" (mean of {1 + len(further)} seeds: "
-                text += f"{100 * statistics.fmean([accuracy or 0.0, *further]):.2f})"
-            text = f"{settings_text(run.settings)}: {text}"
-            cells.append(f"**{text}**" if run.settings == best else text)
-    return "; ".join(cells + ["unfinished"] * (best is None and bool(cells)))
+            found.append((run.settings, f"**{text}**" if run.settings == best else text))
+    return found
+
+
+def _grid(scores: Sequence[tuple[Changes, str]]) -> Table:
+    """A table with learning rate and weight decay in its rows, and other settings in its columns.
+
+    Without others, weight decay is in the columns.
+    """
+    cells: dict[str, dict[str, str]] = {}
+    for settings, text in scores:
+        items = list(settings.items())
+        split = min(2, len(items) - 1)
+        row, column = (settings_text(dict(part)) for part in (items[:split], items[split:]))
+        cells.setdefault(row, {})[column] = text
+    columns = list(dict.fromkeys(column for found in cells.values() for column in found))
+    rows = [(row, *(found.get(one, "-") for one in columns)) for row, found in cells.items()]
+    return Table(("settings", *columns), rows)
+
+
+def _means(
+    scale: Scale, setup: str, method: str, ledger: Ledger
+) -> Iterator[tuple[str, str, str, str, str]]:
+    """The best trials that were repeated, with their mean accuracies."""
+    again = repeats(scale, setup, method, ledger)
+    best = chosen(scale, setup, method, ledger)
+    for run in trials(scale, setup, method, ledger):
+        if further := accuracies(again, run.settings, ledger):
+            found = [*accuracies([run], run.settings, ledger), *further]
+            mean = f"{100 * statistics.fmean(found):.2f}"
+            shown = f"**{mean}**" if run.settings == best else mean
+            title, text = METHODS[method].title, settings_text(run.settings)
+            yield setup, title, text, str(len(found)), shown
 
 
 def _edges(scale: Scale, ledger: Ledger) -> list[str]:
