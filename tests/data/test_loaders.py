@@ -3,6 +3,8 @@
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -292,6 +294,33 @@ def test_a_signal_does_not_end_a_worker_that_starts(
 
     monkeypatch.setattr(loaders, "_obey_parent_only", signalled)
     assert len(list(make(files(tmp_path), num_workers=1))) == len(make(files(tmp_path)))
+
+
+# The resource tracker of multiprocessing would unblock signals if it started with the worker.
+_FORK_SERVER = """
+import multiprocessing, sys
+from surrogap.data import load, loader
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("forkserver")
+    lock = multiprocessing.Lock()  # starts the resource tracker
+    train = loader(load(sys.argv[1]), batch_size=4, size=16, num_workers=1)
+    next(iter(train))
+    (worker,) = multiprocessing.active_children()
+    worker.terminate()
+    worker.join(60)
+    print("alive" if worker.is_alive() else "ended")
+    worker.kill()
+"""
+
+
+def test_a_worker_of_a_fork_server_obeys_its_parent(tmp_path: Path) -> None:
+    folder(tmp_path / "images")
+    script = tmp_path / "script.py"
+    script.write_text(_FORK_SERVER)
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "images")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert result.stdout == "ended\n", result.stderr
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

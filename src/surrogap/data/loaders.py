@@ -1,5 +1,6 @@
 """Loaders of batches on the device, resumable mid-epoch."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -265,12 +266,13 @@ def _obey_parent_only(worker: int) -> None:
     would fail before it could save the run.
     """
     if _CAN_WAIT_FOR_SIGNALS:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # inherited only from a fork
         threading.Thread(target=_exit_on_signal_of_parent, daemon=True).start()
 
 
 @contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Context in which signals of launchers wait. Processes that start in it inherit that."""
+    """Context in which signals of launchers wait, also in processes that are forked in it."""
     if not _CAN_WAIT_FOR_SIGNALS:
         yield
         return
@@ -282,7 +284,10 @@ def _blocked_signals() -> Iterator[None]:
 
 
 def _exit_on_signal_of_parent() -> None:
-    while signal.sigwaitinfo(_SIGNALS).si_pid != os.getppid():
+    # Not `os.getppid()`: workers may be the children of a fork server.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while signal.sigwaitinfo(_SIGNALS).si_pid != parent.pid:
         pass
     os._exit(0)
 
