@@ -246,6 +246,7 @@ def test_the_commands_of_the_paper_scale_match_its_runs(
 def test_options_without_effect_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["fig-gap", "--dry-run"],
+        ["fig-gap", "--no-train"],
         ["theory", "--time-limit", 9],
         ["table-1", "--seeds", 5],
         ["table-1", "--seeds", 3],  # the default of fig-rho-alpha

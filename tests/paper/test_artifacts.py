@@ -21,6 +21,7 @@ from surrogap.paper.labels import place_labels
 from surrogap.paper.learning_rates import own_rates_table
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import METHODS
+from surrogap.paper.plan import final_runs
 from surrogap.paper.scales import GPU, LAPTOP
 from surrogap.paper.study import Cell
 from surrogap.paper.study_page import write_page
@@ -363,6 +364,20 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
     assert "A SAM (rho 0.1)" not in text  # at the edge of its range
     assert "A vanilla (lr 0.1);" in text  # of its two weight decays, both are edges
     assert "Not trained yet" not in text
+
+
+def test_the_page_says_what_wider_tuning_of_plain_training_gains(tmp_path: Path) -> None:
+    ledger = synthetic_study.ledger(tmp_path / "study.jsonl", GPU, "table-setups")
+    due = "So part of the gains in E over "
+    for points, better in ((0.0, ""), (-2.0, ""), (2.0, f'{due}"vanilla, 1/4 of the epochs" is')):
+        for run in final_runs(GPU, Cell("N", "vanilla-short"), ledger) or []:
+            (plain,) = accuracies("vanilla-short", run.seed + 1)[run.seed :]
+            ledger[run.key]["scores"]["test"]["accuracy"] = (plain + points) / 100
+        write_page(tmp_path / "results.md", GPU, ledger)
+        text = (tmp_path / "results.md").read_text()
+        assert f"its accuracy by +0.000 ± 0.000 (vanilla) and {points:+.2f}" in text
+        assert better in text
+        assert (due in text) == bool(better)
 
 
 def test_a_page_of_few_runs_says_what_is_missing(tmp_path: Path) -> None:

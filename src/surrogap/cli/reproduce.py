@@ -89,7 +89,8 @@ def _check_effect(arguments: Sequence[str], name: str) -> None:
     of_study = {field.name for field in fields(StudyOptions)}
     for field in given_fields(arguments, [field.name for field in fields(Reproduce)]):
         if field != "out" and (field in of_study) == (name in REPRODUCTIONS):
-            flag = f"--{field.replace('_', '-')}"
+            flag = field.replace("_", "-")
+            flag = f"--no-{flag}" if f"--no-{flag}" in arguments else f"--{flag}"
             raise InvalidValueError(f"{flag} has no effect on {name}. Leave it out.")
 
 

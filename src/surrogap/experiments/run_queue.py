@@ -72,7 +72,8 @@ def train_missing(
             write_measurements(config.folder, radius(config), device, measure)
             progress.end(outcome.record or {})
     if failures:
-        raise failures[0]
+        more = f" {len(failures)} runs failed in all." if len(failures) > 1 else ""
+        raise DivergedError(f"{failures[0]}{more}") from failures[0]
     return None
 
 

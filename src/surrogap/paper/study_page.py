@@ -197,7 +197,13 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             'Points of test accuracy gained over plain training ("vanilla"), with 95 % intervals. '
             '"Norm layers" means that only normalisation layers are perturbed.\n'
         )
-        setups = {row[0]: scale.setups[row[0]] for row in rows}
+        # Where plain training is tuned more widely, it may be the first to have runs.
+        wider = {
+            letter: setup.shared
+            for letter, setup in tuned.items()
+            if setup.shared and chosen(scale, letter, "vanilla", ledger)
+        }
+        setups = {letter: scale.setups[letter] for letter in (*(row[0] for row in rows), *wider)}
         lines = (f"* {name}: {one.title}. {one.remark}".strip() for name, one in setups.items())
         yield "\n".join(lines) + "\n"
         titles = (f"over {METHODS[method].title}" for method in _BASELINES)
@@ -209,32 +215,31 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             "[How to read this page](#how-to-read-this-page) explains intervals and terms, and "
             "[Choose an objective](how-to/choose.md) draws conclusions.\n"
         )
-        wider = list(_wider_tuning(scale, ledger))
-        narrow = [name for name in setups if not any(name == shared for shared, _ in wider)]
-        if edges := _rates_at_edge(scale, narrow, ledger):
+        widest = [name for name in setups if name not in wider.values()]
+        if edges := _rates_at_edge(scale, widest, ledger):
             yield f"The learning rate of vanilla is {edges}: a better one may lie beyond.\n"
-        yield from (sentence for _, sentence in wider)
+        for letter, shared in wider.items():
+            yield from _wider_tuning(scale, letter, shared, ledger)
     final = {line["setup"] for line in ledger.of_kind("run", purpose="final")}
     if waiting := [f"{s.title} ({name})" for name, s in scale.setups.items() if name not in final]:
         yield f"Not trained yet: {'; '.join(waiting)}.\n"
 
 
-def _wider_tuning(scale: Scale, ledger: Ledger) -> Iterator[tuple[str, str]]:
-    """The set-ups whose plain training was tuned more widely in another, and by what that gains."""
-    for letter, setup in scale.setups.items():
-        gains = []
-        for method in _BASELINES if setup.shared else ():
-            pair = [Cell(letter, method), Cell(setup.shared, method)]
-            found = [one.values("test") for one in summaries(scale, pair, ledger)]
-            if (gain := paired_difference(*found)) is not None:
-                gains.append(f"{gain.text(sign='+')} ({METHODS[method].title})")
-        if gains:
-            yield (
-                setup.shared,
-                f"Plain training was tuned more widely in {letter} than in {setup.shared}. This "
-                f"changes its accuracy by {' and '.join(gains)}. So part of the gains in "
-                f"{setup.shared} is due to its baseline.\n",
-            )
+def _wider_tuning(scale: Scale, letter: str, shared: str, ledger: Ledger) -> Iterator[str]:
+    """What plain training gains in a set-up where it is tuned more widely than in `shared`."""
+    gains, better = [], []
+    for method in _BASELINES:
+        pair, title = [Cell(letter, method), Cell(shared, method)], METHODS[method].title
+        found = [one.values("test") for one in summaries(scale, pair, ledger)]
+        if (gain := paired_difference(*found)) is not None:
+            gains.append(f"{gain.text(sign='+')} ({title})")
+            better += [f'"{title}"'] * (gain.mean > 0 and gain.excludes_zero)
+    if gains:
+        due = f" So part of the gains in {shared} over {' and '.join(better)} is due to its tuning."
+        yield (
+            f"Plain training was tuned more widely in {letter} than in {shared}. This changes its "
+            f"accuracy by {' and '.join(gains)}.{due if better else ''}\n"
+        )
 
 
 def _rates_at_edge(scale: Scale, setups: Sequence[str], ledger: Ledger) -> str:
@@ -305,7 +310,7 @@ def _training(scale: Scale, ledger: Ledger) -> Iterator[str]:
             f"SGD with {nesterov}momentum {own['momentum']}"
             if own["optimizer"] == "sgd"
             else "AdamW",
-            f"{own['decay']} decay of each method's own learning rate"
+            f"{own['decay']} decay of each method's own learning rate, and its own weight decay"
             if setup.own
             else f"learning rate {own['lr']:g} with {own['decay']} decay",
             f"{own['warmup_epochs']:g} epochs of warm-up" if "warmup_epochs" in own else "",
@@ -367,7 +372,7 @@ def _own_trials(scale: Scale) -> str:
 def _repeated(num_best: int, num_seeds: int) -> str:
     return (
         f" The best {num_best} trials of a method\nare repeated with {num_seeds} further seeds, "
-        "and the settings with the best mean are chosen."
+        f"and the settings with the best mean over all {1 + num_seeds} are chosen."
         if num_best
         else ""
     )
