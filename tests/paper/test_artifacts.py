@@ -368,8 +368,12 @@ def test_the_page_holds_all_of_it(ledger: Ledger, tmp_path: Path) -> None:
 
 def test_the_page_says_what_wider_tuning_of_plain_training_gains(tmp_path: Path) -> None:
     ledger = synthetic_study.ledger(tmp_path / "study.jsonl", GPU, "table-setups")
-    due = "So part of the gains in E over "
-    for points, better in ((0.0, ""), (-2.0, ""), (2.0, f'{due}"vanilla, 1/4 of the epochs" is')):
+    due = "So part of E's gains over "
+    for points, better in (
+        (0.0, ""),
+        (-2.0, ""),
+        (2.0, f'{due}"vanilla, 1/4 of the epochs" comes'),
+    ):
         for run in final_runs(GPU, Cell("N", "vanilla-short"), ledger) or []:
             (plain,) = accuracies("vanilla-short", run.seed + 1)[run.seed :]
             ledger[run.key]["scores"]["test"]["accuracy"] = (plain + points) / 100

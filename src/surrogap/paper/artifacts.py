@@ -279,8 +279,8 @@ ARTIFACTS: dict[str, Artifact] = {
         (),
         ("val", "test", "train"),
         draw=drawings.lr_figure,
-        notes="Points of test accuracy over vanilla training at its tuned learning rate, which is "
-        "1 on the axis. Differences are paired by seed, with 95 % intervals, over the seeds that "
+        notes="Gains over vanilla at its tuned learning rate (factor 1 on the axis), in points of "
+        "test accuracy. Differences are paired by seed, with 95 % intervals, over the seeds that "
         "all learning rates have. Rho, alpha and weight decay were tuned at that learning rate "
         "only, so the other methods may do better at other rates than shown. In the table, each "
         "method has the learning rate with the best mean validation accuracy over these seeds.",

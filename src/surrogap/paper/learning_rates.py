@@ -60,11 +60,15 @@ def own_rates_table(found: Sequence[Summary]) -> Table:
         }
         for method, own in best.items():
             if method != "vanilla":
-                gains = (_gain(own, best["vanilla"]), _gain(shared[method], shared["vanilla"]))
+                found_gains = (
+                    _gain(own, best["vanilla"]),
+                    _gain(shared[method], shared["vanilla"]),
+                )
                 rates = (f"{rate(own):g}", f"{rate(best['vanilla']):g}")
                 title = shared[method].cell.title
-                rows.append((setup, title, *rates, *gains, str(len(own.lines))))
-    columns = ("learning rate", "vanilla's", "over vanilla, each at its own", "both at 1", "seeds")
+                rows.append((setup, title, *rates, *found_gains, str(len(own.lines))))
+    gains = ("gain, each at its own lr", "gain, both at factor 1")
+    columns = ("lr factor", "vanilla's lr factor", *gains, "seeds")
     return Table(("set-up", "method", *columns), rows)
 
 

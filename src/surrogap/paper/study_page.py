@@ -14,7 +14,6 @@ from surrogap.paper.plan import TIMED_SETUP
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import (
     Comparison,
-    Summary,
     comparisons,
     summaries,
     table,
@@ -33,8 +32,8 @@ is the output of `surrogap reproduce all --scale {scale} --no-train --page docs/
 validation images that no run trains on{val_error}.
 If the best radius is the largest or smallest tried, one trial beyond it is added.{more}
 The settings with the best validation accuracy after the last epoch (the first, if tied) are
-trained with the study's seeds and scored on the test images. Other settings are scored on them
-only in ablations. The trials build on each other: SAM and the other objectives use the learning
+trained with the study's seeds and scored on the test images. Only ablations score other settings on
+the test images. The trials build on each other: SAM and the other objectives use the learning
 rate and weight decay that are best for vanilla, and GSAM is tried at the best radii of
 SAM. So SAM benefits from more trials than vanilla, and GSAM from more than SAM.{own}
 
@@ -64,7 +63,9 @@ _TERMS = {
     "Entropy-SGD": "five passes per step, so it is trained for two fifths of the epochs",
     "f_p": "the loss at the perturbed weights; `f` is the loss at the weights, and `h = f_p - f` "
     "the surrogate gap",
-    "min(f, h)": "minimises `f` and `h`; GSAM minimises `f_p` and `h`",
+    "min(f, h)": '`GSAM(minimize="plain")`, which minimises `f` and `h`; GSAM minimises `f_p` and '
+    "`h`",
+    "f_p + lambda h": "`GapPenalty`, which minimises this sum",
     "+ ascent": "also reduces the surrogate gap, by GSAM's ascent along `g_perp`",
     "light augmentation": "random crops and horizontal flips",
     "| cost |": "time of a training step relative to vanilla, times the number of steps, so that "
@@ -184,35 +185,37 @@ def _details(scale: Scale, ledger: Ledger) -> Iterator[str]:
 def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The gains of the main methods in each set-up, and the set-ups that have no final runs."""
     yield "## In short\n"
-    rows: list[tuple[str, ...]] = []
     tuned = {letter: setup for letter, setup in scale.setups.items() if setup.source is None}
-    for letter, setup in tuned.items():
-        methods = dict.fromkeys((*_BASELINES, *MAIN))
-        cells = [Cell(letter, method) for method in methods if method in setup.methods]
-        found = {one.cell.method: one for one in summaries(scale, cells, ledger)}
-        plain = [found.pop(method, None) for method in _BASELINES]
-        rows += [row for one in found.values() if (row := _gains(one, plain))]
+    wider = {
+        letter: setup.shared
+        for letter, setup in tuned.items()
+        if setup.shared and chosen(scale, letter, "vanilla", ledger)
+    }
+    rows = [row for letter in tuned for row in _gains(scale, letter, letter, ledger)]
+    trained = {row[0] for row in rows}
+    for letter, shared in wider.items():
+        if letter not in trained:  # its plain training is the first to have runs
+            rows += _gains(scale, shared, letter, ledger)
     if rows:
         yield (
             'Points of test accuracy gained over plain training ("vanilla"), with 95 % intervals. '
             '"Norm layers" means that only normalisation layers are perturbed.\n'
         )
-        # Where plain training is tuned more widely, it may be the first to have runs.
-        wider = {
-            letter: setup.shared
-            for letter, setup in tuned.items()
-            if setup.shared and chosen(scale, letter, "vanilla", ledger)
-        }
-        setups = {letter: scale.setups[letter] for letter in (*(row[0] for row in rows), *wider)}
-        lines = (f"* {name}: {one.title}. {one.remark}".strip() for name, one in setups.items())
-        yield "\n".join(lines) + "\n"
+        setups = {letter: tuned[letter] for letter in tuned if letter in {*trained, *wider}}
+        for name, one in setups.items():
+            state = "" if name in trained else " So far, only plain training has finished."
+            yield f"* {name}: {one.title}. {one.remark}".strip() + state
+        yield ""
         titles = (f"over {METHODS[method].title}" for method in _BASELINES)
         columns = ("set-up", "method", *titles, "over vanilla, best epoch", "seeds")
         yield Table(columns, rows).markdown() + "\n"
+        preliminary = any(row[-1] == "3" for row in rows)
         yield (
-            'For "best epoch", both are scored after their epoch with the best validation '
-            "accuracy. Results with three seeds are preliminary: more may change them. "
-            "[How to read this page](#how-to-read-this-page) explains intervals and terms, and "
+            'For "best epoch", both methods are scored at their epoch with the best validation '
+            "accuracy. "
+            + "Results with three seeds are preliminary: more may change them. "
+            * preliminary
+            + "[How to read this page](#how-to-read-this-page) explains intervals and terms, and "
             "[Choose an objective](how-to/choose.md) draws conclusions.\n"
         )
         widest = [name for name in setups if name not in wider.values()]
@@ -225,6 +228,25 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         yield f"Not trained yet: {'; '.join(waiting)}.\n"
 
 
+def _gains(scale: Scale, letter: str, plain: str, ledger: Ledger) -> list[tuple[str, ...]]:
+    """Rows of the gains of a set-up's main methods over plain training in the set-up `plain`."""
+    cells = [Cell(plain, m) for m in _BASELINES if m in scale.setups[plain].methods]
+    trained = {one.cell.method: one for one in summaries(scale, cells, ledger)}
+    baselines = [trained.get(method) for method in _BASELINES]
+    methods = [m for m in MAIN if m in scale.setups[letter].methods and m not in _BASELINES]
+    rows = []
+    for one in summaries(scale, [Cell(letter, method) for method in methods], ledger):
+        found = [
+            None if other is None else paired_difference(one.values(score), other.values(score))
+            for other, score in (*((other, "test") for other in baselines), (baselines[0], "best"))
+        ]
+        if any(found):
+            texts = [gain.text(sign="+") if gain else "-" for gain in found]
+            name = letter if letter == plain else f"{letter}, vanilla of {plain}"
+            rows.append((name, one.cell.title, *texts, str(len(one.lines))))
+    return rows
+
+
 def _wider_tuning(scale: Scale, letter: str, shared: str, ledger: Ledger) -> Iterator[str]:
     """What plain training gains in a set-up where it is tuned more widely than in `shared`."""
     gains, better = [], []
@@ -235,7 +257,7 @@ def _wider_tuning(scale: Scale, letter: str, shared: str, ledger: Ledger) -> Ite
             gains.append(f"{gain.text(sign='+')} ({title})")
             better += [f'"{title}"'] * (gain.mean > 0 and gain.excludes_zero)
     if gains:
-        due = f" So part of the gains in {shared} over {' and '.join(better)} is due to its tuning."
+        due = f" So part of {shared}'s gains over {' and '.join(better)} comes from tuning it less."
         yield (
             f"Plain training was tuned more widely in {letter} than in {shared}. This changes its "
             f"accuracy by {' and '.join(gains)}.{due if better else ''}\n"
@@ -256,18 +278,6 @@ def _rates_at_edge(scale: Scale, setups: Sequence[str], ledger: Ledger) -> str:
         if found:
             words.append(f"the {edge} tried in {' and '.join(found)}")
     return ", and ".join(words)
-
-
-def _gains(one: Summary, plain: Sequence[Summary | None]) -> tuple[str, ...] | None:
-    """A row of gains over each baseline, and over the first at the best epoch; None if empty."""
-    found = [
-        None if other is None else paired_difference(one.values(score), other.values(score))
-        for other, score in (*((other, "test") for other in plain), (plain[0], "best"))
-    ]
-    if not any(found):
-        return None
-    texts = [gain.text(sign="+") if gain else "-" for gain in found]
-    return one.cell.setup, one.cell.title, *texts, str(len(one.lines))
 
 
 def _setups(scale: Scale, ledger: Ledger) -> Table:
@@ -354,7 +364,7 @@ def _more_trials(scale: Scale, ledger: Ledger) -> str:
     setups = f"set-ups {', '.join(others)} and {last}" if others else f"set-up {last}"
     return (
         f" In {setups},\nplain training of each length gets up to {max(numbers.values())} more, "
-        "with learning rates or weight decays beyond these."
+        "with learning rates or weight decays beyond this grid."
     )
 
 

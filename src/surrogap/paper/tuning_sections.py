@@ -21,7 +21,7 @@ _RADII = """## Radii: find-rho against the study
 
 {table}
 
-The limits of 0.05 and 0.5 were chosen after the trials of set-ups A and E at scale `gpu`, so
+The limits of 0.05 and 0.5 were chosen after the trials on {origin}, so
 {validity}. The ranges {widths}contain {inside} of the
 {tried} radii tried. With one seed each, radii next to the best one may be as good.
 """
@@ -165,11 +165,13 @@ def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
             rows.append((setup, METHODS[method].title, f"{rho:g}", shown, verdict))
     if rows:
         columns = ("set-up", "method", "best radius", "find-rho suggests")
+        is_origin = scale.name == "gpu"
         yield _RADII.format(
             scale=scale.name,
             train_steps=scale.find_rho[0],
+            origin="CIFAR-10" if is_origin else "[CIFAR-10](results.md#trials)",
             validity="these trials cannot validate them"
-            if scale.name == "gpu"
+            if is_origin
             else "the trials here do test them",
             table=Table((*columns, "within range"), rows).markdown(),
             widths=f"span a factor of {min(factors):.0f} to {max(factors):.0f} and "
