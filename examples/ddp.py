@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/ddp.py --checkpoint /tmp/digits_ddp
 
-Each process climbs along its own gradient. The same command resumes a stopped run.
+Each process perturbs the weights along its own gradient. The same command resumes a stopped run.
 """
 
 import argparse

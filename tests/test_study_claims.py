@@ -193,12 +193,12 @@ def test_the_table_of_the_readme() -> None:
     assert wrong[3] == f"{both[0].mean:+.1f} to {both[1].mean:+.1f}"
     assert all(gain.excludes_zero for gain in both)
     short = [one.gain("sam", "vanilla-short") for one in (WRONG, CIFAR_NOISY)]
-    cell = f"{short[0].mean:+.1f} to {short[1].mean:+.1f} over 1/4 of the epochs"
+    cell = f"{short[0].mean:+.1f} to {short[1].mean:+.1f} (over 1/4 of the epochs instead)"
     assert wrong[4].rstrip(" |") == cell
     train = UNFITTED.mean("vanilla", "train", 0)
     assert f"| none (one model, with {train} % training accuracy) |" in " | ".join(last)
     assert not UNFITTED.gain("sam").excludes_zero
-    assert "the gain of +0.6 over them is within noise." in words_of("README.md")
+    assert "the gain of +0.6 over it is within noise." in words_of("README.md")
     record = json.loads(page("results/step_cost_h200.json"))
     costs = [RESNET.by_name["sam-norms"].cost]
     for case in record["cases"].values():
@@ -395,7 +395,7 @@ def test_the_record_of_all_tunings_with_wrong_labels() -> None:
     assert all(difference(one, chosen_last, "val").mean > 0 for one in earlier)
     gains = [difference(one, WRONG.by_name["sam"]) for one in earlier]
     assert all(gain.excludes_zero and gain.mean > 0 for gain in gains)
-    words = f"are better than SAM, by {gains[0].text()} and {gains[1].text()} points."
+    words = f"GSAM is better than SAM, by {gains[0].text()} and {gains[1].text()} points."
     assert words in words_of(CHOOSE)
 
 
@@ -433,16 +433,16 @@ def sentences() -> list[str]:
         f"{MIXER.gain('sam', twice).text()} with the Mixer.",
         f"With the ViT, the gain is not significant (SAM: {VIT.text('sam', twice)}).",
         "{} (ResNet-18), {} (narrow ResNet-18), {} (ViT) and {} (Mixer).".format(*errors),
-        "With wrong labels, it varies: at equal learning rates on CIFAR-10N, it is "
+        "With wrong labels, results vary. On CIFAR-10N, at equal learning rates, the error is "
         f"{CIFAR_SHARED_LR.mean('vanilla', 'calibration')} % with plain training, {noisy['sam']} % "
         f"with SAM, {noisy['gsam']} % with GSAM and {noisy['sam-norms']} % with SAM on norm "
-        f"layers; plain training at its own learning rate has {noisy['vanilla']} %.",
+        f"layers. At its own learning rate, plain training reaches {noisy['vanilla']} %.",
         f"SAM gains {VIT.text('sam', score='corrupted')} points on them with the ViT and "
         f"{MIXER.text('sam', score='corrupted')} with the Mixer. SAM on norm layers gains "
         f"{CIFAR.text('sam-norms', score='corrupted')} with ResNet-18 on CIFAR-10 and "
         f"{RESNET.text('sam-norms', score='corrupted')} with the narrow one.",
         f"not significantly better than SAM ({RESNET.text('sam-norms', 'sam')}).",
-        f"it is not better with the ViT ({VIT.text('sam-norms', 'sam')}), and it is worse "
+        f"it is not better than SAM with the ViT ({VIT.text('sam-norms', 'sam')}), and worse "
         f"with the Mixer ({MIXER.text('sam-norms', 'sam')}).",
         f"is slightly better ({RESNET.text('sam-late', 'sam')} over SAM).",
         f"gains {RESNET.text('momentum-sam')} points with the narrow ResNet-18, at "
@@ -534,7 +534,10 @@ def test_the_verdicts_of_the_page_on_choosing() -> None:
     assert not any(WRONG.gain("gsam", "sam", score).excludes_zero for score in ("test", "best"))
     assert not CIFAR_NOISY.gain("gsam", "sam").excludes_zero
     for path in ("README.md", CHOOSE):
-        assert "with wrong labels, it is open which of them is better." in words_of(path).lower()
+        assert (
+            "with wrong labels, it remains unclear which of the two is better."
+            in words_of(path).lower()
+        )
     # Other objectives and cheaper variants.
     for name in ("asam", "gsam-plain", "asam-ascent", "momentum-sam"):
         assert RESNET.gain(name).mean > 0
@@ -613,8 +616,8 @@ def test_the_gains_at_each_radius() -> None:
             assert text in words_of(CHOOSE)
     *_, best, too_large = validation_accuracies("E", "sam")
     assert (
-        f"on CIFAR-10N, 0.8 reached a validation accuracy of {too_large:.1f} %, after {best:.1f} % "
-        "with 0.4."
+        f"on CIFAR-10N, 0.8 reached a validation accuracy of {too_large:.1f} %, compared "
+        f"with {best:.1f} % for 0.4."
     ) in words_of(CHOOSE)
     worst = gains_at_radii("E", "sam-norms")[2.0]
     assert worst.excludes_zero

@@ -246,7 +246,7 @@ def test_the_optimizer_of_another_model_is_refused_once_it_has_momentum() -> Non
     optimizer, _ = stepped(other)
     objective = MomentumSAM(model, optimizer)
     closure = toy_models.closure_of(model, toy_models.batch())
-    message = "optimizer must train the parameters that climb, got SGD, which trains none of them."
+    message = "optimizer must train the perturbed parameters, got SGD, which trains none of them."
     with pytest.raises(ValueError, match=message):
         objective.backward(closure)
     optimizer.add_param_group({"params": model.parameters()})  # they have no momentum yet

@@ -168,8 +168,8 @@ def find_rho(
 
     The range consists of the radii whose ascent step raises the mean loss by 0.05 to 0.5. It is a
     range to search, not the best radius, which depends on the whole run. Measure in training mode,
-    with batches of the size that shares a perturbation, on a model that has been trained for a
-    while, since the loss surface is different at initialization. To measure with dropout, build the
+    on a model that has been trained for a while: at initialization, the loss surface is different.
+    Use the batch size over which one perturbation is computed. To measure with dropout, build the
     surface with `is_checked=False`; both passes use the same masks, as in training.
 
     Args:

@@ -55,9 +55,9 @@ class Compare:
     """
 
     recipe: Annotated[str, arg(metavar="NAME")] = DEFAULT_RECIPE
-    """The recipe with the defaults of all settings below. A column uses the radius of the recipe
-    for its objective if there is one, such as cifar10-resnet18-sam for cifar10-resnet18-gsam, or
-    else the default radius of the objective."""
+    """The recipe that sets the defaults of all settings below. If the recipe also exists for
+    a column's objective, such as cifar10-resnet18-sam for cifar10-resnet18-gsam, the column uses
+    the radius of that recipe; otherwise it uses the objective's default radius."""
 
     objectives: tuple[str, ...] = ("vanilla", "vanilla-2x", "sam", "gsam")
     """The columns of the comparison. A column is an objective, with the suffix -2x for twice the

@@ -46,7 +46,8 @@ class FindRho:
     measured."""
 
     recipe: RecipeName = None
-    """The recipe with the defaults of all settings below; surrogap recipes lists the recipes."""
+    """The recipe that sets the defaults of all settings below; surrogap recipes lists the
+    recipes."""
 
     rhos: Annotated[tuple[float, ...], arg(help_behavior_hint="")] = ()
     """The radii to measure. By default from 0.001 to 10, three per factor of ten."""

@@ -45,15 +45,15 @@ class Landscape:
         tuple[DirectionName, ...], arg(metavar="NAME [NAME]", help_behavior_hint="")
     ] = ()
     """One or two of random (filter-normalised), gradient and eigenvector (of the largest
-    eigenvalue; the second time, of the second largest). By default random."""
+    eigenvalue; repeated, of the second largest). By default random."""
 
     points: int = 21
     """The number of points along each direction, or from RUN to RUN2."""
 
     radius: OptionalFloat = None
-    """The distance to each side: for random in filter norms (default 1), for other directions
-    Euclidean (default 0.5). With RUN2: the extension of the line at both ends, as a fraction of its
-    length (default 0)."""
+    """The distance to each side: in filter norms for random (default 1), Euclidean for the other
+    directions (default 0.5). With RUN2: the extension of the line at both ends, as a fraction of
+    its length (default 0)."""
 
     out: OptionalPath = None
     """The folder for the results. By default the folder of the run."""

@@ -25,8 +25,8 @@ class Train:
     """
 
     recipe: RecipeName = None
-    """The recipe with the defaults of all settings below; surrogap recipes lists the recipes. This
-    help shows the settings of one objective: add --objective NAME for those of another."""
+    """The recipe that sets the defaults of all settings below; surrogap recipes lists the recipes.
+    This help shows the settings of one objective: add --objective NAME for those of another."""
 
     resume: bool = False
     """Continue the run in the folder --out, or start it if the folder is empty and settings are

@@ -25,9 +25,9 @@ class Along(ABC):
     Attributes:
         needs_gradient: Whether the vector depends on `g`. If not, there is no first pass.
         has_state: Whether it keeps a tensor `m` for each parameter from step to step, initially
-            zero. `m` belongs to the objective: the `state_dict` contains it, a call that raises and
-            a step that overflows do not change it, and under scope "replica" each process has its
-            own. In a step of several calls (`sync=False`) each call updates `m`; if any of them
+            zero. `m` belongs to the objective, whose `state_dict` contains it. A call that raises,
+            or a step that overflows, does not change `m`. Under scope "replica" each process has
+            its own. In a step of several calls (`sync=False`) each call updates `m`; if any of them
             overflows, the last restores the `m` from before the step.
         sign: -1 for an ascent step against the vector.
     """
@@ -75,7 +75,7 @@ class Gradient(Along):
 @final
 @dataclass(frozen=True)
 class Momentum(Along):
-    """The optimizer's momentum `v`. The ascent step is against it, along the next update.
+    """The optimizer's momentum `v`. The ascent step is along `-v`, towards the next update.
 
     Args:
         optimizer: The optimizer, with SGD's `momentum_buffer` or the Adam family's `exp_avg`.
@@ -144,7 +144,7 @@ class Momentum(Along):
         trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         if trained.isdisjoint(map(id, parameters)):
             raise InvalidValueError(
-                f"optimizer must train the parameters that climb, got {name}, which trains "
+                f"optimizer must train the perturbed parameters, got {name}, which trains "
                 "none of them. Pass the optimizer that was built from this model's parameters."
             )
 

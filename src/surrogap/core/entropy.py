@@ -26,7 +26,7 @@ class EntropySGD(Objective):
     `v += -inner_lr * (grad f(v) + gamma * (v - w)) + sqrt(inner_lr) * noise * N(0, I)`,
     `mu = averaging * mu + (1 - averaging) * v`. The closure runs once per inner step, and may draw
     a new batch each time. Every pass draws new random numbers; BatchNorm's statistics are updated
-    in the first pass only. It works with any optimizer.
+    in the first pass only. Any optimizer can be used.
 
     **Learning rate.** The direction is much shorter than the gradient: 0.003 to 0.006 times its
     norm in our runs with the defaults. Take the learning rate that suits the plain gradient, and

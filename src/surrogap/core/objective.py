@@ -69,8 +69,8 @@ class Objective:
         scope: Under DistributedDataParallel, the gradients that the ascent step uses: "replica",
             this process's own, which is the default; "global", the mean over all processes; a
             process group, the mean over its members. Sharded models support only "global".
-        memory: "exact" holds copies of the weights and of `g` during a step. "low" holds only a
-            copy of the weights, on CUDA, and recovers `g` from the ascent step with a relative
+        memory: "exact" holds copies of the weights and of `g` during a step. On CUDA, "low"
+            holds only a copy of the weights, and recovers `g` from the ascent step with a relative
             error of at most `6e-8 * ||w|| / rho`. Not for parameters in half precision.
         eps: Added to the norm before dividing by it.
 

@@ -57,7 +57,7 @@ class SAM(Objective):
     Args:
         model: The model to train.
         rho: The radius: a number or a schedule from `surrogap.rho`.
-        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
+        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, which also lists errors.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -88,7 +88,7 @@ class GSAM(Objective):
         rho: The radius: a number or a schedule from `surrogap.rho`.
         alpha: The weight of the gap. 0 gives SAM, or the plain gradient for "plain".
         minimize: The two losses to minimise, "perturbed" or "plain"; see above.
-        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
+        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, which also lists errors.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -130,7 +130,7 @@ class ASAM(Objective):
         rho: The radius: a number or a schedule from `surrogap.rho`.
         eta: Added to the absolute values of the weights.
         alpha: The weight of the gap, as in GSAM: `d = g_p - alpha * g_perp`. 0 gives ASAM itself.
-        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
+        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, which also lists errors.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -167,7 +167,7 @@ class GapPenalty(Objective):
         model: The model to train.
         rho: The radius: a number or a schedule from `surrogap.rho`.
         lam: The weight of the gap. 0 gives SAM.
-        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, also for the errors.
+        shared: `perturb`, `scope`, `memory` and `eps`; see `Objective`, which also lists errors.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)

@@ -163,7 +163,7 @@ def _check(scope: object, weights: Weights) -> None:
     if weights.are_sharded and scope != "global":
         raise InvalidValueError(
             f"scope must be 'global' for sharded weights, got {scope!r}. A process that holds only "
-            "a shard cannot climb alone: leave scope out."
+            "a shard cannot take an ascent step of its own: leave scope out."
         )
     if weights.are_sharded or weights.wrappers:
         return

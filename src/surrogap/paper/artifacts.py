@@ -123,8 +123,8 @@ ARTIFACTS: dict[str, Artifact] = {
         ],
         draw=drawings.cost_figure,
         notes="Filled markers are means, with 95 % intervals for three seeds or more. With fewer "
-        "than five seeds, rings show each. Methods in a grey band have nearly the same cost; they "
-        "are drawn side by side, in order of cost. The cost excludes data loading and "
+        "than five seeds, rings show single seeds. Methods in a grey band have nearly the same "
+        "cost; they are drawn side by side, in order of cost. The cost excludes data loading and "
         "evaluation. Differences are paired by seed, so two methods can differ although their "
         "intervals in the figure overlap.",
     ),
@@ -282,7 +282,7 @@ ARTIFACTS: dict[str, Artifact] = {
         notes="Gains over vanilla at its tuned learning rate (factor 1 on the axis), in points of "
         "test accuracy. Differences are paired by seed, with 95 % intervals, over the seeds that "
         "all learning rates have. Rho, alpha and weight decay were tuned at that learning rate "
-        "only, so the other methods may do better at other rates than shown. In the table, each "
+        "only, so at other rates, the other methods may do better than shown. In the table, each "
         "method has the learning rate with the best mean validation accuracy over these seeds.",
         second_table=own_rates_table,
     ),

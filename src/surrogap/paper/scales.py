@@ -91,8 +91,8 @@ GPU = Scale(
             "ResNet-18, CIFAR-10N labels, own learning rates",
             {**_A, "train_labels": "noisy", "lr": 0.1},
             *(_trials((0.025, 0.05, 0.1, 0.2), (1e-3, 4e-3, 1.6e-2)), 0.25, NOISY_OWN),
-            remark="E's images and labels. Each method has 12 trials, over the learning rate and "
-            "weight decay too.",
+            remark="E's images and labels. Each method has 12 trials, which also vary the "
+            "learning rate and weight decay.",
             own=_trials((0.05, 0.1), (1e-3, 4e-3)),
             shared="E",
         ),
@@ -202,8 +202,8 @@ LAPTOP = Scale(
             "narrow ResNet-18, 40 % wrong labels, own learning rates",
             {**_SMALL, "train_labels": "noisy", "lr": 0.025},
             *(_SMALL_WIDE_TRIALS, 0.6, NOISY_OWN),
-            remark="E's images and labels. Each method has 36 trials, over the learning rate and "
-            "weight decay too.",
+            remark="E's images and labels. Each method has 36 trials, which also vary the "
+            "learning rate and weight decay.",
             own=_SMALL_OWN,
             shared="E",
             repeats=(4, 4),

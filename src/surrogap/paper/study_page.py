@@ -43,9 +43,9 @@ intervals do not cover the choice of training and test images. With three seeds,
 too narrow by chance. Differences are of test accuracy after the last epoch, paired by seed. The
 verdict is "better" or "worse" only if the interval of the difference excludes zero.
 
-**Comparisons.** {tally} Many share the same runs of vanilla, so verdicts by chance come in groups.
-Differences at the best epoch, at other learning rates, on validation images and of other scores are
-not counted.
+**Comparisons.** {tally}
+Many comparisons share the same runs of vanilla, so false verdicts come in groups. Differences at
+the best epoch, at other learning rates, on validation images and of other scores are not counted.
 
 | term | meaning |
 | --- | --- |
@@ -220,7 +220,7 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         )
         widest = [name for name in setups if name not in wider.values()]
         if edges := _rates_at_edge(scale, widest, ledger):
-            yield f"The learning rate of vanilla is {edges}: a better one may lie beyond.\n"
+            yield f"The chosen learning rate of vanilla is {edges}; a better one may lie beyond.\n"
         for letter, shared in wider.items():
             yield from _wider_tuning(scale, letter, shared, ledger)
     final = {line["setup"] for line in ledger.of_kind("run", purpose="final")}
@@ -257,7 +257,10 @@ def _wider_tuning(scale: Scale, letter: str, shared: str, ledger: Ledger) -> Ite
             gains.append(f"{gain.text(sign='+')} ({title})")
             better += [f'"{title}"'] * (gain.mean > 0 and gain.excludes_zero)
     if gains:
-        due = f" So part of {shared}'s gains over {' and '.join(better)} comes from tuning it less."
+        due = (
+            f" So part of {shared}'s gains over {' and '.join(better)} comes from tuning plain "
+            "training less."
+        )
         yield (
             f"Plain training was tuned more widely in {letter} than in {shared}. This changes its "
             f"accuracy by {' and '.join(gains)}.{due if better else ''}\n"
@@ -371,9 +374,9 @@ def _more_trials(scale: Scale, ledger: Ledger) -> str:
 def _own_trials(scale: Scale) -> str:
     """Sentences about the set-ups where each method has its own learning rate."""
     return "".join(
-        f"\nIn {letter}, each method instead has {setup.num_trials(scale.num_trials)} trials, over "
-        "its own learning rate and weight decay too,\nand none is added beyond the edge. GSAM is "
-        "tried with the better half of SAM's settings." + _repeated(*setup.repeats)
+        f"\nIn {letter}, each method instead has {setup.num_trials(scale.num_trials)} trials, "
+        "which also vary its learning rate and weight decay.\nNone is added beyond the grid. GSAM "
+        "is tried with the better half of SAM's settings." + _repeated(*setup.repeats)
         for letter, setup in scale.setups.items()
         if setup.own
     )

@@ -202,7 +202,7 @@ def tally(made: Sequence[Comparison]) -> str:
     words = [f"{len(enough)} of {len(made)} comparisons have at least {MIN_SEEDS} seeds."]
     if enough:
         words.append(
-            f"Intervals that exclude zero: {sum(one.verdict != SIMILAR for one in enough)}. "
+            f"{sum(one.verdict != SIMILAR for one in enough)} of the intervals exclude zero. "
             f"If no two methods differed, about {len(enough) * (1 - CONFIDENCE):.1f} would do so "
             "by chance."
         )

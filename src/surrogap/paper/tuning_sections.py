@@ -51,8 +51,8 @@ def trials_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
     if edges := _edges(scale, ledger):
         yield (
             "Chosen values at the edge of the range tried, so a better value may lie beyond: "
-            f"{'; '.join(edges)}. Of settings with two values tried, both are edges; they are "
-            "left out.\n"
+            f"{'; '.join(edges)}. Settings with only two values tried are left out: both are "
+            "edges.\n"
         )
     if superseded := _superseded(scale, ledger):
         yield "Superseded trials, with a learning rate or radius that the study no longer uses:\n"

@@ -85,7 +85,7 @@ class DataConfig(Group):
     checked before the first step."""
 
     train_per_class: OptionalInt = None
-    """The number of training images of each class, the first of the dataset. By default all."""
+    """The number of training images per class, from the start of the dataset. By default all."""
 
     val_per_class: OptionalInt = None
     """The number of training images of each class to hold out for validation. By default none."""

@@ -94,10 +94,11 @@ class PerturbedConfig(ObjectiveConfig):
     parameters."""
 
     every: int = 1
-    """Use the objective in every k-th step, and the plain gradient in all others."""
+    """The number of steps from one use of the objective to the next. The other steps use the plain
+    gradient."""
 
     start_epoch: int = 0
-    """The number of epochs with the plain gradient at the start."""
+    """The number of epochs at the start that use the plain gradient."""
 
     def _check(self) -> None:
         super()._check()

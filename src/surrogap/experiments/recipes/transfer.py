@@ -3,7 +3,7 @@
 The settings are from the paper's appendix: SGD without weight decay, linear decay of the learning
 rate, and gradients clipped at norm 1. CIFAR takes 10,000 steps, 500 of them warm-up; Flowers and
 Pets take 500 steps, 100 of them warm-up. Fine-tuning is always vanilla: the objective in a
-recipe's name is that of the training on ImageNet.
+recipe's name is the one used for pretraining on ImageNet.
 """
 
 from collections.abc import Iterator
