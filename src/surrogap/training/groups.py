@@ -253,8 +253,8 @@ class OutputConfig(Group):
     """The split for evaluation: test, val or both."""
 
     checkpoint_every: OptionalInt = None
-    """The number of steps between two checkpoints; the last step always saves one. By default at
-    the end of epochs, at most once a minute. 0 saves none."""
+    """The number of steps between two checkpoints. By default one is saved at the end of epochs, at
+    most once a minute. The last step always saves one. 0 saves none at all."""
 
     tensorboard: bool = True
     """Also write the records for TensorBoard."""
