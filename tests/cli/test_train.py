@@ -64,12 +64,12 @@ def test_print_config_shows_defaults_and_changes(
 
 def test_a_recipe_gives_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     name, recipe = next(iter(RECIPES.items()))
-    assert shown(capsys, "--recipe", name) == recipe()
-    assert shown(capsys, f"--recipe={name}", "--seed", "7") == recipe().override(seed=7)
+    assert shown(capsys, "--recipe", name) == recipe.config
+    assert shown(capsys, f"--recipe={name}", "--seed", "7") == recipe.config.override(seed=7)
 
 
 def test_another_objective_keeps_shared_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = RECIPES["fashion-mnist-gsam"]()
+    recipe = RECIPES["fashion-mnist-gsam"].config
     words = ("--recipe", "fashion-mnist-gsam", "--objective")
     assert shown(capsys, *words, "sam", "--every", "5") == recipe.override(objective="sam", every=5)
     assert shown(capsys, *words, "momentum-sam").flat()["rho"] == CONFIGS["momentum-sam"]().rho  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def test_another_objective_keeps_shared_settings(capsys: pytest.CaptureFixture[s
 def test_the_learning_rate_of_a_recipe_is_meant_for_gradients(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    recipe = RECIPES["fashion-mnist-gsam"]().override(objective="entropy-sgd")
+    recipe = RECIPES["fashion-mnist-gsam"].config.override(objective="entropy-sgd")
     words = ("--recipe", "fashion-mnist-gsam", "--objective", "entropy-sgd", "--gamma", "0.5")
     found = shown(capsys, *words)
     assert found == with_lr_of_gradient(recipe.override(gamma=0.5))

@@ -49,7 +49,7 @@ def test_a_run_is_the_recipe_with_a_constant_radius_and_an_alpha(
     last = runs[-1].config
     changes: dict[str, Any] = {"rho": 0.2, "rho_min": None, "alpha": 0.4, "seed": 1}
     out = str(settings.folder / "rho-0.2-alpha-0.4-seed-1")
-    assert last == RECIPES["tiny"]().override(**changes, out=out)
+    assert last == RECIPES["tiny"].config.override(**changes, out=out)
     train(last)
     radii = {record["rho"] for record in read_records(last.folder) if record["kind"] == "step"}
     assert radii == {0.2}
@@ -63,7 +63,7 @@ def test_any_recipe_becomes_gsam_and_any_length_its_own() -> None:
     assert (run.config.objective.name, run.config.objective.alpha) == ("gsam", 0.3)
     assert run.config.schedule.steps == 7
     own = shared_config(replace(settings, num_steps=None))
-    assert own.schedule == RECIPES["fashion-mnist-sam"]().schedule
+    assert own.schedule == RECIPES["fashion-mnist-sam"].config.schedule
 
 
 def test_alpha_0_is_sam(settings: ReproductionSettings, tmp_path: Path) -> None:

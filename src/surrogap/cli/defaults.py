@@ -49,7 +49,7 @@ def recipe_config(arguments: Sequence[str], default: str = "") -> Config:
         ValueError: The recipe does not exist.
     """
     name = _peek(arguments, "recipe") or default
-    return RECIPES[one_of("recipe", name, RECIPES, remedy="surrogap recipes lists them.")]()
+    return RECIPES[one_of("recipe", name, RECIPES, remedy="surrogap recipes lists them.")].config
 
 
 def resumed_run(arguments: Sequence[str]) -> Path | None:

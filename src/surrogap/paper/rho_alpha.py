@@ -64,7 +64,7 @@ def read_run(planned: PlannedRun) -> GridRun:
 def shared_config(settings: ReproductionSettings) -> Config:
     """The configuration that all runs share: the recipe's, with GSAM as the objective."""
     # Through vanilla, which drops all settings of the recipe's objective except the loss.
-    config = RECIPES[settings.recipe]().override(objective="vanilla")
+    config = RECIPES[settings.recipe].config.override(objective="vanilla")
     config = config.override(objective="gsam", out=str(settings.folder), seed=0)
     return config if settings.num_steps is None else config.override(steps=settings.num_steps)
 
