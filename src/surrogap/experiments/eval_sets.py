@@ -236,14 +236,7 @@ def _files(splits: Splits, samples: Sequence[tuple[Path, int]]) -> Splits:
     return replace(splits, test=FileSet([str(path) for path in paths], labels))
 
 
-def intact_test_images(
-    config: DataConfig,
-    data_root: str | None,
-    *,
-    download: bool,
-    skip_damaged: bool,
-    on_checked: OnChecked,
-) -> Splits:
+def intact_test_images(config: DataConfig, *, download: bool, on_checked: OnChecked) -> Splits:
     """Return the splits of a run, after checking its test files for damage.
 
     Training files are not read in an evaluation, so they are not checked.
@@ -251,9 +244,8 @@ def intact_test_images(
     Raises:
         ValueError: The dataset is missing, or a test file is damaged and may not be skipped.
     """
-    splits = images_of(replace(config, skip_damaged=False), data_root, download=download)
-    skip_damaged = skip_damaged or config.skip_damaged
-    return intact(splits, ["test"], skip_damaged=skip_damaged, on_checked=on_checked)
+    splits = images_of(replace(config, skip_damaged=False), download=download)
+    return intact(splits, ["test"], skip_damaged=config.skip_damaged, on_checked=on_checked)
 
 
 def _synsets(splits: Splits) -> list[str] | None:
