@@ -41,6 +41,8 @@ from surrogap.training.objective_configs import (
     converted,
 )
 
+CONFIG = "config.json"  # the file in the folder of a run
+
 
 @final
 @dataclass(frozen=True)
@@ -204,6 +206,11 @@ class Config:
             values_of = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
             groups[group] = kind(**values_of)
         return cls(**groups)
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if a folder has the configuration of a run."""
+    return (folder / CONFIG).is_file()
 
 
 def check_effect(names: Iterable[str], objective: ObjectiveConfig) -> None:
