@@ -74,11 +74,10 @@ def _finite(values: dict[str, float], run: TrainedRun) -> dict[str, float]:
 
 
 def write_measurements(folder: Path, rho: float, device: torch.device, measure: MeasureFn) -> None:
-    """Measure a finished run and write the values to its folder, unless that has been done."""
-    if not has_measurements(folder, rho):
-        values = measure(TrainedRun.read(folder), rho, device)
-        with atomic_write(folder / MEASUREMENTS) as temporary:
-            temporary.write_text(json.dumps(values, indent=2) + "\n")
+    """Measure a finished run, and write the values to its folder."""
+    values = measure(TrainedRun.read(folder), rho, device)
+    with atomic_write(folder / MEASUREMENTS) as temporary:
+        temporary.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def has_measurements(folder: Path, rho: float) -> bool:
