@@ -28,7 +28,7 @@ def read_config(folder: Path) -> Config:
     """
     try:
         values = json.loads((folder / CONFIG).read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         remedy = f"Restore {CONFIG} from a copy" if _is_used(folder) else "Pass a run's folder"
         raise InvalidValueError(
             f"run must be a folder with a readable {CONFIG}, got {folder}. {remedy}."
