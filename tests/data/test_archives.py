@@ -120,12 +120,3 @@ def test_a_single_array_is_not_an_archive(tmp_path: Path) -> None:
         ValueError, match=r"path must be a NumPy archive, got .*set.npy, which cannot"
     ):
         read_archive(tmp_path / "set.npy")
-
-
-def test_names_with_control_characters_are_refused(tmp_path: Path) -> None:
-    path, content = tmp_path / "set.npz", arrays()
-    content["classes"] = content["classes"].astype("U20")
-    content["classes"][0] = "\x1b[2Jant"
-    np.savez(path, **content)
-    with pytest.raises(ValueError, match=r"printable names, got '\\x1b\[2Jant'. Rename the class"):
-        load(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from surrogap.data.splits import FileSet, Splits, check_classes
+from surrogap.data.splits import FileSet, Splits
 from surrogap.errors import InvalidValueError
 
 _REMEDY = "A dataset is a folder with train/CLASS/IMAGE and val/CLASS/IMAGE or test/CLASS/IMAGE."
@@ -60,7 +60,6 @@ def read_folder(path: str | Path, name: str | None = None) -> Splits:
 def _images(folder: Path) -> tuple[FileSet, tuple[str, ...]]:
     """Return the images and the classes of a split, in the order of torchvision's ImageFolder."""
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    check_classes(classes)
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
