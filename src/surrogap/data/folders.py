@@ -1,7 +1,6 @@
 """Datasets in folders: `train/CLASS/image.jpg`, the layout of torchvision's ImageFolder."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -63,7 +62,7 @@ def _images(folder: Path) -> tuple[FileSet, tuple[str, ...]]:
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        for subfolder, _, names in sorted(_walk(folder / name, folder)):
+        for subfolder, _, names in sorted(os.walk(folder / name, followlinks=True)):
             images = [name for name in sorted(names) if name.lower().endswith(IMG_EXTENSIONS)]
             paths += (os.path.join(subfolder, name) for name in images)
             labels += [label] * len(images)
@@ -75,23 +74,3 @@ def _images(folder: Path) -> tuple[FileSet, tuple[str, ...]]:
             f"{', '.join(empty[:5]) or 'it'}. {_REMEDY}"
         )
     return FileSet(paths, labels), tuple(classes)
-
-
-def _walk(folder: Path, root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk the folder of a class, following links; raise if one leads back into the dataset."""
-    _check_link(str(folder), root)
-    for subfolder, folders, names in os.walk(folder, followlinks=True):
-        for name in folders:
-            _check_link(os.path.join(subfolder, name), root)
-        yield subfolder, folders, names
-
-
-def _check_link(path: str, root: Path) -> None:
-    if not os.path.islink(path):
-        return
-    target, start = Path(os.path.realpath(path)), Path(os.path.realpath(os.path.dirname(path)))
-    if start.is_relative_to(target) or target.is_relative_to(root.resolve()):
-        raise InvalidValueError(
-            f"path must not have links back into its folders, got {path}, a link to {target}. "
-            "Remove the link."
-        )
