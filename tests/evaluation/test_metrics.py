@@ -256,7 +256,7 @@ def test_no_batch_is_waited_for_on_a_gpu(truth: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"truth": "labels"}, "truth must be 'label', 'set' or 'votes', got 'labels'. Pass"),
+        ({"truth": "labels"}, "truth must be one of label, set, votes, got 'labels'. The closest"),
         ({"autocast": torch.int8}, "autocast must be torch.bfloat16, .*, got torch.int8. Pass"),
         ({"classes": []}, r"classes must be distinct, .*, got \[\]. Pass None"),
         ({"classes": [1, 1]}, r"classes must be distinct, .*, got \[1, 1\]. Pass None"),

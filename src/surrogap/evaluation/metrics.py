@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from surrogap.checks import one_of
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
 NUM_BINS = 15
@@ -262,11 +263,7 @@ def _device_of(model: nn.Module) -> torch.device:
 def _check_arguments(
     truth: str, classes: Sequence[int] | None, autocast: torch.dtype | None
 ) -> None:
-    if truth not in get_args(Truth):
-        raise InvalidValueError(
-            f"truth must be 'label', 'set' or 'votes', got {truth!r}. "
-            "Pass 'label' for one class per image."
-        )
+    one_of("truth", truth, get_args(Truth), remedy="Pass label for one class per image.")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise InvalidValueError(
             f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}. "
