@@ -15,7 +15,7 @@ from surrogap.paper.summaries import Comparison, Summary, comparisons, summaries
 from surrogap.paper.tuning import chosen, trials
 from surrogap.paper.tuning_sections import radii_section, trials_section
 
-_BASELINES = ("vanilla", "vanilla-2x", "vanilla-short")
+_PLAIN = tuple(name for name, method in METHODS.items() if method.is_plain)
 
 # The cells of each table and figure, by its name.
 Rows = Mapping[str, Sequence[Summary]]
@@ -85,11 +85,11 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         for letter, setup in tuned.items()
         if setup.shared and chosen(scale, letter, "vanilla", ledger)
     }
-    rows = [row for letter in tuned for row in _gains(scale, letter, letter, ledger)]
+    rows = [row for letter in tuned for row in _gain_rows(scale, letter, letter, ledger)]
     trained = {row[0] for row in rows}
     for letter, shared in wider.items():
         if letter not in trained:  # its plain training is the first to have runs
-            rows += _gains(scale, shared, letter, ledger)
+            rows += _gain_rows(scale, shared, letter, ledger)
     if rows:
         yield (
             'Points of test accuracy gained over plain training ("vanilla"), with 95 % intervals. '
@@ -100,7 +100,7 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
             state = "" if name in trained else " So far, only plain training has finished."
             yield f"* {name}: {one.title}. {one.remark}".strip() + state
         yield ""
-        titles = (f"over {METHODS[method].title}" for method in _BASELINES)
+        titles = (f"over {METHODS[method].title}" for method in _PLAIN)
         columns = ("set-up", "method", *titles, "over vanilla, best epoch", "seeds")
         yield Table(columns, rows).markdown() + "\n"
         preliminary = any(row[-1] == "3" for row in rows)
@@ -122,12 +122,12 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         yield f"Not trained yet: {'; '.join(waiting)}.\n"
 
 
-def _gains(scale: Scale, letter: str, plain: str, ledger: Ledger) -> list[tuple[str, ...]]:
+def _gain_rows(scale: Scale, letter: str, plain: str, ledger: Ledger) -> list[tuple[str, ...]]:
     """Rows of the gains of a set-up's main methods over plain training in the set-up `plain`."""
-    cells = [Cell(plain, m) for m in _BASELINES if m in scale.setups[plain].methods]
+    cells = [Cell(plain, m) for m in _PLAIN if m in scale.setups[plain].methods]
     trained = {one.cell.method: one for one in summaries(scale, cells, ledger)}
-    baselines = [trained.get(method) for method in _BASELINES]
-    methods = [m for m in MAIN if m in scale.setups[letter].methods and m not in _BASELINES]
+    baselines = [trained.get(method) for method in _PLAIN]
+    methods = [m for m in MAIN if m in scale.setups[letter].methods and m not in _PLAIN]
     rows = []
     for one in summaries(scale, [Cell(letter, method) for method in methods], ledger):
         found = [
@@ -144,7 +144,7 @@ def _gains(scale: Scale, letter: str, plain: str, ledger: Ledger) -> list[tuple[
 def _wider_tuning(scale: Scale, letter: str, shared: str, ledger: Ledger) -> Iterator[str]:
     """What plain training gains in a set-up where it is tuned more widely than in `shared`."""
     gains, better = [], []
-    for method in _BASELINES:
+    for method in _PLAIN:
         pair, title = [Cell(letter, method), Cell(shared, method)], METHODS[method].title
         found = [one.values("test") for one in summaries(scale, pair, ledger)]
         if (gain := paired_difference(*found)) is not None:
