@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from surrogap.experiments.text_table import Table
 from surrogap.paper import drawings
+from surrogap.paper.cost_figure import cost_figure
 from surrogap.paper.learning_rates import own_rates_table
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import (
@@ -121,7 +122,7 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam", "sam"), ("gsam-norms", "sam-norms"), ("asam-ascent", "asam")),
             *_against(_CHEAPER, "sam"),
         ],
-        draw=drawings.cost_figure,
+        draw=cost_figure,
         notes="Filled markers are means, with 95 % intervals for three seeds or more. With fewer "
         "than five seeds, rings show each. Methods in a grey band have nearly the same cost; they "
         "are drawn side by side, in order of cost. The cost excludes data loading and "
