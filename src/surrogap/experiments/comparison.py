@@ -11,7 +11,7 @@ from typing import Any, final
 from surrogap.analysis.gap import DERIVED
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.planned import PlannedRun, num_passes
-from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
+from surrogap.experiments.plotting import Points, banded, curves_with_bands, new_figure
 from surrogap.experiments.run_summary import curve
 from surrogap.experiments.text_table import Table
 from surrogap.training.records import read_records
@@ -128,13 +128,18 @@ def legend(runs: Sequence[ComparedRun], rho: float) -> str:
     """Return an explanation of the rows of the table."""
     methods = by_method(runs)
     num_seeds = len(next(iter(methods.values())))
-    seeds = f"Mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
     time = "at the median speed, relative to vanilla" if "vanilla" in methods else "in seconds"
     return (
-        f"{seeds}, after the last epoch. h: over all training images at the last weights, with "
-        f"rho = {rho:g} for all methods, after one ascent step. Worst: after {NUM_ASCENT_STEPS} "
-        f"more ascent steps within the ball. Time: of all training steps, {time}."
+        f"{averaged(num_seeds)}, after the last epoch. h: over all training images at the last "
+        f"weights, with rho = {rho:g} for all methods, after one ascent step. Worst: after "
+        f"{NUM_ASCENT_STEPS} more ascent steps within the ball. Time: of all training steps, "
+        f"{time}."
     )
+
+
+def averaged(num_seeds: int) -> str:
+    """Return the start of a legend for values that `spread` formats."""
+    return f"Mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
 
 
 def spread(values: Sequence[float], decimals: int, sign: str = "") -> str:
@@ -218,10 +223,7 @@ def draw(runs: Sequence[ComparedRun], path: Path, title: str) -> None:
     """
     methods = by_method(runs)
     num_seeds = len(next(iter(methods.values())))
-    band = (
-        f"{num_seeds} seeds: mean, and band from lowest to highest" if num_seeds > 1 else "1 seed"
-    )
-    figure, axes = new_figure(2, 2, f"{title} ({band})")
+    figure, axes = new_figure(2, 2, f"{title} ({banded(num_seeds)})")
     passes = {method: own[0].num_passes for method, own in methods.items()}
     several = ", ".join(f"{method}: {number:g}" for method, number in passes.items() if number != 1)
     xlabel = "epochs x passes per step" + f" ({several})" * bool(several)

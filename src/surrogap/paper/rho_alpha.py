@@ -10,15 +10,20 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from surrogap.analysis.surface import Progress
 from surrogap.checks import number, one_of
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.comparison import MEASUREMENTS, NUM_ASCENT_STEPS, moments, spread
+from surrogap.experiments.comparison import (
+    MEASUREMENTS,
+    NUM_ASCENT_STEPS,
+    averaged,
+    moments,
+    spread,
+)
 from surrogap.experiments.planned import PlannedRun
-from surrogap.experiments.plotting import curves_with_bands, new_figure
+from surrogap.experiments.plotting import banded, curves_with_bands, new_figure
 from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.text_table import Table
 from surrogap.paper.reproductions import Reproduced, ReproductionSettings
@@ -105,9 +110,8 @@ def _check(settings: ReproductionSettings) -> None:
 
 def reproduce(settings: ReproductionSettings, progress: Progress) -> Reproduced:
     """Return the table, the figure and the trends of the finished runs."""
-    runs, config = list(map(read_run, grid(settings))), shared_config(settings)
-    data = "Fashion-MNIST" if config.data.name == "embedded" else Path(config.data.name).stem
-    title = f"{config.model.name} on {data}, constant rho"
+    planned = grid(settings)
+    runs, title = list(map(read_run, planned)), f"{planned[0].subject}, constant rho"
     summary = [
         {"rho": rho, "alpha": alpha}
         | {name: moments([run[name] for run in cell]) for name in QUANTITIES}
@@ -119,7 +123,7 @@ def reproduce(settings: ReproductionSettings, progress: Progress) -> Reproduced:
         "rhos": sorted(settings.rhos),
         "alphas": sorted(settings.alphas),
         "num_seeds": settings.num_seeds,
-        "configuration": config.to_dict(),
+        "configuration": shared_config(settings).to_dict(),
         "summary": summary,
         "runs": runs,
         "trends": trends_as_numbers(runs),
@@ -154,8 +158,7 @@ def figure(runs: Sequence[GridRun], title: str) -> "Figure":
     from matplotlib.ticker import LogLocator, NullFormatter
 
     rhos, alphas, seeds = (sorted({run[name] for run in runs}) for name in ("rho", "alpha", "seed"))
-    band = f"{len(seeds)} seeds: mean, and band from lowest to highest" * (len(seeds) > 1)
-    drawn, (*axes, corner) = new_figure(2, 2, f"{title} ({band or '1 seed'})")
+    drawn, (*axes, corner) = new_figure(2, 2, f"{title} ({banded(len(seeds))})")
     are_positive = all(min(run[name] for name in _PANELS[1:]) > 0 for run in runs)
     for axis, name in zip(axes, _PANELS, strict=True):
         label, factor = QUANTITIES[name]
@@ -272,10 +275,9 @@ def trends_as_numbers(runs: Sequence[GridRun]) -> dict[str, list[dict[str, Any]]
 def trends_in_words(runs: Sequence[GridRun]) -> list[str]:
     """A legend of the table, and which of the paper's trends it shows."""
     num_seeds = len({run["seed"] for run in runs})
-    averaged = f"Mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
     legend = (
-        f"{averaged}, after the last step; rho is constant, and alpha 0 is SAM. h and the "
-        f"eigenvalue are measured on {runs[0]['num_images']:,} training images at the last "
+        f"{averaged(num_seeds)}, after the last step; rho is constant, and alpha 0 is SAM. h and "
+        f"the eigenvalue are measured on {runs[0]['num_images']:,} training images at the last "
         "weights; h at the run's own rho, after one step of ascent; worst: the largest h that "
         f"{NUM_ASCENT_STEPS} more steps find in the ball, from there or from the eigenvector. "
         "Below, a quantity falls or rises if it does so in every seed, from the smallest value to "
