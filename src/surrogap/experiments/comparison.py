@@ -14,7 +14,7 @@ from surrogap.experiments.planned import PlannedRun, num_passes
 from surrogap.experiments.plotting import Points, banded, curves_with_bands, new_figure
 from surrogap.experiments.run_summary import curve
 from surrogap.experiments.text_table import Table
-from surrogap.training.records import read_records
+from surrogap.training.records import Record, read_records
 
 MEASUREMENTS = "measurements.json"
 NUM_ASCENT_STEPS = 5
@@ -74,11 +74,16 @@ class ComparedRun:
     epochs: list[dict[str, Any]]
 
 
+def read_results(folder: Path) -> tuple[list[Record], dict[str, float]]:
+    """Read the epoch records and the measurements of a finished run."""
+    epochs = [record for record in read_records(folder) if record["kind"] == "epoch"]
+    return epochs, json.loads((folder / MEASUREMENTS).read_text())
+
+
 def read_compared_run(planned: PlannedRun) -> ComparedRun:
     """Read the results of a finished run from its folder."""
-    folder = planned.config.folder
-    epochs = [record for record in read_records(folder) if record["kind"] == "epoch"]
-    last, measured = epochs[-1], json.loads((folder / MEASUREMENTS).read_text())
+    epochs, measured = read_results(planned.config.folder)
+    last = epochs[-1]
     return ComparedRun(
         method=planned.method,
         seed=planned.config.execution.seed,

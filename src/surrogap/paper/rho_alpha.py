@@ -5,7 +5,6 @@ eigenvalue smaller and the test accuracy higher, and `2h / rho^2` follows the ei
 with alpha and with rho.
 """
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,10 +15,10 @@ from surrogap.analysis.surface import Progress
 from surrogap.checks import number, one_of
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.comparison import (
-    MEASUREMENTS,
     NUM_ASCENT_STEPS,
     averaged,
     moments,
+    read_results,
     spread,
 )
 from surrogap.experiments.planned import PlannedRun
@@ -28,7 +27,6 @@ from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.text_table import Table
 from surrogap.paper.reproductions import Reproduced, ReproductionSettings
 from surrogap.training.config import Config
-from surrogap.training.records import read_records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,14 +53,13 @@ PAPER = {
 def read_run(planned: PlannedRun) -> GridRun:
     """Read a finished run, after `surrogap.experiments.measurements.measure_sharpness`."""
     config = planned.config
-    last = [record for record in read_records(config.folder) if record["kind"] == "epoch"][-1]
-    measured = json.loads((config.folder / MEASUREMENTS).read_text())
+    epochs, measured = read_results(config.folder)
     return {
         "rho": measured["rho"],
         "alpha": config.flat()["alpha"],
         "seed": config.execution.seed,
         **measured,
-        **{name: last[name] for name in ("test_accuracy", "test_loss")},
+        **{name: epochs[-1][name] for name in ("test_accuracy", "test_loss")},
     }
 
 
