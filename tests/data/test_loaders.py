@@ -286,13 +286,13 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 def test_a_signal_does_not_end_a_worker_that_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = loaders._obey_parent_only
+    start = loaders.obey_parent_only
 
     def signalled(worker: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         start(worker)
 
-    monkeypatch.setattr(loaders, "_obey_parent_only", signalled)
+    monkeypatch.setattr(loaders, "obey_parent_only", signalled)
     assert len(list(make(files(tmp_path), num_workers=1))) == len(make(files(tmp_path)))
 
 
