@@ -1,7 +1,6 @@
 """The study of `surrogap reproduce`, from which its tables and figures are drawn."""
 
 import signal
-import sys
 import textwrap
 import time
 from collections.abc import Sequence
@@ -222,12 +221,8 @@ def _train(
         )
     except (Stopped, KeyboardInterrupt) as stopped:  # Ctrl-C between runs, or during several
         received = stopped.signal if isinstance(stopped, Stopped) else signal.SIGINT
-        print(
-            f"surrogap: {received.name} stopped surrogap reproduce. Finished runs are in "
-            f"{ledger.path}. Run the same command to train the others.",
-            file=sys.stderr,
-        )
-        return 128 + received
+        saved = f"Finished runs are in {ledger.path}. Run the same command to train the others."
+        return print_stopped("reproduce", received, saved)
     if wanted or waiting:
         print(_summary(waiting, left, options.jobs))
     if not left and not all(one.is_ready(scale, ledger) for one in waiting):
