@@ -15,6 +15,7 @@ import statistics
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal, final
 
 from surrogap.paper.ledger import Ledger, LedgerLine
@@ -124,8 +125,8 @@ def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyR
         columns.append([(run, is_ready) for run in runs[: stage.max_seeds]])
     for column in tuned.values():
         yield from column
-    for seed in range(max(map(len, columns), default=0)):
-        yield from (column[seed] for column in columns if seed < len(column))
+    for of_seed in zip_longest(*columns):
+        yield from filter(None, of_seed)
 
 
 def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> float:
