@@ -9,7 +9,6 @@ from surrogap.evaluation.imagenet import (
     imagenet_real,
     imagenet_synsets,
     imagenet_v2,
-    imagenet_val,
 )
 from surrogap.evaluation.metrics import Scores, evaluate, label_sets
 
@@ -26,6 +25,5 @@ __all__ = [
     "imagenet_real",
     "imagenet_synsets",
     "imagenet_v2",
-    "imagenet_val",
     "label_sets",
 ]
