@@ -26,7 +26,7 @@ from surrogap.paper.plan import final_runs
 from surrogap.paper.scales import GPU, LAPTOP
 from surrogap.paper.study import Cell
 from surrogap.paper.study_page import write_page
-from surrogap.paper.summaries import comparisons, in_words, summaries, table
+from surrogap.paper.summaries import cell_table, comparisons, in_words, summaries
 from surrogap.paper.tuning import chosen, trials
 from tests.paper import synthetic_study
 
@@ -140,7 +140,7 @@ def test_two_seeds_decide_nothing(tmp_path: Path) -> None:
     assert one.verdict == "too few seeds"
     assert in_words([one])[-1].endswith("0 of 1 comparisons have at least 3 seeds.")
     mean = statistics.fmean(accuracies("sam", 2))
-    assert table(GPU, [first], ("test",)).rows[0][-1] == f"{mean:.2f}"
+    assert cell_table(GPU, [first], ("test",)).rows[0][-1] == f"{mean:.2f}"
 
 
 def test_failed_runs_are_left_out(tmp_path: Path) -> None:

@@ -111,12 +111,12 @@ def print_comparison(runs: Sequence[ComparedRun], rho: float, *, title: str) -> 
 
     The gaps were measured at the radius `rho`.
     """
-    table(runs, title).print()
+    comparison_table(runs, title).print()
     print(textwrap.fill(legend(runs, rho), width=100))
     print(*differences(runs), sep="\n")
 
 
-def table(runs: Sequence[ComparedRun], title: str) -> Table:
+def comparison_table(runs: Sequence[ComparedRun], title: str) -> Table:
     """Return a table with a column per method: mean and standard deviation over seeds."""
     methods = by_method(runs)
     rows = {"epochs": [str(own[0].num_epochs) for own in methods.values()]}

@@ -23,12 +23,12 @@ from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import (
     Summary,
+    cell_numbers,
+    cell_table,
     comparisons,
     in_words,
     missing,
-    numbers,
     summaries,
-    table,
 )
 
 if TYPE_CHECKING:
@@ -343,8 +343,8 @@ def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
     if artifact.draw is not None:
         writers = {f"{name}.png": artifact.draw(scale, found, ledger).savefig}
     return Reproduced(
-        table(scale, found, artifact.scores),
-        {"scale": scale.name, **numbers(found, made, artifact.scores)},
+        cell_table(scale, found, artifact.scores),
+        {"scale": scale.name, **cell_numbers(found, made, artifact.scores)},
         writers,
         [*in_words(made), *filter(None, [artifact.notes, absent])],
     )

@@ -105,7 +105,7 @@ def _check(settings: ReproductionSettings) -> None:
             )
 
 
-def reproduce(settings: ReproductionSettings, progress: Progress) -> Reproduced:
+def reproduce_rho_alpha(settings: ReproductionSettings, progress: Progress) -> Reproduced:
     """Return the table, the figure and the trends of the finished runs."""
     planned = grid(settings)
     runs, title = list(map(read_run, planned)), f"{planned[0].subject}, constant rho"
@@ -126,8 +126,8 @@ def reproduce(settings: ReproductionSettings, progress: Progress) -> Reproduced:
         "trends": trends_as_numbers(runs),
         "words": words,
     }
-    drawn = figure(runs, title)
-    return Reproduced(table(runs, title), numbers, {"fig-rho-alpha.png": drawn.savefig}, words)
+    drawn = grid_figure(runs, title)
+    return Reproduced(grid_table(runs, title), numbers, {"fig-rho-alpha.png": drawn.savefig}, words)
 
 
 def _cells(runs: Sequence[GridRun]) -> dict[tuple[float, float], list[GridRun]]:
@@ -138,7 +138,7 @@ def _cells(runs: Sequence[GridRun]) -> dict[tuple[float, float], list[GridRun]]:
     return cells
 
 
-def table(runs: Sequence[GridRun], title: str) -> Table:
+def grid_table(runs: Sequence[GridRun], title: str) -> Table:
     """A row for each rho and alpha: mean and standard deviation over seeds."""
     rows = []
     for (rho, alpha), cell in _cells(runs).items():
@@ -150,7 +150,7 @@ def table(runs: Sequence[GridRun], title: str) -> Table:
     return Table(("rho", "alpha", *(label for label, _ in QUANTITIES.values())), rows, title)
 
 
-def figure(runs: Sequence[GridRun], title: str) -> "Figure":
+def grid_figure(runs: Sequence[GridRun], title: str) -> "Figure":
     """The paper's three panels: a curve for each alpha against rho, with a band over its seeds."""
     from matplotlib.ticker import LogLocator, NullFormatter
 

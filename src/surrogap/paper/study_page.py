@@ -11,7 +11,7 @@ from surrogap.paper.ledger import Ledger
 from surrogap.paper.method_sections import reading_section, setups_section
 from surrogap.paper.methods import MAIN, METHODS
 from surrogap.paper.study import Cell, Scale
-from surrogap.paper.summaries import Comparison, Summary, comparisons, summaries, table
+from surrogap.paper.summaries import Comparison, Summary, cell_table, comparisons, summaries
 from surrogap.paper.tuning import chosen, trials
 from surrogap.paper.tuning_sections import radii_section, trials_section
 
@@ -189,7 +189,7 @@ def _section(
     if artifact.second_table is not None and (second := artifact.second_table(found)).rows:
         yield second.markdown() + "\n"
     if artifact.pairs:
-        yield table(scale, found, artifact.scores).markdown() + "\n"
+        yield cell_table(scale, found, artifact.scores).markdown() + "\n"
         if made := comparisons(found, artifact.pairs):
             yield _compared(made).markdown() + "\n"
 

@@ -224,7 +224,7 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
     ]
 
 
-def table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Table:
+def cell_table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Table:
     """A row for each cell with finished runs: settings, cost, seeds and scores.
 
     The cost is a column if it was measured.
@@ -264,7 +264,7 @@ def missing(found: Sequence[Summary]) -> str:
     return f"{number}, because their runs have not finished. {' '.join(setups)}"
 
 
-def numbers(
+def cell_numbers(
     found: Sequence[Summary], made: Sequence[Comparison], scores: Sequence[str]
 ) -> dict[str, Any]:
     """The cells and the comparisons, for JSON."""
