@@ -17,6 +17,17 @@ from surrogap.paper.tuning_sections import radii_section, trials_section
 
 _PLAIN = tuple(name for name, method in METHODS.items() if method.is_plain)
 
+_GAINS = (
+    'Points of test accuracy gained over plain training ("vanilla"), with 95 % intervals. "Norm '
+    'layers" means that only normalisation layers are perturbed.\n'
+)
+_PRELIMINARY = "Results with three seeds are preliminary: more may change them. "
+_NOTES = (
+    'For "best epoch", both methods are scored at their epoch with the best validation accuracy. '
+    "{preliminary}[How to read this page](#how-to-read-this-page) explains intervals and terms, "
+    "and [Choose an objective](how-to/choose.md) draws conclusions.\n"
+)
+
 # The cells of each table and figure, by its name.
 Rows = Mapping[str, Sequence[Summary]]
 
@@ -79,11 +90,11 @@ def _results(folder: Path, scale: Scale, ledger: Ledger, found: Rows) -> Iterato
 def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The gains of the main methods in each set-up, and the set-ups that have no final runs."""
     yield "## In short\n"
-    tuned = {letter: setup for letter, setup in scale.setups.items() if setup.source is None}
+    tuned = [letter for letter, setup in scale.setups.items() if setup.source is None]
     wider = {
-        letter: setup.shared
-        for letter, setup in tuned.items()
-        if setup.shared and chosen(scale, letter, "vanilla", ledger)
+        letter: scale.setups[letter].shared
+        for letter in tuned
+        if scale.setups[letter].shared and chosen(scale, letter, "vanilla", ledger)
     }
     rows = [row for letter in tuned for row in _gain_rows(scale, letter, letter, ledger)]
     trained = {row[0] for row in rows}
@@ -91,28 +102,19 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         if letter not in trained:  # its plain training is the first to have runs
             rows += _gain_rows(scale, shared, letter, ledger)
     if rows:
-        yield (
-            'Points of test accuracy gained over plain training ("vanilla"), with 95 % intervals. '
-            '"Norm layers" means that only normalisation layers are perturbed.\n'
-        )
-        setups = {letter: tuned[letter] for letter in tuned if letter in {*trained, *wider}}
-        for name, one in setups.items():
-            state = "" if name in trained else " So far, only plain training has finished."
-            yield f"* {name}: {one.title}. {one.remark}".strip() + state
+        yield _GAINS
+        letters = [letter for letter in tuned if letter in {*trained, *wider}]
+        for letter in letters:
+            setup = scale.setups[letter]
+            state = "" if letter in trained else " So far, only plain training has finished."
+            yield f"* {letter}: {setup.title}. {setup.remark}".strip() + state
         yield ""
         titles = (f"over {METHODS[method].title}" for method in _PLAIN)
         columns = ("set-up", "method", *titles, "over vanilla, best epoch", "seeds")
         yield Table(columns, rows).markdown() + "\n"
         preliminary = any(row[-1] == "3" for row in rows)
-        yield (
-            'For "best epoch", both methods are scored at their epoch with the best validation '
-            "accuracy. "
-            + "Results with three seeds are preliminary: more may change them. "
-            * preliminary
-            + "[How to read this page](#how-to-read-this-page) explains intervals and terms, and "
-            "[Choose an objective](how-to/choose.md) draws conclusions.\n"
-        )
-        widest = [name for name in setups if name not in wider.values()]
+        yield _NOTES.format(preliminary=_PRELIMINARY if preliminary else "")
+        widest = [letter for letter in letters if letter not in wider.values()]
         if edges := _rates_at_edge(scale, widest, ledger):
             yield f"The learning rate of vanilla is {edges}: a better one may lie beyond.\n"
         for letter, shared in wider.items():
