@@ -1,6 +1,6 @@
 """Scores of a model on clean, corrupted and shifted test sets."""
 
-from surrogap.evaluation.corruptions import CORRUPTIONS, Corruption, corrupted
+from surrogap.evaluation.corruptions import CORRUPTIONS, Corruption, corrupted, corruptions_of
 from surrogap.evaluation.imagenet import (
     IMAGENET_C,
     imagenet_c,
@@ -18,6 +18,7 @@ __all__ = [
     "Corruption",
     "Scores",
     "corrupted",
+    "corruptions_of",
     "evaluate",
     "imagenet_c",
     "imagenet_r",

@@ -19,9 +19,9 @@ from surrogap.data import FileSet, Splits, TensorSet, archive_of, intact, loader
 from surrogap.data.damaged import OnChecked
 from surrogap.errors import InvalidValueError
 from surrogap.evaluation import (
-    CORRUPTIONS,
     IMAGENET_C,
     corrupted,
+    corruptions_of,
     imagenet_c,
     imagenet_r,
     imagenet_real,
@@ -146,10 +146,9 @@ def _corrupted(splits: Splits) -> Iterator[EvalSet]:
         images = corrupted(splits.test.images, name, severity)
         return replace(splits, test=TensorSet(images, splits.test.labels))
 
-    for name, severity in product(CORRUPTIONS, SEVERITIES):
-        if name != "saturate" or splits.channels == 3:  # no effect on grayscale images
-            made = partial(corrupt, name, severity)
-            yield EvalSet(f"{name} {severity}", made, corruption=(name, severity))
+    for name, severity in product(corruptions_of(splits.channels), SEVERITIES):
+        made = partial(corrupt, name, severity)
+        yield EvalSet(f"{name} {severity}", made, corruption=(name, severity))
 
 
 def _voted(splits: Splits, path: Path) -> EvalSet:

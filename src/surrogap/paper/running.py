@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from surrogap.data import Splits, TensorSet
 from surrogap.errors import InvalidValueError
-from surrogap.evaluation import corrupted, evaluate
+from surrogap.evaluation import corrupted, corruptions_of, evaluate
 from surrogap.experiments.eval_scores import mean_scores
 from surrogap.experiments.eval_sets import EvalSetPaths, archived_votes, batch_maker, eval_sets
 from surrogap.experiments.probes import sharpness_at
@@ -316,12 +316,8 @@ def _corrupted(
     """The corrupted test images of a dataset. Making them takes longer than scoring a run."""
     test = _splits(DataConfig(name=name, data_root=root)).test
     assert isinstance(test, TensorSet)
-    images = test.images.to(device)
-    return [
-        corrupted(images, kind, severity)
-        for kind, severity in kinds
-        if kind != "saturate" or images.shape[1] == 3
-    ]
+    images, known = test.images.to(device), corruptions_of(test.images.shape[1])
+    return [corrupted(images, kind, severity) for kind, severity in kinds if kind in known]
 
 
 def _free_memory(config: Config) -> None:
