@@ -13,6 +13,7 @@ from surrogap.models import create
 from surrogap.models.registry import is_sized
 from surrogap.training.checkpoints import Checkpoints
 from surrogap.training.config import Config
+from surrogap.training.folder import CHECKPOINTS
 from surrogap.training.groups import ModelConfig
 from surrogap.training.processes import World
 
@@ -138,7 +139,7 @@ def read_weights(source: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: They are missing or damaged.
     """
-    state = Checkpoints(source / "checkpoints").newest()
+    state = Checkpoints(source / CHECKPOINTS).newest()
     if state is not None:
         weights = state.get("model")
         if not isinstance(weights, dict):
