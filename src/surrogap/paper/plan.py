@@ -98,13 +98,12 @@ def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1
     number of runs at once.
     """
     found: dict[str, Todo] = {}
-    for stage in stages:
-        for run, is_ready in _wanted(scale, stage, ledger):
-            if run.key not in ledger and run.key not in found:
-                seconds = expected_seconds(scale, run, ledger, jobs)
-                if run.source is not None and run.source.key in found:
-                    seconds -= found[run.source.key].seconds  # its weights will be there
-                found[run.key] = Todo(run, is_ready, seconds)
+    for run, is_ready in (one for stage in stages for one in _wanted(scale, stage, ledger)):
+        if run.key not in ledger and run.key not in found:
+            seconds = expected_seconds(scale, run, ledger, jobs)
+            if run.source is not None and run.source.key in found:
+                seconds -= found[run.source.key].seconds  # its weights will be there
+            found[run.key] = Todo(run, is_ready, seconds)
     return list(found.values())
 
 
