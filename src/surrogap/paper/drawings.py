@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
@@ -12,7 +13,7 @@ from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import suggested_ranges
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import Summary
-from surrogap.paper.tuning import trials
+from surrogap.paper.tuning import finished_trials
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,8 +133,9 @@ def gap_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) ->
     """The gap against the epoch for each alpha, a panel for each radius, from the tuning runs."""
     setup = found[0].cell.setup
     radii: dict[float, dict[float, LedgerLine]] = {}  # the lines by rho and alpha
-    for run in (run for method in ("sam", "gsam") for run in trials(scale, setup, method, ledger)):
-        if run.key in ledger and ledger[run.key]["kind"] == "run":
+    both = (finished_trials(scale, setup, method, ledger) for method in ("sam", "gsam"))
+    for run in chain.from_iterable(both):
+        if ledger[run.key]["kind"] == "run":
             alpha = float(run.settings.get("alpha", 0.0))
             radii.setdefault(run.settings["rho"], {})[alpha] = ledger[run.key]
     panels = {rho: lines for rho, lines in radii.items() if len(lines) > 1}

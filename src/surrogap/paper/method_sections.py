@@ -8,7 +8,7 @@ from surrogap.paper.ledger import Ledger
 from surrogap.paper.plan import TIMED_SETUP
 from surrogap.paper.study import Scale
 from surrogap.paper.summaries import Comparison, tally
-from surrogap.paper.tuning import chosen, trials, val_accuracy
+from surrogap.paper.tuning import chosen, finished_trials, trials, val_accuracy
 
 _READING = """## How to read this page
 
@@ -128,7 +128,7 @@ def _more_trials(scale: Scale, ledger: Ledger) -> str:
         for letter, setup in scale.setups.items()
         if setup.source is None  # fine-tuning is not tuned
         and setup.more_trials
-        and any(run.key in ledger for run in trials(scale, letter, "vanilla", ledger)[num_first:])
+        and finished_trials(scale, letter, "vanilla", ledger)[num_first:]
     }
     if not numbers:
         return ""

@@ -12,7 +12,7 @@ from surrogap.paper.method_sections import reading_section, setups_section
 from surrogap.paper.methods import MAIN, METHODS
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import Comparison, Summary, cell_table, comparisons, summaries
-from surrogap.paper.tuning import chosen, trials
+from surrogap.paper.tuning import chosen, finished_trials
 from surrogap.paper.tuning_sections import radii_section, trials_section
 
 _PLAIN = tuple(name for name, method in METHODS.items() if method.is_plain)
@@ -167,8 +167,8 @@ def _rates_at_edge(scale: Scale, setups: Sequence[str], ledger: Ledger) -> str:
         found = []
         for setup in setups:
             best = chosen(scale, setup, "vanilla", ledger)
-            runs = trials(scale, setup, "vanilla", ledger)
-            rates = [run.settings["lr"] for run in runs if run.key in ledger]
+            runs = finished_trials(scale, setup, "vanilla", ledger)
+            rates = [run.settings["lr"] for run in runs]
             if best and best["lr"] == extreme(rates):
                 found.append(setup)
         if found:
@@ -198,8 +198,7 @@ def _section(
 
 def _has_runs(artifact: Artifact, found: Sequence[Summary], scale: Scale, ledger: Ledger) -> bool:
     if artifact.max_seeds == 0:
-        tried = (trials(scale, cell.setup, cell.method, ledger) for cell in artifact.cells)
-        return any(run.key in ledger for runs in tried for run in runs)
+        return any(finished_trials(scale, c.setup, c.method, ledger) for c in artifact.cells)
     # In a set-up with ablations, only their runs count: the others belong to other tables.
     ablated = {cell.setup for cell in artifact.cells if cell.changes}
     return any(

@@ -69,6 +69,11 @@ def _beyond_edge(tried: Sequence[Changes], best: Changes) -> list[Changes]:
     return [{"rho": best["rho"] * (2.0 if best == tried[-1] else 0.5)}]
 
 
+def finished_trials(scale: Scale, setup: str, method: str, ledger: Ledger) -> list[StudyRun]:
+    """The trials of a method that the ledger has."""
+    return [run for run in trials(scale, setup, method, ledger) if run.key in ledger]
+
+
 def repeats(scale: Scale, setup: str, method: str, ledger: Ledger) -> list[StudyRun]:
     """The best trials of a method with further seeds, in a set-up that repeats some.
 
