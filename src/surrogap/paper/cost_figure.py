@@ -36,30 +36,10 @@ class _Timed(NamedTuple):
     accuracy: Interval
 
     @property
-    def kind(self) -> str:
-        """Its name in the legend."""
-        plain, full, cheaper = _STYLES
-        if METHODS[self.runs.cell.method].is_plain:
-            return plain
-        return full if self.cost > 1.9 else cheaper
-
-    @property
     def rings(self) -> list[float]:
         """The accuracies of single seeds, if they are few: of many, the interval says enough."""
         values = list(self.runs.values("test").values())
         return values if len(values) < _FEW else []
-
-    @property
-    def extent(self) -> float:
-        """The distance from the mean to the end of the bar, or to the farthest ring."""
-        mean, half = self.accuracy.mean, self.accuracy.half_width or 0.0
-        return max([half, *(abs(ring - mean) for ring in self.rings)])
-
-    @property
-    def name(self) -> str:
-        """Its title, in two lines if it is long."""
-        title = self.runs.cell.title
-        return ",\n".join(title.rsplit(", ", 1)) if len(title) > _LONG else title
 
 
 def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
@@ -78,11 +58,13 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
         (x, one.accuracy.mean) for x, one in zip(_side_by_side(axis, shown), shown, strict=True)
     ]
     for (x, mean), one in zip(points, shown, strict=True):
-        colour, marker = _STYLES[one.kind]
+        is_plain = METHODS[one.runs.cell.method].is_plain
+        kind = list(_STYLES)[0 if is_plain else 1 if one.cost > 1.9 else 2]
+        colour, marker = _STYLES[kind]
         for ring in one.rings:
             axis.plot(x, ring, "o", color=colour, ms=4, mfc="white", mew=0.8)
         axis.errorbar(x, mean, one.accuracy.half_width, color=colour, capsize=3, zorder=1)
-        axis.plot(x, mean, marker, color=colour, label=one.kind)
+        axis.plot(x, mean, marker, color=colour, label=kind)
     beyond = [
         f"{one.runs.cell.title} ({one.accuracy.mean:.1f} %, cost {one.cost:.1f})"
         for one in known
@@ -93,8 +75,13 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     axis.set_ylabel("test accuracy, %")
     axis.margins(x=0.28, y=0.15)
     add_legend(figure)
-    extents, names = [one.extent for one in shown], [one.name for one in shown]
-    place_labels(figure, axis, points, extents, names)
+    errors = [  # to the end of the bar, or to the farthest ring
+        max([one.accuracy.half_width or 0.0, *(abs(y - mean) for y in one.rings)])
+        for (_, mean), one in zip(points, shown, strict=True)
+    ]
+    titles = (one.runs.cell.title for one in shown)
+    names = [",\n".join(t.rsplit(", ", 1)) if len(t) > _LONG else t for t in titles]
+    place_labels(figure, axis, points, errors, names)
     return figure
 
 
