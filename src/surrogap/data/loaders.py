@@ -130,9 +130,8 @@ class Loader(ABC):
             state: The return value of `state_dict`.
 
         Raises:
-            TypeError: The epoch or position in the state is not an integer.
             ValueError: The state is of a loader with a different dataset, seed or global batch
-                size, or the position is out of bounds.
+                size.
         """
         for name, value in self._fingerprint().items():
             if state.get(name) != value:
@@ -140,14 +139,6 @@ class Loader(ABC):
                     f"state must have {name}={value}, as this loader does, got {state.get(name)}. "
                     "Resume with the dataset, seed and global batch size of the saved run."
                 )
-        epoch, position = state.get("epoch"), state.get("position")
-        integer("epoch", epoch, at_least=0, remedy="Pass what state_dict() returned.")
-        integer("position", position, at_least=0, remedy="Pass what state_dict() returned.")
-        if state["position"] >= len(self):
-            raise InvalidValueError(
-                f"position must be below {len(self)}, the number of batches, got {position}. "
-                "Pass what state_dict() returned."
-            )
         self.epoch, self.position = state["epoch"], state["position"]
         self._is_resumed = True
 

@@ -141,12 +141,7 @@ def read_weights(source: Path) -> dict[str, Tensor]:
     """
     state = Checkpoints(source / CHECKPOINTS).newest()
     if state is not None:
-        weights = state.get("model")
-        if not isinstance(weights, dict):
-            raise InvalidValueError(
-                f"checkpoint must have the weights of a model, got none in {source}. Delete the "
-                "checkpoint."
-            )
+        weights: dict[str, Tensor] = state["model"]
         return weights
     if source.suffix == ".safetensors" and source.is_file():
         from safetensors import SafetensorError
