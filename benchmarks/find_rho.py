@@ -71,7 +71,7 @@ def on_processor(recipe: str, **changes: object) -> Config:
     """A recipe for a GPU, adapted to a CPU."""
     plain = {"capture": False, "precision": "fp32", "channels_last": False, "device": "cpu"}
     quick = {"augmentation": "none", "tensorboard": False, "checkpoint_every": 10**6}
-    return RECIPES[recipe]().override(**plain, **quick, **changes)
+    return RECIPES[recipe].config.override(**plain, **quick, **changes)
 
 
 def set_up(network: str) -> Config:
@@ -84,8 +84,8 @@ def set_up(network: str) -> Config:
         changes = {"model": network.replace("-", "_"), "epochs": 25, "warmup_epochs": 2.0}
         return on_processor(f"fashion-mnist-{network.removeprefix('tiny-')}-sam", **changes)
     if network == "mlp":
-        return RECIPES["fashion-mnist-sam"]()
-    return RECIPES[f"fashion-mnist-{network}-sam"]()
+        return RECIPES["fashion-mnist-sam"].config
+    return RECIPES[f"fashion-mnist-{network}-sam"].config
 
 
 NETWORKS = ("mlp", "tiny-resnet", "tiny-vit", "tiny-mixer", "resnet18", "vit", "mixer")

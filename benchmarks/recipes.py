@@ -56,7 +56,7 @@ def trained(name: str, data: str | None, num_epochs: int | None, bars: Progress)
         num_epochs: The number of epochs to train; None for all.
         bars: The display of the progress bar.
     """
-    config, clock, start = RECIPES[name](), Bar(name, bars), time.perf_counter()
+    config, clock, start = RECIPES[name].config, Bar(name, bars), time.perf_counter()
     if data is not None and config.data.name != "embedded":
         config = config.override(data=data)
     whole = config.schedule.epochs

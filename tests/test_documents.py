@@ -127,7 +127,7 @@ def test_the_first_command_of_the_guide_is_a_recipe_with_a_known_result(
     assert cli.main([*arguments, "--print-config"]) == 0
     recipe = RECIPES["fashion-mnist-gsam"]
     shown = Config.from_dict(json.loads(capsys.readouterr().out))
-    assert shown == recipe().override(out="runs/first")
+    assert shown == recipe.config.override(out="runs/first")
     accuracy = re.search(r"test accuracy of about\s+([\d.]+) %", text)
     assert accuracy is not None
     assert f"{float(accuracy[1]):.1f}" == f"{float(recipe.expected.split()[2]):.1f}"

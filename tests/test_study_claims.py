@@ -18,7 +18,7 @@ from surrogap.paper.plan import suggested_ranges
 from surrogap.paper.scales import GPU, LAPTOP
 from surrogap.paper.study import TUNING_SEED, Cell, Scale, settings_text
 from surrogap.paper.study_page import write_page
-from surrogap.paper.summaries import Summary, summaries, table
+from surrogap.paper.summaries import Summary, cell_table, summaries
 from surrogap.paper.tuning import accuracies, chosen, repeats, trials
 from surrogap.paper.tuning_sections import radii_section
 
@@ -55,7 +55,7 @@ class Methods:
 
     def rows(self, *scores: str) -> str:
         """A table of the methods without the columns of set-ups and of seeds."""
-        lines = table(GPU, list(self.by_name.values()), scores).markdown().splitlines()
+        lines = cell_table(GPU, list(self.by_name.values()), scores).markdown().splitlines()
         cells = [line.split("|") for line in lines]
         seeds = [cell.strip() for cell in cells[0]].index("seeds")
         return "\n".join("|".join(["", *row[2:seeds], *row[seeds + 1 :]]) for row in cells)

@@ -164,5 +164,5 @@ def test_refuses_what_it_cannot_find() -> None:
         eigenvalues(hessian, 0)
     with pytest.raises(ValueError, match=r"num must be at most max_products .* num=10, max_pro"):
         eigenvalues(hessian, 10)
-    with pytest.raises(ValueError, match="which must be 'largest', 'smallest' or 'dominant', got"):
+    with pytest.raises(ValueError, match="which must be one of largest, smallest, dominant, got"):
         eigenvalues(hessian, 1, "top")  # type: ignore[arg-type]

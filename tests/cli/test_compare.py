@@ -100,7 +100,7 @@ def test_each_objective_uses_its_own_radius(compared: Path) -> None:
         method: TrainedRun.read(compared / f"{method}-0").config.objective for method in METHODS
     }
     recipe = "fashion-mnist"
-    assert radius["sam"].rho == RECIPES[f"{recipe}-sam"]().objective.rho
+    assert radius["sam"].rho == RECIPES[f"{recipe}-sam"].config.objective.rho
     assert radius["asam"] == CONFIGS["asam"]()  # its default
 
 
@@ -125,8 +125,10 @@ def test_given_settings_hold_for_all_columns(
         return signal.SIGTERM
 
     monkeypatch.setattr(run_queue, "train_missing", keep)
-    sibling = RECIPES["fashion-mnist-sam"]().override(weight_decay=0.1, compile=True)
-    monkeypatch.setitem(RECIPES, "fashion-mnist-sam", lambda: sibling)
+    recipe = RECIPES["fashion-mnist-sam"]
+    changed = recipe.config.override(weight_decay=0.1, compile=True)
+    sibling = dataclasses.replace(recipe, config=changed)
+    monkeypatch.setitem(RECIPES, "fashion-mnist-sam", sibling)
     assert main([*arguments(tmp_path, seeds=1), *words.split()]) == 128 + signal.SIGTERM
     methods = SAMS if name == "rho" else METHODS
     assert [r.config.flat()[name] for r in planned if r.method in methods] == [value] * len(methods)

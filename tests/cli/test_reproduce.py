@@ -150,7 +150,7 @@ def test_rho_and_alpha(trained: Path) -> None:
     found = result_of(trained, "fig-rho-alpha")
     assert sorted(path.name for path in trained.iterdir() if path.is_dir()) == RUNS
     assert (found["rhos"], found["alphas"], found["num_seeds"]) == ([0.1, 0.2], [0.0, 0.4], 1)
-    config = RECIPES["tiny"]().override(steps=16, out=str(trained))
+    config = RECIPES["tiny"].config.override(steps=16, out=str(trained))
     assert found["configuration"] == config.to_dict()
     for run, name in zip(found["runs"], RUNS, strict=True):
         measured = json.loads((trained / name / "measurements.json").read_text())

@@ -1,9 +1,7 @@
 """Sets in NumPy archives."""
 
-import io
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -71,7 +69,7 @@ def test_an_archive_may_have_val_and_unknown_arrays(tmp_path: Path) -> None:
         ({"classes": np.array([["a"]])}, r"classes must be a list of strings, got <U1 of \(1, 1\)"),
         (
             {"classes": np.array(["a", "b", "c"], dtype=object)},
-            r"classes must be a list of strings, got object of \(3,\)",
+            r"path must be a NumPy archive, got .* \(Object arrays cannot be loaded",
         ),
         (
             {"test_images": pixels(0, 8, 8, 3), "test_labels": np.arange(0)},
@@ -122,27 +120,3 @@ def test_a_single_array_is_not_an_archive(tmp_path: Path) -> None:
         ValueError, match=r"path must be a NumPy archive, got .*set.npy, which cannot"
     ):
         read_archive(tmp_path / "set.npy")
-
-
-def test_large_arrays_are_checked_before_they_are_read(tmp_path: Path) -> None:
-    """The header says 8 TB, and there is no data: reading it would fail with another error."""
-    path, content = tmp_path / "set.npz", arrays()
-    np.savez(path, **{name: array for name, array in content.items() if name != "train_images"})
-    header = io.BytesIO()
-    shape = {"descr": "<f8", "fortran_order": False, "shape": (10**6, 1000, 1000, 1)}
-    np.lib.format.write_array_header_1_0(header, shape)
-    with ZipFile(path, "a") as archive:
-        archive.writestr("train_images.npy", header.getvalue())
-    with pytest.raises(
-        ValueError, match=r"train_images must be uint8 .*, got float64 of \(1000000,"
-    ):
-        load(path)
-
-
-def test_names_with_control_characters_are_refused(tmp_path: Path) -> None:
-    path, content = tmp_path / "set.npz", arrays()
-    content["classes"] = content["classes"].astype("U20")
-    content["classes"][0] = "\x1b[2Jant"
-    np.savez(path, **content)
-    with pytest.raises(ValueError, match=r"printable names, got '\\x1b\[2Jant'. Rename the class"):
-        load(path)

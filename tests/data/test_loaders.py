@@ -286,13 +286,13 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 def test_a_signal_does_not_end_a_worker_that_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = loaders._obey_parent_only
+    start = loaders.obey_parent_only
 
     def signalled(worker: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         start(worker)
 
-    monkeypatch.setattr(loaders, "_obey_parent_only", signalled)
+    monkeypatch.setattr(loaders, "obey_parent_only", signalled)
     assert len(list(make(files(tmp_path), num_workers=1))) == len(make(files(tmp_path)))
 
 
@@ -362,21 +362,16 @@ def state(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("state", "error", "message"),
+    ("state", "message"),
     [
-        ({}, ValueError, "state must have seed=1, as this loader does, got None. Resume with"),
-        (state(seed=2), ValueError, "state must have seed=1, as this loader does, got 2"),
-        (state(num_images=11), ValueError, "state must have num_images=10, as .*, got 11"),
-        (state(images_per_step=4), ValueError, "state must have images_per_step=3, as .*, got 4"),
-        (state(epoch=-1), ValueError, "epoch must be at least 0, got -1. Pass what state_dict"),
-        (state(position="1"), TypeError, "position must be an integer, got '1'. Pass what"),
-        (state(position=3), ValueError, "position must be below 3, the number of batches, got 3"),
+        ({}, "state must have seed=1, as this loader does, got None. Resume with"),
+        (state(seed=2), "state must have seed=1, as this loader does, got 2"),
+        (state(num_images=11), "state must have num_images=10, as .*, got 11"),
+        (state(images_per_step=4), "state must have images_per_step=3, as .*, got 4"),
     ],
 )
-def test_states_that_do_not_fit(
-    state: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
+def test_states_that_do_not_fit(state: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make(tensors(10)).load_state_dict(state)
 
 

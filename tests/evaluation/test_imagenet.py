@@ -21,7 +21,6 @@ from surrogap.evaluation import (
     imagenet_real,
     imagenet_synsets,
     imagenet_v2,
-    imagenet_val,
     label_sets,
 )
 
@@ -65,31 +64,32 @@ def test_the_lists_equal_timms() -> None:
     assert info.label_names() == list(imagenet_synsets())
 
 
-def test_val(tmp_path: Path) -> None:
-    val(tmp_path)
-    assert [(p.name, label) for p, label in imagenet_val(tmp_path, SYNSETS, num_images=8)] == [
+def test_labels_follow_the_order_of_the_synsets(tmp_path: Path) -> None:
+    val(tmp_path / "fog" / "1")
+    samples = imagenet_c(tmp_path, "fog", 1, SYNSETS, num_images=8)
+    assert [(path.name, label) for path, label in samples] == [
         (val_name(n), k)
         for n, k in ((4, 0), (8, 0), (1, 1), (5, 1), (2, 2), (6, 2), (3, 3), (7, 3))
     ]
-    # Labels follow the order of the synsets, not that of the folders.
-    backwards = imagenet_val(tmp_path, SYNSETS[::-1], num_images=8)
+    backwards = imagenet_c(tmp_path, "fog", 1, SYNSETS[::-1], num_images=8)
     assert [label for path, label in backwards if path.parent.name == SYNSETS[0]] == [3, 3]
     assert all(path.is_file() for path, _ in backwards)
 
 
-def test_the_whole_of_val(tmp_path: Path) -> None:
-    folders(tmp_path, {synset: [f"{synset}.JPEG"] for synset in imagenet_synsets()})
-    samples = imagenet_val(str(tmp_path), num_images=1000)
+def test_the_whole_of_a_set(tmp_path: Path) -> None:
+    root = tmp_path / "fog" / "1"
+    folders(root, {synset: [f"{synset}.JPEG"] for synset in imagenet_synsets()})
+    samples = imagenet_c(str(tmp_path), "fog", 1, num_images=1000)
     assert [label for _, label in samples] == list(range(1000))
-    with pytest.raises(ValueError, match=f"root must hold 50000 images, got 1000 in {tmp_path}. "):
-        imagenet_val(tmp_path)
+    with pytest.raises(ValueError, match=f"root must hold 50000 images, got 1000 in {root}. "):
+        imagenet_c(tmp_path, "fog", 1)
 
 
 def test_files_that_are_not_images_do_not_count(tmp_path: Path) -> None:
     names = ["a.png", "._a.png", ".DS_Store", "note.txt", "b.jpg"]
-    folders(tmp_path, {SYNSETS[0]: names, ".cache": []})
-    (tmp_path / "README.txt").touch()
-    samples = imagenet_val(tmp_path, SYNSETS[:1], num_images=2)
+    root = folders(tmp_path / "fog" / "1", {SYNSETS[0]: names, ".cache": []})
+    (root / "README.txt").touch()
+    samples = imagenet_c(tmp_path, "fog", 1, SYNSETS[:1], num_images=2)
     assert [path.name for path, _ in samples] == ["a.png", "b.jpg"]
 
 
@@ -176,13 +176,9 @@ def test_the_whole_of_r(tmp_path: Path) -> None:
 
 
 def test_c(tmp_path: Path) -> None:
-    for severity in (1, 5):
-        val(tmp_path / "fog" / str(severity))
+    val(tmp_path / "fog" / "5")
     samples = imagenet_c(tmp_path, "fog", 5, SYNSETS, num_images=8)
-    assert [(p.relative_to(tmp_path / "fog" / "5"), k) for p, k in samples] == [
-        (p.relative_to(tmp_path / "fog" / "1"), k)
-        for p, k in imagenet_val(tmp_path / "fog" / "1", SYNSETS, num_images=8)
-    ]
+    assert {path.parent.parent for path, _ in samples} == {tmp_path / "fog" / "5"}
     for severity, corruption in ((2, "fog"), (1, "snow")):
         with pytest.raises(
             ValueError, match=r"root must be the folder of the test set, got .*, which"
@@ -211,7 +207,7 @@ def test_no_folder(tmp_path: Path) -> None:
     message = (
         f"root must be the folder of the test set, got {missing}, which is not a folder. Pass the"
     )
-    for list_images in (imagenet_val, imagenet_v2, imagenet_r):
+    for list_images in (imagenet_v2, imagenet_r):
         with pytest.raises(ValueError, match=message):
             list_images(missing)
 
@@ -220,22 +216,21 @@ def test_folders_of_other_synsets_are_left_out(tmp_path: Path) -> None:
     """The published test sets have folders for all classes."""
     val(tmp_path / "fog" / "1")
     some = [SYNSETS[2], SYNSETS[0]]
-    samples = imagenet_val(tmp_path / "fog" / "1", some, num_images=4)
+    samples = imagenet_c(tmp_path, "fog", 1, some, num_images=4)
     assert [(path.parent.name, label) for path, label in samples] == [
         *[(SYNSETS[2], 0)] * 2,
         *[(SYNSETS[0], 1)] * 2,
     ]
-    assert imagenet_c(tmp_path, "fog", 1, some, num_images=4) == samples
 
 
 def test_missing_folders(tmp_path: Path) -> None:
-    folders(tmp_path, {"n01440764": ["1.JPEG"], "n01443537": ["2.JPEG"]})
+    root = folders(tmp_path / "fog" / "1", {SYNSETS[0]: ["1.JPEG"], SYNSETS[1]: ["2.JPEG"]})
     with pytest.raises(
         ValueError,
         match=r"root must hold the 4 folders n01440764, n01443537, n01484850, ... \(4\), got "
-        f"{tmp_path} without n01484850, n01491361. Pass the folder that holds",
+        f"{root} without n01484850, n01491361. Pass the folder that holds",
     ):
-        imagenet_val(tmp_path, SYNSETS)
+        imagenet_c(tmp_path, "fog", 1, SYNSETS)
     with pytest.raises(ValueError, match=r"folders 0, 2, got .* without 0, 2\. Pass"):
         imagenet_v2(tmp_path, [SYNSETS[0], SYNSETS[2]])
     with pytest.raises(ValueError, match=r"without .*, \.\.\. \(198\)\. Pass"):
@@ -246,20 +241,20 @@ def test_synsets_that_are_not_imagenets(tmp_path: Path) -> None:
     message = (
         r"synsets must be among imagenet_synsets\(\), got n00005787. ImageNet's test sets have"
     )
-    for list_images in (imagenet_val, imagenet_v2, imagenet_r):
+    for list_images in (imagenet_v2, imagenet_r):
         with pytest.raises(ValueError, match=message):
             list_images(tmp_path, ["n01440764", "n00005787"])
 
 
 def test_a_wrong_number_of_images(tmp_path: Path) -> None:
-    val(tmp_path)
+    root = val(tmp_path / "fog" / "1")
     message = (
-        f"root must hold 9 images, got 8 in {tmp_path}. Unpack the test set again, or pass "
+        f"root must hold 9 images, got 8 in {root}. Unpack the test set again, or pass "
         "num_images=None for a subset of it."
     )
     with pytest.raises(ValueError, match=message):
-        imagenet_val(tmp_path, SYNSETS, num_images=9)
-    assert len(imagenet_val(tmp_path, SYNSETS, num_images=None)) == 8
+        imagenet_c(tmp_path, "fog", 1, SYNSETS, num_images=9)
+    assert len(imagenet_c(tmp_path, "fog", 1, SYNSETS, num_images=None)) == 8
 
 
 def test_a_class_without_images(tmp_path: Path) -> None:

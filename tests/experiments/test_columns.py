@@ -20,13 +20,13 @@ def test_an_objective_uses_its_own_recipe() -> None:
     vanilla, sam, gsam = plan("cifar10-vit-gsam", "vanilla", "sam", "gsam")
     for run in (vanilla, sam, gsam):
         out = str(Path("out") / f"{run.method}-3")
-        own = RECIPES[f"cifar10-vit-{run.method}"]()
+        own = RECIPES[f"cifar10-vit-{run.method}"].config
         assert run.config == own.override(seed=3, out=out)
 
 
 def test_an_objective_without_a_recipe_uses_its_default_radius() -> None:
     (asam,) = plan("cifar10-vit-gsam", "asam")
-    own = RECIPES["cifar10-vit-gsam"]()
+    own = RECIPES["cifar10-vit-gsam"].config
     assert asam.config == own.override(objective="asam", seed=3, out="out/asam-3")
     (penalty,) = plan("fashion-mnist-gsam", "gap-penalty", loss="sigmoid")
     assert penalty.config.objective == CONFIGS["gap-penalty"](loss="sigmoid")
@@ -147,6 +147,6 @@ def test_the_learning_rate_of_entropy_sgd_is_divided_by_gamma() -> None:
     (capitals,) = plan("fashion-mnist-gsam", "entropy-sgd", optimizer="SGD", **recipe)
     assert capitals.config.optimizer.lr == default.config.optimizer.lr
     (adam,) = plan("cifar10-vit-gsam", "entropy-sgd")
-    assert adam.config.optimizer == RECIPES["cifar10-vit-gsam"]().optimizer
+    assert adam.config.optimizer == RECIPES["cifar10-vit-gsam"].config.optimizer
     config = Config().override(objective="sam")
     assert with_lr_of_gradient(config) is config

@@ -69,7 +69,7 @@ def recipe_of(model: str) -> str:
 @pytest.mark.parametrize("line", HYPER_PARAMETERS.strip().splitlines(), ids=lambda x: cells(x)[0])
 def test_gsam_matches_the_table_of_hyper_parameters(line: str) -> None:
     model, *numbers, optimizer, epochs, warmup, decay = cells(line)
-    config = RECIPES[f"{recipe_of(model)}-gsam"]()
+    config = RECIPES[f"{recipe_of(model)}-gsam"].config
     objective, schedule = config.objective, config.schedule
     found = (objective.rho, objective.rho_min, objective.alpha, config.optimizer.lr)
     assert (*found, schedule.lr_min) == tuple(map(float, numbers[:5]))
@@ -99,9 +99,9 @@ def test_transfer_matches_the_paper(line: str) -> None:
     ]
     for source, accuracy in zip(sources, accuracies, strict=True):
         recipe = RECIPES[f"{data}-from-{source}"]
-        config = recipe()
+        config = recipe.config
         assert f"{accuracy} %" in recipe.expected
-        assert Path(config.model.weights or "") == RECIPES[source]().folder
+        assert Path(config.model.weights or "") == RECIPES[source].config.folder
         assert (config.optimizer.name, config.optimizer.weight_decay) == ("sgd", 0)
         assert (config.optimizer.clip_norm, config.schedule.decay) == (1, "linear")
         steps = (config.schedule.steps, config.schedule.warmup_steps)
@@ -112,8 +112,9 @@ def test_recipes_of_one_model_differ_only_in_the_objective() -> None:
     for name, recipe in RECIPES.items():
         if name.endswith("-vanilla") and "-from-" not in name:
             base = name.removesuffix("vanilla")
-            others = [RECIPES[f"{base}{objective}"]().to_dict() for objective in RECIPE_OBJECTIVES]
-            plain = recipe().to_dict()
+            names = (f"{base}{objective}" for objective in RECIPE_OBJECTIVES)
+            others = [RECIPES[name].config.to_dict() for name in names]
+            plain = recipe.config.to_dict()
             for other in others:
                 assert other["objective"].pop("loss") == plain["objective"].get("loss")
                 assert {k: v for k, v in other.items() if k != "objective"} == {
@@ -122,7 +123,7 @@ def test_recipes_of_one_model_differ_only_in_the_objective() -> None:
 
 
 def test_models_and_data_sets_exist_and_folders_are_unique() -> None:
-    configs = [recipe() for recipe in RECIPES.values()]
+    configs = [recipe.config for recipe in RECIPES.values()]
     assert {config.model.name for config in configs} <= set(names())
     assert {config.data.name for config in configs} <= set(SETS)
     folders = [config.folder for config in configs]

@@ -16,6 +16,7 @@ from PIL import Image
 from surrogap.experiments.plotting import new_figure
 from surrogap.paper import drawings
 from surrogap.paper.artifacts import ARTIFACTS, drawn
+from surrogap.paper.cost_figure import cost_figure
 from surrogap.paper.intervals import t_quantile
 from surrogap.paper.labels import place_labels
 from surrogap.paper.learning_rates import own_rates_table
@@ -25,7 +26,7 @@ from surrogap.paper.plan import final_runs
 from surrogap.paper.scales import GPU, LAPTOP
 from surrogap.paper.study import Cell
 from surrogap.paper.study_page import write_page
-from surrogap.paper.summaries import comparisons, in_words, summaries, table
+from surrogap.paper.summaries import cell_table, comparisons, in_words, summaries
 from surrogap.paper.tuning import chosen, trials
 from tests.paper import synthetic_study
 
@@ -139,7 +140,7 @@ def test_two_seeds_decide_nothing(tmp_path: Path) -> None:
     assert one.verdict == "too few seeds"
     assert in_words([one])[-1].endswith("0 of 1 comparisons have at least 3 seeds.")
     mean = statistics.fmean(accuracies("sam", 2))
-    assert table(GPU, [first], ("test",)).rows[0][-1] == f"{mean:.2f}"
+    assert cell_table(GPU, [first], ("test",)).rows[0][-1] == f"{mean:.2f}"
 
 
 def test_failed_runs_are_left_out(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_failed_runs_are_left_out(tmp_path: Path) -> None:
 
 def test_names_in_the_figure_of_costs_do_not_cover_each_other(ledger: Ledger) -> None:
     found = summaries(GPU, ARTIFACTS["fig-cost"].cells, ledger)
-    figure = drawings.cost_figure(GPU, found, ledger)
+    figure = cost_figure(GPU, found, ledger)
     figure.draw_without_rendering()
     (axis,) = figure.axes
     labels: list[Any] = [text for text in axis.texts if text.get_text()]
@@ -200,7 +201,7 @@ def test_single_seeds_are_rings_if_they_are_few(ledger: Ledger) -> None:
     found = summaries(GPU, ARTIFACTS["fig-cost"].cells, ledger)
     for num_seeds in (4, 5):
         few = [replace(one, lines=dict(list(one.lines.items())[:num_seeds])) for one in found]
-        (axis,) = drawings.cost_figure(GPU, few, ledger).axes
+        (axis,) = cost_figure(GPU, few, ledger).axes
         rings = [line for line in axis.lines if line.get_markerfacecolor() == "white"]
         expected = sum(len(one.lines) for one in few if len(one.lines) < 5 and one.cost is not None)
         assert len(rings) == expected
@@ -208,7 +209,7 @@ def test_single_seeds_are_rings_if_they_are_few(ledger: Ledger) -> None:
 
 def test_costs_are_those_of_the_timing(ledger: Ledger) -> None:
     found = summaries(GPU, ARTIFACTS["fig-cost"].cells, ledger)
-    (axis,) = drawings.cost_figure(GPU, found, ledger).axes
+    (axis,) = cost_figure(GPU, found, ledger).axes
     points = {label.get_text(): label.xy for label in axis.texts if label.get_text()}
     twice = [points[name][0] for name in ("SAM", "vanilla, 2x epochs", "Entropy-SGD")]
     *_, band = axis.patches  # around methods of equal cost, which are side by side

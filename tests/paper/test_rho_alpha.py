@@ -18,7 +18,7 @@ from surrogap.experiments.measurements import measure_sharpness, write_measureme
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.trained import TrainedRun
 from surrogap.paper.reproductions import ReproductionSettings
-from surrogap.paper.rho_alpha import figure, grid, read_run, shared_config, table
+from surrogap.paper.rho_alpha import grid, grid_figure, grid_table, read_run, shared_config
 from surrogap.training.failure import RunFailedError
 from surrogap.training.records import read_records
 from surrogap.training.run import train
@@ -49,7 +49,7 @@ def test_a_run_is_the_recipe_with_a_constant_radius_and_an_alpha(
     last = runs[-1].config
     changes: dict[str, Any] = {"rho": 0.2, "rho_min": None, "alpha": 0.4, "seed": 1}
     out = str(settings.folder / "rho-0.2-alpha-0.4-seed-1")
-    assert last == RECIPES["tiny"]().override(**changes, out=out)
+    assert last == RECIPES["tiny"].config.override(**changes, out=out)
     train(last)
     radii = {record["rho"] for record in read_records(last.folder) if record["kind"] == "step"}
     assert radii == {0.2}
@@ -63,7 +63,7 @@ def test_any_recipe_becomes_gsam_and_any_length_its_own() -> None:
     assert (run.config.objective.name, run.config.objective.alpha) == ("gsam", 0.3)
     assert run.config.schedule.steps == 7
     own = shared_config(replace(settings, num_steps=None))
-    assert own.schedule == RECIPES["fashion-mnist-sam"]().schedule
+    assert own.schedule == RECIPES["fashion-mnist-sam"].config.schedule
 
 
 def test_alpha_0_is_sam(settings: ReproductionSettings, tmp_path: Path) -> None:
@@ -166,7 +166,9 @@ def test_without_a_finite_hessian_nothing_is_written(
 
 
 def test_the_table_has_a_row_for_each_rho_and_alpha() -> None:
-    shown = table(synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0), "synthetic")
+    shown = grid_table(
+        synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0), "synthetic"
+    )
     assert [row[:2] for row in shown.rows] == [
         (rho, alpha) for rho in ("0.1", "0.2") for alpha in ("0", "0.2", "0.4")
     ]
@@ -177,7 +179,7 @@ def test_the_table_has_a_row_for_each_rho_and_alpha() -> None:
 
 def test_the_figure_has_the_papers_panels() -> None:
     results = synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-6.0)
-    *panels, _ = figure(results, "synthetic").axes
+    *panels, _ = grid_figure(results, "synthetic").axes
     labels = [panel.get_ylabel() for panel in panels]
     assert labels == ["test accuracy %", "2h/rho^2, one ascent step", "dominant eigenvalue"]
     for panel, ends in zip(panels, ((82, 82), (15, 14), (23, 21)), strict=True):
@@ -190,7 +192,7 @@ def test_the_figure_has_the_papers_panels() -> None:
 
 def test_a_single_rho_and_a_negative_eigenvalue_can_be_drawn(tmp_path: Path) -> None:
     results = synthetic_grid.runs(accuracy=0.01, sharpness=-5.0, eigenvalue=-60.0)
-    drawn = figure([run for run in results if run["rho"] == 0.1], "synthetic")
+    drawn = grid_figure([run for run in results if run["rho"] == 0.1], "synthetic")
     assert [panel.get_yscale() for panel in drawn.axes] == ["linear"] * 4
     drawn.savefig(tmp_path / "figure.png")
 

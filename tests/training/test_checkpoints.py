@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from surrogap.training.checkpoints import Checkpoints, read
 from surrogap.training.failure import RunFailedError
-from surrogap.training.model import load_weights
 from surrogap.training.run import train
 from tests.training import small_runs
 
@@ -180,7 +178,6 @@ def test_an_error_of_torchs_own_stays_what_it_is(
         Checkpoints(tmp_path).save(STATE, 1)
 
 
-@pytest.mark.filterwarnings("ignore:checkpoint must contain")
 @pytest.mark.parametrize("state", [[1, 2], {"step": 7}, {"model": {}, "optimizer": [1]}])
 def test_a_state_of_something_else(state: Any, tmp_path: Path) -> None:
     config = small_runs.config(tmp_path, steps=1)
@@ -191,9 +188,5 @@ def test_a_state_of_something_else(state: Any, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     disguised(buffer.getvalue(), folder)
-    message = "checkpoint must have the state of a run|checkpoints must include an intact one"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="checkpoint must have the state of a run"):
         train(config, resume=True)
-    message = "checkpoint must have the weights|checkpoints must include an|weights must be"
-    with pytest.raises(ValueError, match=message):
-        load_weights(nn.Linear(2, 2), config.folder, num_classes=2)

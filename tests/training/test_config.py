@@ -153,17 +153,6 @@ def test_types_that_are_refused(changes: dict[str, Any], message: str) -> None:
             "lam has no effect on sam. Leave",
         ),
         ({"objective": {"gamma": 1}}, NoEffectError, "gamma has no effect on gsam. "),
-        ({"schedule": 3}, TypeError, "schedule must be a dictionary of fields, got 3"),
-        (
-            [],
-            TypeError,
-            r"configuration must be a dictionary of groups, got \[\]. Pass the content",
-        ),
-        (
-            None,
-            TypeError,
-            "configuration must be a dictionary of groups, got None. Pass the content",
-        ),
     ],
 )
 def test_dictionaries_that_are_refused(values: Any, error: type[Exception], message: str) -> None:

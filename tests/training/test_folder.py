@@ -96,7 +96,7 @@ def test_a_mistake_leaves_no_folder(tmp_path: Path) -> None:
     assert not config.folder.exists()
 
 
-@pytest.mark.parametrize("text", [None, b"{half a", b"\xff\xfe{}", b"[" * 100_000])
+@pytest.mark.parametrize("text", [None, b"{half a", b"\xff\xfe{}"])
 def test_a_folder_without_a_run(text: bytes | None, tmp_path: Path) -> None:
     remedy = "Pass a run's folder"
     if text is not None:

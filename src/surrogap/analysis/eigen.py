@@ -9,7 +9,7 @@ from torch import Tensor
 from surrogap.analysis.lanczos import Lanczos, Operator, Ritz
 from surrogap.analysis.space import Space
 from surrogap.analysis.surface import Progress
-from surrogap.checks import integer, number
+from surrogap.checks import integer, number, one_of
 from surrogap.errors import InvalidValueError
 
 Which = Literal["largest", "smallest", "dominant"]
@@ -136,11 +136,7 @@ def eigenvalues(
     _check(tolerance, max_products)
     space = operator.space
     integer("num", num, at_least=1, remedy="Pass the number of eigenvalues.")
-    if which not in get_args(Which):
-        raise InvalidValueError(
-            f"which must be 'largest', 'smallest' or 'dominant', got {which!r}. "
-            "Leave it out for the largest."
-        )
+    one_of("which", which, get_args(Which), remedy="Leave it out for the largest.")
     if not num <= min(max_products, space.size):
         raise InvalidValueError(
             f"num must be at most max_products and the number of weights, got num={num}, "

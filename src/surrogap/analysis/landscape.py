@@ -8,7 +8,7 @@ the statistics are interpolated too, so both ends are the models themselves.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -124,12 +124,7 @@ def line(
     >>> line(surface, torch.tensor([2.0]), [-1.0, 0.0, 0.5]).losses
     (4.0, 0.0, 1.0)
     """
-    losses = []
-    for step in steps:
-        with surface.moved(step * direction):
-            losses.append(float(surface.loss()))
-        if progress is not None:
-            progress(len(losses), len(steps))
+    losses = _losses(surface, (step * direction for step in steps), len(steps), progress)
     return Line(tuple(steps), tuple(losses), label)
 
 
@@ -154,17 +149,24 @@ def plane(
         labels: The names of the directions, for figures.
         progress: Called after each loss with the number of losses so far and the total.
     """
-    rows = []
     num_x, num_points = len(x_steps), len(x_steps) * len(y_steps)
-    for index, y in enumerate(y_steps):
-        row = []
-        for x in x_steps:
-            with surface.moved(x * first + y * second):
-                row.append(float(surface.loss()))
-            if progress is not None:
-                progress(index * num_x + len(row), num_points)
-        rows.append(tuple(row))
-    return Plane(tuple(x_steps), tuple(y_steps), tuple(rows), labels)
+    deltas = (x * first + y * second for y in y_steps for x in x_steps)
+    losses = _losses(surface, deltas, num_points, progress)
+    rows = tuple(tuple(losses[start : start + num_x]) for start in range(0, num_points, num_x))
+    return Plane(tuple(x_steps), tuple(y_steps), rows, labels)
+
+
+def _losses(
+    surface: Surface, deltas: Iterable[Tensor], number: int, progress: Progress | None
+) -> list[float]:
+    """The losses at some displacements from the weights."""
+    losses: list[float] = []
+    for delta in deltas:
+        with surface.moved(delta):
+            losses.append(float(surface.loss()))
+        if progress is not None:
+            progress(len(losses), number)
+    return losses
 
 
 def between(

@@ -101,9 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     if stopped_by is not None:
         return print_stopped("compare", stopped_by)
     compared = [comparison.read_compared_run(run) for run in runs]
-    first = runs[0].config
-    data = "Fashion-MNIST" if first.data.name == "embedded" else Path(first.data.name).stem
-    title = f"{first.model.name} on {data}"
+    title = runs[0].subject
     comparison.print_comparison(compared, rho, title=title)
     configs = {run.method: run.config.to_dict() for run in runs}
     values = comparison.numbers(compared, rho) | {"configurations": configs}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from surrogap.checks import one_of
 from surrogap.experiments.recipes import RECIPES
-from surrogap.training.config import FIELDS, Config, check_effect
+from surrogap.training.config import FIELDS, Config, check_effect, is_run
 
 
 def base_config(arguments: Sequence[str], run: Path | None = None) -> Config:
@@ -49,7 +49,7 @@ def recipe_config(arguments: Sequence[str], default: str = "") -> Config:
         ValueError: The recipe does not exist.
     """
     name = _peek(arguments, "recipe") or default
-    return RECIPES[one_of("recipe", name, RECIPES, remedy="surrogap recipes lists them.")]()
+    return RECIPES[one_of("recipe", name, RECIPES, remedy="surrogap recipes lists them.")].config
 
 
 def resumed_run(arguments: Sequence[str]) -> Path | None:
@@ -57,11 +57,6 @@ def resumed_run(arguments: Sequence[str]) -> Path | None:
     out = _peek(arguments, "out")
     folder = Path(out or "").expanduser()
     return folder if "--resume" in arguments and out and is_run(folder) else None
-
-
-def is_run(folder: Path) -> bool:
-    """Return True if the folder has the configuration of a run."""
-    return (folder / "config.json").is_file()
 
 
 def run_argument(arguments: Sequence[str]) -> Path | None:

@@ -6,7 +6,7 @@ surrogap evaluate runs/c --real data/real.json --v2 data/imagenetv2-matched-freq
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -97,18 +97,17 @@ def main(arguments: Sequence[str]) -> int:
 
     run = TrainedRun.read(chosen.run)
     files = ResultFiles(chosen.out or run.folder, "evaluate", "evaluation", [])
-    device, data = device_of(chosen.device), run.config.data
+    device, own = device_of(chosen.device), run.config.data
+    data = replace(
+        own,
+        data_root=chosen.data_root or own.data_root,
+        skip_damaged=chosen.skip_damaged or own.skip_damaged,
+    )
     with progress_bar("check image files") as progress:
-        splits = intact_test_images(
-            run.config.data,
-            chosen.data_root,
-            download=chosen.download,
-            skip_damaged=chosen.skip_damaged,
-            on_checked=progress,
-        ).to(device)
-    data_root = Path(chosen.data_root or data.data_root).expanduser()
+        splits = intact_test_images(data, download=chosen.download, on_checked=progress)
+    splits = splits.to(device)
     paths = EvalSetPaths(chosen.votes, chosen.real, chosen.v2, chosen.r, chosen.c)
-    paths = paths.or_found(data.name, data_root)
+    paths = paths.or_found(data.name, Path(data.data_root).expanduser())
     sets = list(eval_sets(splits, paths, with_corruptions=chosen.corruptions))
     make_batches = batch_maker(
         chosen.batch_size, device, size=run.config.model.image_size, num_workers=chosen.num_workers

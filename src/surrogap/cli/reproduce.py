@@ -11,7 +11,6 @@ surrogap reproduce theory
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -102,7 +101,7 @@ def _settings(chosen: Reproduce, name: str) -> ReproductionSettings:
         recipe=chosen.recipe,
         rhos=chosen.rhos,
         alphas=chosen.alphas,
-        folder=(chosen.out or Path("runs") / f"reproduce-{name}").expanduser(),
+        folder=chosen.folder(name),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from surrogap.cli.options import RunFolder, options
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.charts import CHART_WIDTH, chart, side_by_side
+from surrogap.training.config import is_run
 from surrogap.training.flags import OptionalPath
 
 
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     chosen = options(Show, "show", arguments)
     comparison = chosen.run / "comparison.json"
-    if comparison.is_file() and not (chosen.run / "config.json").exists():
+    if comparison.is_file() and not is_run(chosen.run):
         from surrogap.experiments.comparison import print_comparison, read_comparison
 
         print_comparison(*read_comparison(comparison), title=str(chosen.run))

@@ -1,7 +1,6 @@
 """The study of `surrogap reproduce`, from which its tables and figures are drawn."""
 
 import signal
-import sys
 import textwrap
 import time
 from collections.abc import Sequence
@@ -91,6 +90,10 @@ class StudyOptions:
     out: OptionalPath = None
     """The folder for the results. By default runs/reproduce-NAME."""
 
+    def folder(self, name: str) -> Path:
+        """Return the folder for the results of a table or figure."""
+        return (self.out or Path("runs") / f"reproduce-{name}").expanduser()
+
 
 def reproduce_study(name: str, options: StudyOptions) -> int:
     """Train the runs of a table or figure, draw it, and return the exit status.
@@ -116,7 +119,7 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
     status = _train(measurements, wanted, scale, ledger, options) if options.train else 0
     if status == 0 and options.draw:
         for one in ARTIFACTS if name == ALL else [name] if name in ARTIFACTS else []:
-            _draw(one, scale, ledger, options.out)
+            _draw(one, scale, ledger, options.folder(one))
     if status == 0 and options.page is not None:
         write_page(options.page.expanduser(), scale, ledger)
         print(f"Page: {options.page}.")
@@ -222,12 +225,8 @@ def _train(
         )
     except (Stopped, KeyboardInterrupt) as stopped:  # Ctrl-C between runs, or during several
         received = stopped.signal if isinstance(stopped, Stopped) else signal.SIGINT
-        print(
-            f"surrogap: {received.name} stopped surrogap reproduce. Finished runs are in "
-            f"{ledger.path}. Run the same command to train the others.",
-            file=sys.stderr,
-        )
-        return 128 + received
+        saved = f"Finished runs are in {ledger.path}. Run the same command to train the others."
+        return print_stopped("reproduce", received, saved)
     if wanted or waiting:
         print(_summary(waiting, left, options.jobs))
     if not left and not all(one.is_ready(scale, ledger) for one in waiting):
@@ -264,9 +263,8 @@ def _print_line(line: LedgerLine, left: Sequence[Todo]) -> None:
     print(time.strftime("%H:%M:%S"), *words, f"({len(left)} left)", flush=True)
 
 
-def _draw(name: str, scale: Scale, ledger: Ledger, out: Path | None) -> None:
+def _draw(name: str, scale: Scale, ledger: Ledger, folder: Path) -> None:
     found = drawn(name, scale, ledger)
-    folder = Path("runs") / f"reproduce-{name}" if out is None else out.expanduser()
     files = ResultFiles(folder, "reproduce", name, list(found.writers))
     files.write(found.numbers, found.writers)
     show(found, files)

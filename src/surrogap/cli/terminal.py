@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 LINE_INTERVAL = 30.0  # seconds
+_SAVED = "Its progress is saved: run the same command to continue."
 
 
 class ShowProgress(Protocol):
@@ -55,11 +56,7 @@ def progress_bar(title: str) -> Iterator[ShowProgress]:
         yield show
 
 
-def print_stopped(command: str, stopped_by: signal.Signals) -> int:
-    """Print that a signal stopped a command that can be repeated, and return the exit status."""
-    print(
-        f"surrogap: {stopped_by.name} stopped surrogap {command}. Its progress is saved: run the "
-        "same command to continue.",
-        file=sys.stderr,
-    )
+def print_stopped(command: str, stopped_by: signal.Signals, saved: str = _SAVED) -> int:
+    """Print that a signal stopped a command and what is saved, and return the exit status."""
+    print(f"surrogap: {stopped_by.name} stopped surrogap {command}. {saved}", file=sys.stderr)
     return 128 + stopped_by

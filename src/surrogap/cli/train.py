@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from surrogap.cli.defaults import base_config, given_fields, is_run, resumed_run
+from surrogap.cli.defaults import base_config, given_fields, resumed_run
 from surrogap.cli.options import ConfigOptions, RecipeName, options
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.columns import with_lr_of_gradient
-from surrogap.training.config import FREE, Config
+from surrogap.training.config import FREE, Config, is_run
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,11 @@
 """Datasets in folders: `train/CLASS/image.jpg`, the layout of torchvision's ImageFolder."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from surrogap.data.splits import FileSet, Splits, check_classes
+from surrogap.data.splits import FileSet, Splits
 from surrogap.errors import InvalidValueError
 
 _REMEDY = "A dataset is a folder with train/CLASS/IMAGE and val/CLASS/IMAGE or test/CLASS/IMAGE."
@@ -60,11 +59,10 @@ def read_folder(path: str | Path, name: str | None = None) -> Splits:
 def _images(folder: Path) -> tuple[FileSet, tuple[str, ...]]:
     """Return the images and the classes of a split, in the order of torchvision's ImageFolder."""
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    check_classes(classes)
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        for subfolder, _, names in sorted(_walk(folder / name, folder)):
+        for subfolder, _, names in sorted(os.walk(folder / name, followlinks=True)):
             images = [name for name in sorted(names) if name.lower().endswith(IMG_EXTENSIONS)]
             paths += (os.path.join(subfolder, name) for name in images)
             labels += [label] * len(images)
@@ -76,23 +74,3 @@ def _images(folder: Path) -> tuple[FileSet, tuple[str, ...]]:
             f"{', '.join(empty[:5]) or 'it'}. {_REMEDY}"
         )
     return FileSet(paths, labels), tuple(classes)
-
-
-def _walk(folder: Path, root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk the folder of a class, following links; raise if one leads back into the dataset."""
-    _check_link(str(folder), root)
-    for subfolder, folders, names in os.walk(folder, followlinks=True):
-        for name in folders:
-            _check_link(os.path.join(subfolder, name), root)
-        yield subfolder, folders, names
-
-
-def _check_link(path: str, root: Path) -> None:
-    if not os.path.islink(path):
-        return
-    target, start = Path(os.path.realpath(path)), Path(os.path.realpath(os.path.dirname(path)))
-    if start.is_relative_to(target) or target.is_relative_to(root.resolve()):
-        raise InvalidValueError(
-            f"path must not have links back into its folders, got {path}, a link to {target}. "
-            "Remove the link."
-        )

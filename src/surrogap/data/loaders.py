@@ -1,12 +1,8 @@
 """Loaders of batches on the device, resumable mid-epoch."""
 
-import multiprocessing
 import os
-import signal
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -27,10 +23,8 @@ from surrogap.data.order import Order
 from surrogap.data.seeds import derived, generator
 from surrogap.data.splits import FileSet, Splits, TensorSet
 from surrogap.data.streams import Batch, on_side_stream
+from surrogap.data.worker_signals import blocked_signals, obey_parent_only
 from surrogap.errors import InvalidValueError
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_CAN_WAIT_FOR_SIGNALS = hasattr(signal, "sigwaitinfo")  # not on macOS
 
 
 class Loader(ABC):
@@ -136,9 +130,8 @@ class Loader(ABC):
             state: The return value of `state_dict`.
 
         Raises:
-            TypeError: The epoch or position in the state is not an integer.
             ValueError: The state is of a loader with a different dataset, seed or global batch
-                size, or the position is out of bounds.
+                size.
         """
         for name, value in self._fingerprint().items():
             if state.get(name) != value:
@@ -146,14 +139,6 @@ class Loader(ABC):
                     f"state must have {name}={value}, as this loader does, got {state.get(name)}. "
                     "Resume with the dataset, seed and global batch size of the saved run."
                 )
-        epoch, position = state.get("epoch"), state.get("position")
-        integer("epoch", epoch, at_least=0, remedy="Pass what state_dict() returned.")
-        integer("position", position, at_least=0, remedy="Pass what state_dict() returned.")
-        if state["position"] >= len(self):
-            raise InvalidValueError(
-                f"position must be below {len(self)}, the number of batches, got {position}. "
-                "Pass what state_dict() returned."
-            )
         self.epoch, self.position = state["epoch"], state["position"]
         self._is_resumed = True
 
@@ -238,13 +223,13 @@ class FileLoader(Loader):
             persistent_workers=num_workers > 0,
             pin_memory=self.device.type == "cuda",
             generator=self._worker_seeds,
-            worker_init_fn=_obey_parent_only,
+            worker_init_fn=obey_parent_only,
         )
 
     def _raw(self, epoch: int) -> Iterator[Batch]:
         self._worker_seeds.manual_seed(derived("workers", self.order.seed, epoch))
         self._sampler.epoch, self._sampler.position = epoch, self.position
-        with _blocked_signals():  # so that workers block them from their start
+        with blocked_signals():  # so that workers block them from their start
             batches = iter(self._workers)
         for batch in batches:
             if isinstance(batch, Unreadable):
@@ -257,39 +242,6 @@ class FileLoader(Loader):
                 images.to(self.device, non_blocking=True),
                 labels.to(self.device, non_blocking=True),
             )
-
-
-def _obey_parent_only(worker: int) -> None:
-    """Ignore signals in a worker process unless its parent sends them.
-
-    Launchers, schedulers and terminals signal whole process groups. If a worker ended, the parent
-    would fail before it could save the run.
-    """
-    if _CAN_WAIT_FOR_SIGNALS:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # inherited only from a fork
-        threading.Thread(target=_exit_on_signal_of_parent, daemon=True).start()
-
-
-@contextmanager
-def _blocked_signals() -> Iterator[None]:
-    """Context in which signals of launchers wait, also in processes that are forked in it."""
-    if not _CAN_WAIT_FOR_SIGNALS:
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _exit_on_signal_of_parent() -> None:
-    # Not `os.getppid()`: workers may be the children of a fork server.
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    while signal.sigwaitinfo(_SIGNALS).si_pid != parent.pid:
-        pass
-    os._exit(0)
 
 
 def _num_cpus() -> int:

@@ -148,7 +148,6 @@ class Splits:
     std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_classes(self.classes)
         self._check_labels()
         self._check_shapes()
         if not (self.mean and self.std):
@@ -237,16 +236,3 @@ def mean_and_std(images: TensorSet | FileSet) -> tuple[tuple[float, ...], tuple[
         means.append(mean)
         stds.append(std if std > 1e-6 else 1.0)
     return tuple(means), tuple(stds)
-
-
-def check_classes(classes: Sequence[str]) -> None:
-    """Check the names of classes, which are printed to a terminal.
-
-    Raises:
-        ValueError: A name has control characters.
-    """
-    for name in classes:
-        if not name.isprintable():
-            raise InvalidValueError(
-                f"classes must have printable names, got {name!r}. Rename the class."
-            )

@@ -1,6 +1,6 @@
 """Scores of a model on clean, corrupted and shifted test sets."""
 
-from surrogap.evaluation.corruptions import CORRUPTIONS, Corruption, corrupted
+from surrogap.evaluation.corruptions import CORRUPTIONS, Corruption, corrupted, corruptions_of
 from surrogap.evaluation.imagenet import (
     IMAGENET_C,
     imagenet_c,
@@ -9,7 +9,6 @@ from surrogap.evaluation.imagenet import (
     imagenet_real,
     imagenet_synsets,
     imagenet_v2,
-    imagenet_val,
 )
 from surrogap.evaluation.metrics import Scores, evaluate, label_sets
 
@@ -19,6 +18,7 @@ __all__ = [
     "Corruption",
     "Scores",
     "corrupted",
+    "corruptions_of",
     "evaluate",
     "imagenet_c",
     "imagenet_r",
@@ -26,6 +26,5 @@ __all__ = [
     "imagenet_real",
     "imagenet_synsets",
     "imagenet_v2",
-    "imagenet_val",
     "label_sets",
 ]

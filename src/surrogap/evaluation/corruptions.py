@@ -272,12 +272,12 @@ CORRUPTIONS: dict[str, Corruption] = {
 }
 
 
-def corrupted(
-    images: Tensor,
-    name: str,
-    severity: int,
-    seed: int = 0,
-) -> Tensor:
+def corruptions_of(channels: int) -> list[str]:
+    """Return the corruptions of images with one or three channels: grey ones have no saturation."""
+    return [name for name in CORRUPTIONS if name != "saturate" or channels == 3]
+
+
+def corrupted(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
     """Return corrupted images, on the device of the images.
 
     Args:

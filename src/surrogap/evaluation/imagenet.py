@@ -47,42 +47,12 @@ def imagenet_r_synsets() -> tuple[str, ...]:
     return _resource("imagenet_r_synsets.txt")
 
 
-def imagenet_val(
-    root: _Folder, synsets: Sequence[str] | None = None, *, num_images: int | None = 50_000
-) -> list[Sample]:
-    """The validation set: `root/n01440764/ILSVRC2012_val_00000293.JPEG`.
-
-    Args:
-        root: The folder with a folder for each synset.
-        synsets: The synsets in the order of the model's classes; None for ImageNet's. Other folders
-            are left out.
-        num_images: The expected number of images; None for any number. The default is the number
-            for all of ImageNet's synsets.
-
-    Returns:
-        Paths and labels, ordered by class and then by name.
-
-    Raises:
-        ValueError: A folder is missing, the number of images is wrong, or a synset is not one of
-            ImageNet's.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     for synset in ("n01440764", "n01443537"):
-    ...         (Path(root) / synset).mkdir()
-    ...         (Path(root) / synset / "1.JPEG").touch()
-    ...     samples = imagenet_val(root, ["n01440764", "n01443537"], num_images=2)
-    >>> [(path.parent.name, label) for path, label in samples]
-    [('n01440764', 0), ('n01443537', 1)]
-    """
-    return _samples(Path(root), _labels(synsets), num_images)
-
-
 def imagenet_real(root: _Folder, labels: _Folder) -> list[tuple[Path, list[int]]]:
     """The validation set with all correct labels of each image (ReaL, Beyer et al. 2020).
 
     Args:
-        root: As for `imagenet_val`. All images are required: the labels do not name them.
+        root: The folder of the validation set, with a folder for each synset. All images are
+            required: the labels do not name them.
         labels: The file `real.json`: a list of labels for each image, in the order of the images'
             names. Images with an empty list are left out by `evaluate(truth="set")`.
 
@@ -90,10 +60,10 @@ def imagenet_real(root: _Folder, labels: _Folder) -> list[tuple[Path, list[int]]
         Paths and lists of labels, ordered by the images' names.
 
     Raises:
-        ValueError: As for `imagenet_val`; or the file is not a list of lists of classes, with a
-            list for each image; or two images have the same name.
+        ValueError: A folder is missing; or the file is not a list of lists of classes, with a list
+            for each image; or two images have the same name.
     """
-    samples = imagenet_val(root, num_images=None)
+    samples = _samples(Path(root), _labels(None), None)
     paths = sorted((path for path, _ in samples), key=lambda path: path.name)
     lists = _label_lists(Path(labels), len(imagenet_synsets()))
     repeated = [name for name, n in Counter(path.name for path in paths).items() if n > 1]
@@ -115,9 +85,31 @@ def imagenet_v2(
 ) -> list[Sample]:
     """ImageNet-V2 (Recht et al. 2019): folders `root/0` to `root/999`.
 
-    The name of a folder is the position of its synset in `imagenet_synsets()`. `root` is the folder
-    of one of its three variants, such as `imagenetv2-matched-frequency-format-val`. All else is as
-    for `imagenet_val`.
+    The name of a folder is the position of its synset in `imagenet_synsets()`.
+
+    Args:
+        root: The folder of one of its three variants, such as
+            `imagenetv2-matched-frequency-format-val`.
+        synsets: The synsets in the order of the model's classes; None for ImageNet's. Other folders
+            are left out.
+        num_images: The expected number of images; None for any number. The default is the number
+            for all of ImageNet's synsets.
+
+    Returns:
+        Paths and labels, ordered by class and then by name.
+
+    Raises:
+        ValueError: A folder is missing, the number of images is wrong, or a synset is not one of
+            ImageNet's.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for folder in ("0", "1"):
+    ...         (Path(root) / folder).mkdir()
+    ...         (Path(root) / folder / "1.jpeg").touch()
+    ...     samples = imagenet_v2(root, ["n01443537", "n01440764"], num_images=2)
+    >>> [(path.parent.name, label) for path, label in samples]
+    [('1', 0), ('0', 1)]
     """
     folders = {synset: str(k) for k, synset in enumerate(imagenet_synsets())}
     labels = {folders[synset]: label for synset, label in _labels(synsets).items()}
@@ -129,14 +121,14 @@ def imagenet_r(
 ) -> tuple[list[Sample], list[int]]:
     """ImageNet-R (Hendrycks et al. 2021): renditions of 200 classes, with a folder for each.
 
-    The arguments are those of `imagenet_val`. Synsets without renditions have no images.
+    The arguments are those of `imagenet_v2`. Synsets without renditions have no images.
 
     Returns:
         Paths and labels in the model's classes, and the classes of the test set, for
         `evaluate(classes=...)`.
 
     Raises:
-        ValueError: As for `imagenet_val`, or no synset is one of ImageNet-R's.
+        ValueError: As for `imagenet_v2`, or no synset is one of ImageNet-R's.
     """
     subset = set(imagenet_r_synsets())
     own = {synset: label for synset, label in _labels(synsets).items() if synset in subset}
@@ -159,10 +151,10 @@ def imagenet_c(
     """One test set of ImageNet-C: `root/fog/3/n01440764/ILSVRC2012_val_00000293.JPEG`.
 
     `root` has a folder for each corruption, one of `IMAGENET_C`, and in it one for each severity,
-    from 1 to 5. All else is as for `imagenet_val`.
+    from 1 to 5. All else is as for `imagenet_v2`.
 
     Raises:
-        ValueError: As for `imagenet_val`, or the corruption or the severity is unknown.
+        ValueError: As for `imagenet_v2`, or the corruption or the severity is unknown.
     """
     one_of("corruption", corruption, IMAGENET_C)
     integer("severity", severity, at_least=1, at_most=5, remedy="Pass 1 for the weakest.")

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from surrogap.checks import one_of
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
 NUM_BINS = 15
@@ -138,21 +139,12 @@ def label_sets(labels: Sequence[Sequence[int]], num_classes: int) -> Tensor:
     Returns:
         Bools of shape (images, classes).
 
-    Raises:
-        ValueError: A label is not a class.
-
     >>> label_sets([[0, 2], []], num_classes=3)
     tensor([[ True, False,  True],
             [False, False, False]])
     """
     sets = torch.zeros(len(labels), num_classes, dtype=torch.bool)
     for i, ones in enumerate(labels):
-        wrong = [label for label in ones if not 0 <= label < num_classes]
-        if wrong:
-            raise InvalidValueError(
-                f"labels must be from 0 to {num_classes - 1}, got {wrong[0]} for image {i}. "
-                "Pass the number of the model's classes as num_classes."
-            )
         sets[i, list(ones)] = True
     return sets
 
@@ -262,11 +254,7 @@ def _device_of(model: nn.Module) -> torch.device:
 def _check_arguments(
     truth: str, classes: Sequence[int] | None, autocast: torch.dtype | None
 ) -> None:
-    if truth not in get_args(Truth):
-        raise InvalidValueError(
-            f"truth must be 'label', 'set' or 'votes', got {truth!r}. "
-            "Pass 'label' for one class per image."
-        )
+    one_of("truth", truth, get_args(Truth), remedy="Pass label for one class per image.")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise InvalidValueError(
             f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}. "

@@ -16,7 +16,7 @@ Point = tuple[float, float]
 def chart(title: str, points: Sequence[Point], *, width: int = 60, height: int = 8) -> str:
     """Return a curve of `width` characters and `height` lines, with both axes labelled.
 
-    The points are ordered by x. Those that are not finite are left out.
+    The points are finite and ordered by x, and there is at least one.
 
     >>> print(chart("a line", [(0, 0.0), (1, 1.0)], width=6, height=3))
     a line
@@ -25,14 +25,11 @@ def chart(title: str, points: Sequence[Point], *, width: int = 60, height: int =
              0 ┤⡠⠊⠀⠀⠀⠀
                 0    1
     """
-    finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-    if not finite:
-        return f"{title}\n           no finite values"
-    low, high = min(y for _, y in finite), max(y for _, y in finite)
-    dots = _dots(finite, low, high, 2 * width, 4 * height)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    dots = _dots(points, low, high, 2 * width, 4 * height)
     lines = [_line(dots, row, width) for row in range(height)]
     labels = [f"{high:10.4g} ┤"] + ["           │"] * (height - 2) + [f"{low:10.4g} ┤"]
-    first, last = f"{finite[0][0]:g}", f"{finite[-1][0]:g}"
+    first, last = f"{points[0][0]:g}", f"{points[-1][0]:g}"
     foot = " " * 12 + first + last.rjust(width - len(first))
     return "\n".join([title, *map(str.__add__, labels, lines), foot])
 

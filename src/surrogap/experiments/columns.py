@@ -163,10 +163,10 @@ def with_lr_of_gradient(config: Config, given: Container[str] = ()) -> Config:
 
 def _recipe_for(recipe: str, objective: str) -> Config:
     """Return the recipe's variant for an objective, or the recipe with the default radius."""
-    own = RECIPES[recipe]()
+    own = RECIPES[recipe].config
     sibling = f"{recipe.removesuffix(own.objective.name)}{objective}"
     if sibling in RECIPES:
-        return RECIPES[sibling]()
+        return RECIPES[sibling].config
     # Through vanilla, which drops all settings of the recipe's objective except the loss.
     return own.override(objective="vanilla").override(objective=objective)
 

@@ -11,10 +11,10 @@ from typing import Any, final
 from surrogap.analysis.gap import DERIVED
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.planned import PlannedRun, num_passes
-from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
+from surrogap.experiments.plotting import Points, banded, curves_with_bands, new_figure
 from surrogap.experiments.run_summary import curve
 from surrogap.experiments.text_table import Table
-from surrogap.training.records import read_records
+from surrogap.training.records import Record, read_records
 
 MEASUREMENTS = "measurements.json"
 NUM_ASCENT_STEPS = 5
@@ -74,11 +74,16 @@ class ComparedRun:
     epochs: list[dict[str, Any]]
 
 
+def read_results(folder: Path) -> tuple[list[Record], dict[str, float]]:
+    """Read the epoch records and the measurements of a finished run."""
+    epochs = [record for record in read_records(folder) if record["kind"] == "epoch"]
+    return epochs, json.loads((folder / MEASUREMENTS).read_text())
+
+
 def read_compared_run(planned: PlannedRun) -> ComparedRun:
     """Read the results of a finished run from its folder."""
-    folder = planned.config.folder
-    epochs = [record for record in read_records(folder) if record["kind"] == "epoch"]
-    last, measured = epochs[-1], json.loads((folder / MEASUREMENTS).read_text())
+    epochs, measured = read_results(planned.config.folder)
+    last = epochs[-1]
     return ComparedRun(
         method=planned.method,
         seed=planned.config.execution.seed,
@@ -106,12 +111,12 @@ def print_comparison(runs: Sequence[ComparedRun], rho: float, *, title: str) -> 
 
     The gaps were measured at the radius `rho`.
     """
-    table(runs, title).print()
+    comparison_table(runs, title).print()
     print(textwrap.fill(legend(runs, rho), width=100))
     print(*differences(runs), sep="\n")
 
 
-def table(runs: Sequence[ComparedRun], title: str) -> Table:
+def comparison_table(runs: Sequence[ComparedRun], title: str) -> Table:
     """Return a table with a column per method: mean and standard deviation over seeds."""
     methods = by_method(runs)
     rows = {"epochs": [str(own[0].num_epochs) for own in methods.values()]}
@@ -128,13 +133,18 @@ def legend(runs: Sequence[ComparedRun], rho: float) -> str:
     """Return an explanation of the rows of the table."""
     methods = by_method(runs)
     num_seeds = len(next(iter(methods.values())))
-    seeds = f"Mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
     time = "at the median speed, relative to vanilla" if "vanilla" in methods else "in seconds"
     return (
-        f"{seeds}, after the last epoch. h: over all training images at the last weights, with "
-        f"rho = {rho:g} for all methods, after one ascent step. Worst: after {NUM_ASCENT_STEPS} "
-        f"more ascent steps within the ball. Time: of all training steps, {time}."
+        f"{averaged(num_seeds)}, after the last epoch. h: over all training images at the last "
+        f"weights, with rho = {rho:g} for all methods, after one ascent step. Worst: after "
+        f"{NUM_ASCENT_STEPS} more ascent steps within the ball. Time: of all training steps, "
+        f"{time}."
     )
+
+
+def averaged(num_seeds: int) -> str:
+    """Return the start of a legend for values that `spread` formats."""
+    return f"Mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
 
 
 def spread(values: Sequence[float], decimals: int, sign: str = "") -> str:
@@ -218,10 +228,7 @@ def draw(runs: Sequence[ComparedRun], path: Path, title: str) -> None:
     """
     methods = by_method(runs)
     num_seeds = len(next(iter(methods.values())))
-    band = (
-        f"{num_seeds} seeds: mean, and band from lowest to highest" if num_seeds > 1 else "1 seed"
-    )
-    figure, axes = new_figure(2, 2, f"{title} ({band})")
+    figure, axes = new_figure(2, 2, f"{title} ({banded(num_seeds)})")
     passes = {method: own[0].num_passes for method, own in methods.items()}
     several = ", ".join(f"{method}: {number:g}" for method, number in passes.items() if number != 1)
     xlabel = "epochs x passes per step" + f" ({several})" * bool(several)

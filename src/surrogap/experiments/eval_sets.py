@@ -19,9 +19,9 @@ from surrogap.data import FileSet, Splits, TensorSet, archive_of, intact, loader
 from surrogap.data.damaged import OnChecked
 from surrogap.errors import InvalidValueError
 from surrogap.evaluation import (
-    CORRUPTIONS,
     IMAGENET_C,
     corrupted,
+    corruptions_of,
     imagenet_c,
     imagenet_r,
     imagenet_real,
@@ -146,10 +146,9 @@ def _corrupted(splits: Splits) -> Iterator[EvalSet]:
         images = corrupted(splits.test.images, name, severity)
         return replace(splits, test=TensorSet(images, splits.test.labels))
 
-    for name, severity in product(CORRUPTIONS, SEVERITIES):
-        if name != "saturate" or splits.channels == 3:  # no effect on grayscale images
-            made = partial(corrupt, name, severity)
-            yield EvalSet(f"{name} {severity}", made, corruption=(name, severity))
+    for name, severity in product(corruptions_of(splits.channels), SEVERITIES):
+        made = partial(corrupt, name, severity)
+        yield EvalSet(f"{name} {severity}", made, corruption=(name, severity))
 
 
 def _voted(splits: Splits, path: Path) -> EvalSet:
@@ -236,14 +235,7 @@ def _files(splits: Splits, samples: Sequence[tuple[Path, int]]) -> Splits:
     return replace(splits, test=FileSet([str(path) for path in paths], labels))
 
 
-def intact_test_images(
-    config: DataConfig,
-    data_root: str | None,
-    *,
-    download: bool,
-    skip_damaged: bool,
-    on_checked: OnChecked,
-) -> Splits:
+def intact_test_images(config: DataConfig, *, download: bool, on_checked: OnChecked) -> Splits:
     """Return the splits of a run, after checking its test files for damage.
 
     Training files are not read in an evaluation, so they are not checked.
@@ -251,9 +243,8 @@ def intact_test_images(
     Raises:
         ValueError: The dataset is missing, or a test file is damaged and may not be skipped.
     """
-    splits = images_of(replace(config, skip_damaged=False), data_root, download=download)
-    skip_damaged = skip_damaged or config.skip_damaged
-    return intact(splits, ["test"], skip_damaged=skip_damaged, on_checked=on_checked)
+    splits = images_of(replace(config, skip_damaged=False), download=download)
+    return intact(splits, ["test"], skip_damaged=config.skip_damaged, on_checked=on_checked)
 
 
 def _synsets(splits: Splits) -> list[str] | None:

@@ -12,12 +12,7 @@ from surrogap.analysis.surface import Surface
 from surrogap.atomic import atomic_write
 from surrogap.experiments.comparison import MEASUREMENTS, NUM_ASCENT_STEPS
 from surrogap.experiments.probes import sharpness_at
-from surrogap.experiments.surfaces import (
-    eval_batch_size,
-    loss_fn_of,
-    random_subset,
-    unaugmented_loader,
-)
+from surrogap.experiments.surfaces import loss_fn_of, random_subset, unaugmented_loader
 from surrogap.experiments.trained import TrainedRun
 from surrogap.training.failure import RunFailedError
 from surrogap.training.processes import World
@@ -43,7 +38,7 @@ def measure_gap(run: TrainedRun, rho: float, device: torch.device) -> dict[str, 
         ValueError: The run has no checkpoint, or its images are missing.
     """
     splits = run.splits().to(device)
-    images = unaugmented_loader(run.config, splits, World(device), eval_batch_size(run.config))
+    images = unaugmented_loader(run.config, splits, World(device))
     loss_fn = loss_fn_of(run.config.objective)
     surface = Surface(run.model(splits, device), images, loss_fn, is_checked=False)
     (gap,) = surrogate_gaps(surface, [rho], num_ascent_steps=NUM_ASCENT_STEPS).gaps
@@ -61,8 +56,8 @@ def measure_sharpness(run: TrainedRun, rho: float, device: torch.device) -> dict
     """
     splits = run.splits()
     images = random_subset(splits, NUM_IMAGES)
-    batch_size, loss_fn = eval_batch_size(run.config), loss_fn_of(run.config.objective)
-    batches = list(unaugmented_loader(run.config, images, World(device), batch_size))
+    batches = list(unaugmented_loader(run.config, images, World(device)))
+    loss_fn = loss_fn_of(run.config.objective)
     values = sharpness_at(run.model(splits, device), batches, loss_fn, rho)
     values.setdefault("eigenvalue", math.nan)  # if loss or Hessian is not finite
     return {"num_images": len(images.train), **_finite(values, run)}
@@ -79,11 +74,10 @@ def _finite(values: dict[str, float], run: TrainedRun) -> dict[str, float]:
 
 
 def write_measurements(folder: Path, rho: float, device: torch.device, measure: MeasureFn) -> None:
-    """Measure a finished run and write the values to its folder, unless that has been done."""
-    if not has_measurements(folder, rho):
-        values = measure(TrainedRun.read(folder), rho, device)
-        with atomic_write(folder / MEASUREMENTS) as temporary:
-            temporary.write_text(json.dumps(values, indent=2) + "\n")
+    """Measure a finished run, and write the values to its folder."""
+    values = measure(TrainedRun.read(folder), rho, device)
+    with atomic_write(folder / MEASUREMENTS) as temporary:
+        temporary.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def has_measurements(folder: Path, rho: float) -> bool:

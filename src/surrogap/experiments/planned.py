@@ -1,6 +1,7 @@
 """A planned run: a configuration to train, and its cost. This module does not import torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 from surrogap.core.catalog import OBJECTIVES
@@ -20,6 +21,13 @@ class PlannedRun:
 
     method: str
     config: Config
+
+    @property
+    def subject(self) -> str:
+        """The model and the dataset, in a line."""
+        data = self.config.data.name
+        shown = "Fashion-MNIST" if data == "embedded" else Path(data).stem
+        return f"{self.config.model.name} on {shown}"
 
     @property
     def num_passes(self) -> float:

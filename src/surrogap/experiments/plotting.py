@@ -30,6 +30,13 @@ def new_figure(
     return figure, axes
 
 
+def banded(num_seeds: int) -> str:
+    """Return the part of a title that explains `curves_with_bands` of some seeds."""
+    return (
+        f"{num_seeds} seeds: mean, and band from lowest to highest" if num_seeds > 1 else "1 seed"
+    )
+
+
 def curves_with_bands(
     axis: "Axes",
     label: str,

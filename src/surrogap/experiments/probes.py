@@ -40,8 +40,7 @@ def sharpness_probe(config: Config, components: Components, world: World) -> Pro
     """
     num_images = max(config.output.sharpness_images // world.size, 1) * world.size
     splits = random_subset(images_of(config.data), num_images)
-    batch_size = config.data.eval_batch_size or 4 * config.data.batch_size // world.size
-    batches = list(unaugmented_loader(config, splits, world, max(batch_size, 2)))
+    batches = list(unaugmented_loader(config, splits, world))
     loss_fn, rho = loss_fn_of(config.objective), config.objective.gap_rho
     return partial(sharpness_at, components.model, batches, loss_fn, rho)
 

@@ -1,7 +1,8 @@
 """A sweep over radii for a configuration, along the ascent step of its objective."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -173,17 +174,14 @@ def ascent_step_of(config: Config, components: Components) -> Climb | None:
         start, (batch,) = surface.position(), surface.batches
         reached = [start]
 
-        def closure_of(samples: Batch) -> Callable[[], Tensor]:
-            def closure() -> Tensor:
-                reached.append(surface.position())
-                return surface.loss_of(samples)
+        def loss_of(samples: Batch) -> Tensor:
+            reached.append(surface.position())
+            return surface.loss_of(samples)
 
-            return closure
-
-        first = None if fraction == 1 else closure_of(climb_batch(batch, fraction))
+        first = None if fraction == 1 else partial(loss_of, climb_batch(batch, fraction))
         devices = [start.device] if start.is_cuda else []
         with torch.random.fork_rng(devices):
-            objective.backward(closure_of(batch), climb=first)
+            objective.backward(partial(loss_of, batch), climb=first)
         components.model.zero_grad()
         return reached[-1] - start
 

@@ -14,9 +14,9 @@ from surrogap.experiments.measurements import MeasureFn, has_measurements, write
 from surrogap.experiments.planned import PlannedRun
 from surrogap.experiments.probes import sharpness_probe
 from surrogap.training.components import components_of
-from surrogap.training.config import Config
+from surrogap.training.config import Config, is_run
 from surrogap.training.failure import DivergedError
-from surrogap.training.folder import CONFIG, check_folder
+from surrogap.training.folder import check_folder
 from surrogap.training.processes import World, device_of, is_launched
 from surrogap.training.progress import ProgressDisplay, essentials, rich_bar
 from surrogap.training.run import train
@@ -47,7 +47,7 @@ def train_missing(
             "Several runs must be trained in one process, got several processes. "
             "Train the runs of large models one by one, with surrogap train."
         )
-    if (folder / CONFIG).exists():
+    if is_run(folder):
         raise InvalidValueError(
             f"out must be a folder for several runs, got {folder}, which is the folder of one run. "
             "Pass another --out."
@@ -86,7 +86,7 @@ def _check_settings(runs: Sequence[PlannedRun]) -> None:
     Raises:
         ValueError: Settings of a method do not fit together, or the images are missing.
     """
-    new = [run for run in runs if not (run.config.folder / CONFIG).exists()]
+    new = [run for run in runs if not is_run(run.config.folder)]
     built = {run.method: run.config for run in new}
     errors: dict[str, UserError] = {}
     for method, config in built.items():

@@ -42,15 +42,18 @@ def random_subset(splits: Splits, num_images: int, seed: int = 0) -> Splits:
     return replace(splits, train=train[drawn])
 
 
-def unaugmented_loader(config: Config, splits: Splits, world: World, batch_size: int) -> Loader:
+def unaugmented_loader(
+    config: Config, splits: Splits, world: World, batch_size: int | None = None
+) -> Loader:
     """Return a loader of all training images, in order and without augmentation.
 
-    The processes share the images and have the same number of batches.
+    The processes share the images and have the same number of batches, by default with the batch
+    size of evaluation.
     """
     return loader(
         splits,
         "train",
-        batch_size=batch_size,
+        batch_size=batch_size or config.data.batch_size_in_evaluation(world.size),
         shuffle=False,
         drop_last=False,
         device=world.device,
@@ -59,15 +62,6 @@ def unaugmented_loader(config: Config, splits: Splits, world: World, batch_size:
         size=config.model.image_size,
         num_workers=config.data.num_workers,
     )
-
-
-def eval_batch_size(config: Config) -> int:
-    """Return the batch size of an evaluation in one process.
-
-    >>> eval_batch_size(Config().override(batch_size=32))
-    128
-    """
-    return config.data.eval_batch_size or 4 * config.data.batch_size
 
 
 def loss_fn_of(config: ObjectiveConfig) -> LossFn:

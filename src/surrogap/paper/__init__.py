@@ -8,7 +8,7 @@ Without training: `toys` (fig-gap, fig-trajectory) and `theory`. With small mode
 * `running` trains and scores one run; `measuring` times single steps and suggests radii; `workers`
   calls both, with several runs at once.
 * `ledger` keeps the finished runs; `intervals` and `summaries` average and compare them.
-* `artifacts` lists the tables and figures, `drawings` and `labels` draw them; `study_page` and
-  `tuning_sections` write the documentation page.
+* `artifacts` lists the tables and figures; `drawings`, `cost_figure` and `labels` draw them;
+  `study_page`, `method_sections` and `tuning_sections` write the documentation page.
 * `imagenet_runs` has the paper's own runs.
 """

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from surrogap.experiments.text_table import Table
 from surrogap.paper import drawings
+from surrogap.paper.cost_figure import cost_figure
 from surrogap.paper.learning_rates import own_rates_table
 from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import (
@@ -22,12 +23,12 @@ from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import (
     Summary,
+    cell_numbers,
+    cell_table,
     comparisons,
     in_words,
     missing,
-    numbers,
     summaries,
-    table,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ ARTIFACTS: dict[str, Artifact] = {
             *_pairs(("gsam", "sam"), ("gsam-norms", "sam-norms"), ("asam-ascent", "asam")),
             *_against(_CHEAPER, "sam"),
         ],
-        draw=drawings.cost_figure,
+        draw=cost_figure,
         notes="Filled markers are means, with 95 % intervals for three seeds or more. With fewer "
         "than five seeds, rings show single seeds. Methods in a grey band have nearly the same "
         "cost; they are drawn side by side, in order of cost. The cost excludes data loading and "
@@ -342,8 +343,8 @@ def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
     if artifact.draw is not None:
         writers = {f"{name}.png": artifact.draw(scale, found, ledger).savefig}
     return Reproduced(
-        table(scale, found, artifact.scores),
-        {"scale": scale.name, **numbers(found, made, artifact.scores)},
+        cell_table(scale, found, artifact.scores),
+        {"scale": scale.name, **cell_numbers(found, made, artifact.scores)},
         writers,
         [*in_words(made), *filter(None, [artifact.notes, absent])],
     )

@@ -1,19 +1,19 @@
-"""The study's figures, in colours that colour-blind readers can distinguish."""
+"""The study's figures but that of the costs, in colours for colour-blind readers too."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from surrogap.experiments.plotting import Points, curves_with_bands, new_figure
 from surrogap.paper.intervals import Interval, paired_difference
-from surrogap.paper.labels import place_labels
 from surrogap.paper.learning_rates import on_common_seeds, rate
 from surrogap.paper.ledger import Ledger, LedgerLine
 from surrogap.paper.methods import METHODS
 from surrogap.paper.plan import suggested_ranges
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import Summary
-from surrogap.paper.tuning import trials
+from surrogap.paper.tuning import finished_trials
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette without yellow, which is faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_WIDTH = 8.0  # inches: about the width of a README
+WIDTH = 8.0  # inches: about the width of a README
 
 
 def methods_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
     """Test accuracy of each method, with its interval."""
     rows = [one for one in reversed(found) if one.lines]
-    size = (_WIDTH, 1.2 + 0.36 * len(rows))
-    figure, (axis,) = new_figure(1, 1, _title(scale, found), size=size)
+    size = (WIDTH, 1.2 + 0.36 * len(rows))
+    figure, (axis,) = new_figure(1, 1, setups_title(scale, found), size=size)
     for position, one in enumerate(rows):
         value = one.interval("test")
         if value is not None:
@@ -70,25 +70,29 @@ def ablation_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "
         "base optimizer": groups("sgd", ("vanilla", "sam", "gsam"), "optimizer"),
         "minimized by GSAM": {"(f_p, h)": [tuned["gsam"]], "(f, h)": [tuned["gsam-plain"]]},
     }
-    figure, axes = new_figure(1, 3, _title(scale, found), size=(_WIDTH + 2, 4.0))
+    figure, axes = new_figure(1, 3, setups_title(scale, found), size=(WIDTH + 2, 4.0))
     for axis, (title, grouped) in zip(axes, panels.items(), strict=True):
         for position, group in enumerate(grouped.values()):
-            for index, one in enumerate(group):
-                value = one.interval("test")
-                if value is not None:
-                    colour, marker = _STYLES[one.cell.method]
-                    x, error = position + 0.18 * (index - (len(group) - 1) / 2), value.half_width
-                    style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3}
-                    style["label"] = METHODS[one.cell.method].title
-                    axis.errorbar(x, value.mean, yerr=error or 0.0, **style)
+            _draw_group(axis, position, group)
         axis.set_xticks(range(len(grouped)), list(grouped))
         axis.set(xlabel=title, xlim=(-0.6, len(grouped) - 0.4))
     # Alone, the third panel would show a small difference as large.
     bottom, top = axes[1].get_ylim()
     axes[2].set_ylim(min(bottom, axes[2].get_ylim()[0]), max(top, axes[2].get_ylim()[1]))
     axes[0].set_ylabel("test accuracy, % (95 % interval)")
-    _legend(figure)
+    add_legend(figure)
     return figure
+
+
+def _draw_group(axis: "Axes", position: int, group: Sequence[Summary]) -> None:
+    """Draw some cells side by side around a position."""
+    for index, one in enumerate(group):
+        value = one.interval("test")
+        if value is not None:
+            colour, marker = _STYLES[one.cell.method]
+            x, error = position + 0.18 * (index - (len(group) - 1) / 2), value.half_width or 0.0
+            style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3}
+            axis.errorbar(x, value.mean, error, label=METHODS[one.cell.method].title, **style)
 
 
 def cosine_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
@@ -111,7 +115,7 @@ def _over_epochs(
 ) -> "Figure":
     """A panel for each set-up, with a curve for each method and a band over its seeds."""
     setups = dict.fromkeys(one.cell.setup for one in found)
-    figure, axes = new_figure(1, len(setups), "", size=(_WIDTH, 4.0))
+    figure, axes = new_figure(1, len(setups), "", size=(WIDTH, 4.0))
     for axis, setup in zip(axes, setups, strict=True):
         for one in (one for one in found if one.cell.setup == setup):
             curves = [curve for line in one.lines.values() if (curve := _curve(line, name))]
@@ -121,7 +125,7 @@ def _over_epochs(
         axis.set(title=scale.setups[setup].title, xlabel="epoch")
         axis.locator_params(axis="x", integer=True)
     axes[0].set_ylabel(label)
-    _legend(figure)
+    add_legend(figure)
     return figure
 
 
@@ -129,13 +133,14 @@ def gap_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) ->
     """The gap against the epoch for each alpha, a panel for each radius, from the tuning runs."""
     setup = found[0].cell.setup
     radii: dict[float, dict[float, LedgerLine]] = {}  # the lines by rho and alpha
-    for run in (run for method in ("sam", "gsam") for run in trials(scale, setup, method, ledger)):
-        if run.key in ledger and ledger[run.key]["kind"] == "run":
+    both = (finished_trials(scale, setup, method, ledger) for method in ("sam", "gsam"))
+    for run in chain.from_iterable(both):
+        if ledger[run.key]["kind"] == "run":
             alpha = float(run.settings.get("alpha", 0.0))
             radii.setdefault(run.settings["rho"], {})[alpha] = ledger[run.key]
     panels = {rho: lines for rho, lines in radii.items() if len(lines) > 1}
-    size = (_WIDTH, 3.8)
-    figure, axes = new_figure(1, max(len(panels), 1), _title(scale, found), size=size)
+    size = (WIDTH, 3.8)
+    figure, axes = new_figure(1, max(len(panels), 1), setups_title(scale, found), size=size)
     for axis, (rho, lines) in zip(axes, panels.items(), strict=False):
         axis.set_prop_cycle(color=PALETTE)
         for alpha, line in lines.items():
@@ -145,7 +150,7 @@ def gap_curves_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) ->
     top = max(axis.get_ylim()[1] for axis in axes)
     for axis in axes:
         axis.set_ylim(0.0, top)
-    _legend(figure)
+    add_legend(figure)
     axes[0].set_ylabel("surrogate gap h")
     return figure
 
@@ -202,7 +207,7 @@ def _gains_figure(
     """The figure, and its panels by set-up."""
     num_columns = min(len(gains), 2) or 1
     num_rows = math.ceil(len(gains) / num_columns) or 1
-    figure, axes = new_figure(num_rows, num_columns, "", size=(_WIDTH, 0.6 + 2.9 * num_rows))
+    figure, axes = new_figure(num_rows, num_columns, "", size=(WIDTH, 0.6 + 2.9 * num_rows))
     for axis, (setup, of_setup) in zip(axes, gains.items(), strict=False):
         axis.axhline(0.0, color=PALETTE[6], linewidth=0.8)
         for index, (method, points) in enumerate(of_setup.items()):
@@ -222,7 +227,7 @@ def _gains_figure(
         axis.minorticks_off()
     for axis in axes[len(gains) :]:
         axis.set_visible(False)
-    _legend(figure)
+    add_legend(figure)
     return figure, dict(zip(gains, axes, strict=False))
 
 
@@ -239,91 +244,6 @@ def _apart(radii: Iterable[float]) -> list[float]:
     return found
 
 
-_KINDS = {
-    "plain training": (PALETTE[6], "s"),
-    "full cost (two passes or more)": (PALETTE[0], "o"),
-    "cheaper": (PALETTE[1], "^"),
-}
-
-
-def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figure":
-    """Test accuracy against the cost of training relative to vanilla, with the methods' names."""
-    numbers = sorted({len(one.lines) for one in found if one.lines})
-    seeds = " to ".join(map(str, dict.fromkeys([*numbers[:1], *numbers[-1:]])))
-    title = f"{_title(scale, found)}, {seeds} seeds"
-    figure, (axis,) = new_figure(1, 1, title, size=(_WIDTH, 5.6))
-    measured = [(one, one.cost, one.interval("test")) for one in found]
-    known = [(one, cost, value) for one, cost, value in measured if cost and value]
-    shown = [point for point in known if point[1] <= _MAX_COST]
-    beyond = [
-        f"{one.cell.title} ({value.mean:.1f} %, cost {cost:.1f})"
-        for one, cost, value in known
-        if cost > _MAX_COST
-    ]
-    places = [cost for _, cost, _ in shown]
-    for group in _equal(places):
-        low, high = _band(places, group)
-        if len(group) > 1:
-            axis.axvspan(low, high, color="black", alpha=0.06, linewidth=0)
-            for position, index in enumerate(group):
-                places[index] = low + _SPACING * (position + 0.5)
-    for x, (one, cost, value) in zip(places, shown, strict=True):
-        kind = list(_KINDS)[0 if METHODS[one.cell.method].is_plain else 1 if cost > 1.9 else 2]
-        colour, marker = _KINDS[kind]
-        for accuracy in _rings(one):
-            axis.plot(x, accuracy, "o", color=colour, ms=4, mfc="white", mew=0.8)
-        axis.errorbar(x, value.mean, value.half_width, color=colour, capsize=3, zorder=1)
-        axis.plot(x, value.mean, marker, color=colour, label=kind)
-    outside = f"\nnot shown: {', '.join(beyond)}" if beyond else ""
-    axis.set_xlabel(f"cost of training relative to vanilla (time of a step x steps){outside}")
-    axis.set_ylabel("test accuracy, %")
-    axis.margins(x=0.28, y=0.15)
-    _legend(figure)
-    points = [(x, value.mean) for x, (_, _, value) in zip(places, shown, strict=True)]
-    errors = [  # to the end of the bar, or to the farthest ring
-        max([value.half_width or 0.0, *(abs(y - value.mean) for y in _rings(one))])
-        for one, _, value in shown
-    ]
-    titles = (one.cell.title for one, _, _ in shown)
-    names = [",\n".join(t.rsplit(", ", 1)) if len(t) > _LONG else t for t in titles]
-    place_labels(figure, axis, points, errors, names)
-    return figure
-
-
-def _rings(one: Summary) -> list[float]:
-    """The accuracies of single seeds, if they are few: of many, the interval says enough."""
-    values = list(one.values("test").values())
-    return values if len(values) < _FEW else []
-
-
-_FEW = 5  # seeds
-_LONG = 22  # letters of a name in one line
-_MAX_COST = 2.5  # a method that costs more would squeeze the others
-# Between the positions of methods whose costs are equal; relative to vanilla, as the costs are.
-_SPACING = 0.035
-
-
-def _equal(costs: Sequence[float]) -> list[list[int]]:
-    """The indices of costs that are too close to be drawn apart, in groups and in order.
-
-    >>> _equal([1.0, 2.0, 1.99])
-    [[0], [2, 1]]
-    """
-    groups: list[list[int]] = []
-    for index in sorted(range(len(costs)), key=costs.__getitem__):
-        group = [index]
-        while groups and _band(costs, groups[-1])[1] > _band(costs, group)[0]:
-            group = groups.pop() + group
-        groups.append(group)
-    return groups
-
-
-def _band(costs: Sequence[float], group: Sequence[int]) -> tuple[float, float]:
-    """The ends of the costs that a group takes up if it is drawn side by side."""
-    middle, half = sum(costs[index] for index in group) / len(group), _SPACING * len(group) / 2
-    return middle - half, middle + half
-
-
 def _curve(line: LedgerLine, name: str) -> Points:
     """A curve of a run against the epoch: of its steps, or of the epochs that were evaluated."""
     curves = line["curves"]
@@ -335,7 +255,7 @@ def _curve(line: LedgerLine, name: str) -> Points:
     return [(epoch, value) for epoch, value in pairs if value is not None]
 
 
-def _legend(figure: "Figure") -> None:
+def add_legend(figure: "Figure") -> None:
     """A legend below the panels with each label once, if there are labels."""
     handles: dict[Any, Any] = {}
     for axis in figure.axes:
@@ -346,6 +266,7 @@ def _legend(figure: "Figure") -> None:
         figure.legend(list(handles.values()), list(handles), **place)
 
 
-def _title(scale: Scale, found: Sequence[Summary]) -> str:
+def setups_title(scale: Scale, found: Sequence[Summary]) -> str:
+    """The titles of the set-ups that a figure shows."""
     setups = dict.fromkeys(one.cell.setup for one in found)
     return "; ".join(scale.setups[setup].title for setup in setups)

@@ -35,7 +35,7 @@ class PaperRun:
     def out(self) -> str:
         """The run's folder."""
         if not self.changes:
-            return str(RECIPES[self.recipe]().folder)
+            return str(RECIPES[self.recipe].config.folder)
         words = [f"{name.replace('_', '-')}-{value}" for name, value in self.changes.items()]
         return "-".join([f"runs/{self.recipe}", *words])
 
@@ -45,7 +45,7 @@ class PaperRun:
         Raises:
             ValueError: A value is not valid.
         """
-        config = RECIPES[self.recipe]().override(**self.changes)
+        config = RECIPES[self.recipe].config.override(**self.changes)
         return config.override(data_root=data_root, out=self.out)
 
     @property

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import product
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def place_labels(
     for index in sorted(range(len(points)), key=lambda i: -points[i][0]):
         x, y = centres[index]
         size = Text(text=names[index], fontsize="small", figure=figure).get_window_extent()
-        best = None
+        candidates = []
         for distance, (right, up) in product(_DISTANCES, _DIRECTIONS):
             left = x + right * distance * pixels + (right - 1) / 2 * size.width
             bottom = y + up * distance * pixels + (up - 1) / 2 * size.height
@@ -59,10 +60,8 @@ def place_labels(
             is_nearer_to_another = gaps[index] > min(gaps)
             faults = (is_outside, is_nearer_to_another, crosses)
             num_faults = sum(map(box.overlaps, taken)) + sum(faults)
-            if best is None or num_faults < best[0]:
-                best = (num_faults, distance, right, up, box)
-        assert best is not None
-        _, distance, right, up, box = best
+            candidates.append((num_faults, distance, right, up, box))
+        _, distance, right, up, box = min(candidates, key=itemgetter(0))
         taken.append(box)
         label = axis.annotate(
             names[index],

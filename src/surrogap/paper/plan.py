@@ -15,6 +15,7 @@ import statistics
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal, final
 
 from surrogap.paper.ledger import Ledger, LedgerLine
@@ -97,13 +98,12 @@ def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1
     number of runs at once.
     """
     found: dict[str, Todo] = {}
-    for stage in stages:
-        for run, is_ready in _wanted(scale, stage, ledger):
-            if run.key not in ledger and run.key not in found:
-                seconds = expected_seconds(scale, run, ledger, jobs)
-                if run.source is not None and run.source.key in found:
-                    seconds -= found[run.source.key].seconds  # its weights will be there
-                found[run.key] = Todo(run, is_ready, seconds)
+    for run, is_ready in (one for stage in stages for one in _wanted(scale, stage, ledger)):
+        if run.key not in ledger and run.key not in found:
+            seconds = expected_seconds(scale, run, ledger, jobs)
+            if run.source is not None and run.source.key in found:
+                seconds -= found[run.source.key].seconds  # its weights will be there
+            found[run.key] = Todo(run, is_ready, seconds)
     return list(found.values())
 
 
@@ -124,8 +124,8 @@ def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyR
         columns.append([(run, is_ready) for run in runs[: stage.max_seeds]])
     for column in tuned.values():
         yield from column
-    for seed in range(max(map(len, columns), default=0)):
-        yield from (column[seed] for column in columns if seed < len(column))
+    for of_seed in zip_longest(*columns):
+        yield from filter(None, of_seed)
 
 
 def expected_seconds(scale: Scale, run: StudyRun, ledger: Ledger, jobs: int) -> float:

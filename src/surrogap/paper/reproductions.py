@@ -95,12 +95,12 @@ REPRODUCTIONS = {
     "fig-rho-alpha": Reproduction(
         "Influence of rho and alpha: test accuracy, 2h/rho^2 and eigenvalue. Trains models.",
         ("fig-rho-alpha.png",),
-        _lazily("rho_alpha:reproduce"),
+        _lazily("rho_alpha:reproduce_rho_alpha"),
         _lazily("rho_alpha:grid"),
     ),
     "theory": Reproduction(
         "Lemmas 3.1 to 3.3, theorems 5.1 and 5.3, and corollary 5.2.1, in numbers.",
         ("theory.png",),
-        _lazily("theory:reproduce"),
+        _lazily("theory:reproduce_theory"),
     ),
 }

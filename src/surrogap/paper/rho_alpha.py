@@ -5,25 +5,28 @@ eigenvalue smaller and the test accuracy higher, and `2h / rho^2` follows the ei
 with alpha and with rho.
 """
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from surrogap.analysis.surface import Progress
 from surrogap.checks import number, one_of
 from surrogap.errors import InvalidValueError
-from surrogap.experiments.comparison import MEASUREMENTS, NUM_ASCENT_STEPS, moments, spread
+from surrogap.experiments.comparison import (
+    NUM_ASCENT_STEPS,
+    averaged,
+    moments,
+    read_results,
+    spread,
+)
 from surrogap.experiments.planned import PlannedRun
-from surrogap.experiments.plotting import curves_with_bands, new_figure
+from surrogap.experiments.plotting import banded, curves_with_bands, new_figure
 from surrogap.experiments.recipes import RECIPES
 from surrogap.experiments.text_table import Table
 from surrogap.paper.reproductions import Reproduced, ReproductionSettings
 from surrogap.training.config import Config
-from surrogap.training.records import read_records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,21 +53,20 @@ PAPER = {
 def read_run(planned: PlannedRun) -> GridRun:
     """Read a finished run, after `surrogap.experiments.measurements.measure_sharpness`."""
     config = planned.config
-    last = [record for record in read_records(config.folder) if record["kind"] == "epoch"][-1]
-    measured = json.loads((config.folder / MEASUREMENTS).read_text())
+    epochs, measured = read_results(config.folder)
     return {
         "rho": measured["rho"],
         "alpha": config.flat()["alpha"],
         "seed": config.execution.seed,
         **measured,
-        **{name: last[name] for name in ("test_accuracy", "test_loss")},
+        **{name: epochs[-1][name] for name in ("test_accuracy", "test_loss")},
     }
 
 
 def shared_config(settings: ReproductionSettings) -> Config:
     """The configuration that all runs share: the recipe's, with GSAM as the objective."""
     # Through vanilla, which drops all settings of the recipe's objective except the loss.
-    config = RECIPES[settings.recipe]().override(objective="vanilla")
+    config = RECIPES[settings.recipe].config.override(objective="vanilla")
     config = config.override(objective="gsam", out=str(settings.folder), seed=0)
     return config if settings.num_steps is None else config.override(steps=settings.num_steps)
 
@@ -103,11 +105,10 @@ def _check(settings: ReproductionSettings) -> None:
             )
 
 
-def reproduce(settings: ReproductionSettings, progress: Progress) -> Reproduced:
+def reproduce_rho_alpha(settings: ReproductionSettings, progress: Progress) -> Reproduced:
     """Return the table, the figure and the trends of the finished runs."""
-    runs, config = list(map(read_run, grid(settings))), shared_config(settings)
-    data = "Fashion-MNIST" if config.data.name == "embedded" else Path(config.data.name).stem
-    title = f"{config.model.name} on {data}, constant rho"
+    planned = grid(settings)
+    runs, title = list(map(read_run, planned)), f"{planned[0].subject}, constant rho"
     summary = [
         {"rho": rho, "alpha": alpha}
         | {name: moments([run[name] for run in cell]) for name in QUANTITIES}
@@ -119,14 +120,14 @@ def reproduce(settings: ReproductionSettings, progress: Progress) -> Reproduced:
         "rhos": sorted(settings.rhos),
         "alphas": sorted(settings.alphas),
         "num_seeds": settings.num_seeds,
-        "configuration": config.to_dict(),
+        "configuration": shared_config(settings).to_dict(),
         "summary": summary,
         "runs": runs,
         "trends": trends_as_numbers(runs),
         "words": words,
     }
-    drawn = figure(runs, title)
-    return Reproduced(table(runs, title), numbers, {"fig-rho-alpha.png": drawn.savefig}, words)
+    drawn = grid_figure(runs, title)
+    return Reproduced(grid_table(runs, title), numbers, {"fig-rho-alpha.png": drawn.savefig}, words)
 
 
 def _cells(runs: Sequence[GridRun]) -> dict[tuple[float, float], list[GridRun]]:
@@ -137,7 +138,7 @@ def _cells(runs: Sequence[GridRun]) -> dict[tuple[float, float], list[GridRun]]:
     return cells
 
 
-def table(runs: Sequence[GridRun], title: str) -> Table:
+def grid_table(runs: Sequence[GridRun], title: str) -> Table:
     """A row for each rho and alpha: mean and standard deviation over seeds."""
     rows = []
     for (rho, alpha), cell in _cells(runs).items():
@@ -149,13 +150,12 @@ def table(runs: Sequence[GridRun], title: str) -> Table:
     return Table(("rho", "alpha", *(label for label, _ in QUANTITIES.values())), rows, title)
 
 
-def figure(runs: Sequence[GridRun], title: str) -> "Figure":
+def grid_figure(runs: Sequence[GridRun], title: str) -> "Figure":
     """The paper's three panels: a curve for each alpha against rho, with a band over its seeds."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     rhos, alphas, seeds = (sorted({run[name] for run in runs}) for name in ("rho", "alpha", "seed"))
-    band = f"{len(seeds)} seeds: mean, and band from lowest to highest" * (len(seeds) > 1)
-    drawn, (*axes, corner) = new_figure(2, 2, f"{title} ({band or '1 seed'})")
+    drawn, (*axes, corner) = new_figure(2, 2, f"{title} ({banded(len(seeds))})")
     are_positive = all(min(run[name] for name in _PANELS[1:]) > 0 for run in runs)
     for axis, name in zip(axes, _PANELS, strict=True):
         label, factor = QUANTITIES[name]
@@ -272,10 +272,9 @@ def trends_as_numbers(runs: Sequence[GridRun]) -> dict[str, list[dict[str, Any]]
 def trends_in_words(runs: Sequence[GridRun]) -> list[str]:
     """A legend of the table, and which of the paper's trends it shows."""
     num_seeds = len({run["seed"] for run in runs})
-    averaged = f"Mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "One seed"
     legend = (
-        f"{averaged}, after the last step; rho is constant, and alpha 0 is SAM. h and the "
-        f"eigenvalue are measured on {runs[0]['num_images']:,} training images at the last "
+        f"{averaged(num_seeds)}, after the last step; rho is constant, and alpha 0 is SAM. h and "
+        f"the eigenvalue are measured on {runs[0]['num_images']:,} training images at the last "
         "weights; h at the run's own rho, after one step of ascent; worst: the largest h that "
         f"{NUM_ASCENT_STEPS} more steps find in the ball, from there or from the eigenvector. "
         "Below, a quantity falls or rises if it does so in every seed, from the smallest value to "

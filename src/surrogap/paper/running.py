@@ -20,16 +20,11 @@ from torch import Tensor, nn
 
 from surrogap.data import Splits, TensorSet
 from surrogap.errors import InvalidValueError
-from surrogap.evaluation import corrupted, evaluate
+from surrogap.evaluation import corrupted, corruptions_of, evaluate
 from surrogap.experiments.eval_scores import mean_scores
 from surrogap.experiments.eval_sets import EvalSetPaths, archived_votes, batch_maker, eval_sets
 from surrogap.experiments.probes import sharpness_at
-from surrogap.experiments.surfaces import (
-    eval_batch_size,
-    loss_fn_of,
-    random_subset,
-    unaugmented_loader,
-)
+from surrogap.experiments.surfaces import loss_fn_of, random_subset, unaugmented_loader
 from surrogap.paper.ledger import LedgerLine
 from surrogap.paper.study import Scale, StudyRun
 from surrogap.training.config import Config
@@ -275,14 +270,13 @@ def _measurements(run: StudyRun, model: nn.Module, config: Config, scale: Scale)
     """Scores and sharpness of a trained model."""
     device = device_of(config.execution.device)
     splits, world = _splits(config.data).to(device), World(device)
-    batch_size = eval_batch_size(config)
-    images = unaugmented_loader(config, splits, world, batch_size)
+    images = unaugmented_loader(config, splits, world)
     found: dict[str, Any] = {"train": _scored(model, images, config)}
     if run.purpose == "final":
         found["scores"] = _scores(model, splits, config, scale)
     if run.purpose == "final" and run.source is None:
         few = random_subset(splits, scale.sharpness_images)
-        batches = list(unaugmented_loader(config, few, world, batch_size))
+        batches = list(unaugmented_loader(config, few, world))
         loss_fn = loss_fn_of(config.objective)
         found["sharpness"] = sharpness_at(model, batches, loss_fn, _GAP_RHO)
     return found
@@ -299,7 +293,8 @@ def _scores(
     """Scores on the test images: clean, with human labels if there are some, and corrupted."""
     data, device = config.data, device_of(config.execution.device)
     paths = EvalSetPaths(votes=archived_votes(data.name, data.data_root))
-    make_batches = batch_maker(eval_batch_size(config), device, size=config.model.image_size)
+    batch_size = data.batch_size_in_evaluation()
+    make_batches = batch_maker(batch_size, device, size=config.model.image_size)
     found = {
         one.name: _scored(model, one.batches(make_batches), config, truth=one.truth)
         for one in eval_sets(splits, paths, with_corruptions=False)
@@ -321,12 +316,8 @@ def _corrupted(
     """The corrupted test images of a dataset. Making them takes longer than scoring a run."""
     test = _splits(DataConfig(name=name, data_root=root)).test
     assert isinstance(test, TensorSet)
-    images = test.images.to(device)
-    return [
-        corrupted(images, kind, severity)
-        for kind, severity in kinds
-        if kind != "saturate" or images.shape[1] == 3
-    ]
+    images, known = test.images.to(device), corruptions_of(test.images.shape[1])
+    return [corrupted(images, kind, severity) for kind, severity in kinds if kind in known]
 
 
 def _free_memory(config: Config) -> None:

@@ -32,26 +32,26 @@ class Setup:
     Attributes:
         title: Its name in tables.
         changes: Values of the configuration, by the names of its flags.
+        seconds: A guess of the seconds for one pass over the training images, for the first plan.
+        methods: The methods that the study compares on it.
+        source: For transfer, the set-up that the weights are trained in, with the settings chosen
+            there. The method is that of the source; fine-tuning is plain.
+        remark: A note for readers of its numbers.
         trials: The settings that plain training is tuned over: learning rate and weight decay.
         more_trials: Further trials of plain training, beyond the best one.
         own: Settings that every method but plain training is tuned over together with its own,
             instead of sharing those that plain training was tuned to.
         shared: For a set-up with `own`, the one with the same images whose methods share settings.
         repeats: The number of best trials to repeat before one is chosen, and of further seeds.
-        seconds: A guess of the seconds for one pass over the training images, for the first plan.
-        methods: The methods that the study compares on it.
-        source: For transfer, the set-up that the weights are trained in, with the settings chosen
-            there. The method is that of the source; fine-tuning is plain.
-        remark: A note for readers of its numbers.
     """
 
     title: str
     changes: Changes
-    trials: Sequence[Changes]
     seconds: float
     methods: Sequence[str]
     source: str | None = None
     remark: str = ""
+    trials: Sequence[Changes] = ()
     more_trials: Sequence[Changes] = ()
     own: Sequence[Changes] = ()
     shared: str = ""

@@ -1,7 +1,6 @@
 """The page about the study's results, written from its ledger."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from surrogap.errors import InvalidValueError
@@ -9,81 +8,28 @@ from surrogap.experiments.text_table import Table
 from surrogap.paper.artifacts import ARTIFACTS, Artifact
 from surrogap.paper.intervals import paired_difference
 from surrogap.paper.ledger import Ledger
+from surrogap.paper.method_sections import reading_section, setups_section
 from surrogap.paper.methods import MAIN, METHODS
-from surrogap.paper.plan import TIMED_SETUP
 from surrogap.paper.study import Cell, Scale
-from surrogap.paper.summaries import (
-    Comparison,
-    comparisons,
-    summaries,
-    table,
-    tally,
-)
-from surrogap.paper.tuning import chosen, trials, val_accuracy
+from surrogap.paper.summaries import Comparison, Summary, cell_table, comparisons, summaries
+from surrogap.paper.tuning import chosen, finished_trials
 from surrogap.paper.tuning_sections import radii_section, trials_section
 
-_READING = """## How to read this page
+_PLAIN = tuple(name for name, method in METHODS.items() if method.is_plain)
 
-All tables and figures come from the ledger, `{ledger}`: one line for each finished run. This page
-is the output of `surrogap reproduce all --scale {scale} --no-train --page docs/{page}`;
-[how to reproduce it](how-to/reproduce.md).
+_GAINS = (
+    'Points of test accuracy gained over plain training ("vanilla"), with 95 % intervals. "Norm '
+    'layers" means that only normalisation layers are perturbed.\n'
+)
+_PRELIMINARY = "Results with three seeds are preliminary: more may change them. "
+_NOTES = (
+    'For "best epoch", both methods are scored at their epoch with the best validation accuracy. '
+    "{preliminary}[How to read this page](#how-to-read-this-page) explains intervals and terms, "
+    "and [Choose an objective](how-to/choose.md) draws conclusions.\n"
+)
 
-**Settings.** In each set-up, a method gets {trials} [trials](#trials) with one seed each, scored on
-validation images that no run trains on{val_error}.
-If the best radius is the largest or smallest tried, one trial beyond it is added.{more}
-The settings with the best validation accuracy after the last epoch (the first, if tied) are
-trained with the study's seeds and scored on the test images. Only ablations score other settings on
-the test images. The trials build on each other: SAM and the other objectives use the learning
-rate and weight decay that are best for vanilla, and GSAM is tried at the best radii of
-SAM. So SAM benefits from more trials than vanilla, and GSAM from more than SAM.{own}
-
-**Intervals.** `±` is half the width of the 95 % confidence interval of the mean over seeds
-(Student's t), for three seeds or more. A seed changes initialisation and data order, so the
-intervals do not cover the choice of training and test images. With three seeds, an interval can be
-too narrow by chance. Differences are of test accuracy after the last epoch, paired by seed. The
-verdict is "better" or "worse" only if the interval of the difference excludes zero.
-
-**Comparisons.** {tally}
-Many comparisons share the same runs of vanilla, so false verdicts come in groups. Differences at
-the best epoch, at other learning rates, on validation images and of other scores are not counted.
-
-| term | meaning |
-| --- | --- |
-{terms}
-"""
-
-# Terms and their meanings, each shown if the page uses it.
-_TERMS = {
-    "vanilla": "plain training, the baseline",
-    "norm layers": "only the scale and bias of normalisation layers are perturbed; all weights are "
-    "trained",
-    "climb on 1/4 batch": "the perturbation is computed on a quarter of the batch",
-    "every 5th step": "the objective is used at every fifth step; the other steps are plain",
-    "last third": "plain training for the first two thirds of the epochs, then the objective",
-    "Entropy-SGD": "five passes per step, so it is trained for two fifths of the epochs",
-    "f_p": "the loss at the perturbed weights; `f` is the loss at the weights, and `h = f_p - f` "
-    "the surrogate gap",
-    "min(f, h)": '`GSAM(minimize="plain")`, which minimises `f` and `h`; GSAM minimises `f_p` and '
-    "`h`",
-    "f_p + lambda h": "`GapPenalty`, which minimises this sum",
-    "+ ascent": "also reduces the surrogate gap, by GSAM's ascent along `g_perp`",
-    "light augmentation": "random crops and horizontal flips",
-    "| cost |": "time of a training step relative to vanilla, times the number of steps, so that "
-    "2x epochs costs 2.00 by definition. Measured in set-up A only. Steps are {timed}, the best of "
-    "{num_rounds} rounds",
-    "test %": "test accuracy after the last epoch",
-    "test %, best epoch": "test accuracy after the epoch with the best validation accuracy",
-    "corrupted %": "mean accuracy over {num_corruptions} corruptions of the test images, such as "
-    "blur, of severity {severities} (1 is weakest, 5 strongest)",
-    "human labels %": "test accuracy with the majority labels of human annotators (CIFAR-10H)",
-    "calibration error %": "expected calibration error (ECE) on the test images, with 15 bins",
-    "training %": "accuracy on the training images, without augmentation",
-    "top eigenvalue": "eigenvalue of the Hessian with the largest magnitude, of the loss on "
-    "{sharpness_images} training images, in evaluation mode: median (lowest to highest seed). "
-    "Where these ranges overlap, we conclude nothing",
-}
-
-_BASELINES = ("vanilla", "vanilla-2x", "vanilla-short")
+# The cells of each table and figure, by its name.
+Rows = Mapping[str, Sequence[Summary]]
 
 
 def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
@@ -103,29 +49,36 @@ def write_page(path: Path, scale: Scale, ledger: Ledger) -> None:
 
 
 def _page(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
-    results = "\n".join(_results(folder, scale, ledger))
-    details = "\n".join(_details(scale, ledger))
+    found = {name: summaries(scale, one.cells, ledger) for name, one in ARTIFACTS.items()}
+    results = "\n".join(_results(folder, scale, ledger, found))
+    sections = (setups_section, trials_section, radii_section)
+    details = "\n".join(line for section in sections for line in section(scale, ledger))
+    made = {
+        (one.first.cell.setup, one.title): one
+        for name, artifact in ARTIFACTS.items()
+        for one in comparisons(found[name], artifact.pairs)
+    }
     title, about = scale.page
     yield f"# {title}\n"
     yield f"{about}\n"
     yield from _in_short(scale, ledger)
     yield results
-    yield _reading(f"{folder.name}.md", scale, ledger, results + details)
+    text = results + details
+    yield reading_section(f"{folder.name}.md", scale, ledger, list(made.values()), text)
     yield details
 
 
-def _results(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
+def _results(folder: Path, scale: Scale, ledger: Ledger, found: Rows) -> Iterator[str]:
     """The tables and figures that have runs, and a list of what is missing."""
     waiting = []
     for name, artifact in ARTIFACTS.items():
-        if _has_runs(artifact, scale, ledger):
-            yield from _section(name, folder, scale, ledger)
+        if _has_runs(artifact, found[name], scale, ledger):
+            yield from _section(name, found[name], folder, scale, ledger)
         elif name not in scale.left_out:
             waiting.append(f"* `{name}`: {artifact.title}")
-    planned = (one for name, one in ARTIFACTS.items() if name not in scale.left_out)
-    cells = dict.fromkeys(cell for artifact in planned for cell in artifact.cells)
-    rows = summaries(scale, list(cells), ledger)
-    if num_missing := sum(not row.lines for row in rows):
+    planned = (rows for name, rows in found.items() if name not in scale.left_out)
+    rows = {one.cell: one for of_artifact in planned for one in of_artifact}
+    if num_missing := sum(not row.lines for row in rows.values()):
         yield "## Not trained yet\n"
         yield "\n".join([*waiting, ""])
         yield (
@@ -134,91 +87,34 @@ def _results(folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
         )
 
 
-def _reading(page: str, scale: Scale, ledger: Ledger, text: str) -> str:
-    """The methodology of the study, and the terms used in `text`."""
-    is_captured = scale.setups[TIMED_SETUP].changes["capture"]
-    numbers = {
-        "timed": "captured (one CUDA graph each) and timed on one GPU"
-        if is_captured
-        else "timed on a CPU",
-        "num_rounds": scale.timing[0],
-        "num_corruptions": _num_corruptions(scale, ledger),
-        "severities": ", ".join(map(str, scale.severities)),
-        "sharpness_images": scale.sharpness_images,
-    }
-    terms = {term: meaning for term, meaning in _TERMS.items() if term in text}
-    made = {
-        (one.first.cell.setup, one.title): one
-        for artifact in ARTIFACTS.values()
-        for one in comparisons(summaries(scale, artifact.cells, ledger), artifact.pairs)
-    }
-    return _READING.format(
-        ledger=ledger.path,
-        page=page,
-        scale=scale.name,
-        trials=scale.num_trials,
-        val_error=_val_error(scale, ledger),
-        more=_more_trials(scale, ledger),
-        own=_own_trials(scale),
-        tally=tally(list(made.values())),
-        terms="\n".join(f"| {t.strip('| ')} | {terms[t].format(**numbers)} |" for t in terms),
-    )
-
-
-def _num_corruptions(scale: Scale, ledger: Ledger) -> int:
-    """The number of corruptions that the images have: grayscale ones have one less."""
-    lines = ledger.of_kind("run", scale=scale.name, purpose="final")
-    scores = (line["scores"].get("corrupted", {}) for line in lines)
-    return max(
-        (one["num_sets"] for one in scores if "num_sets" in one), default=len(scale.corruptions)
-    )
-
-
-def _details(scale: Scale, ledger: Ledger) -> Iterator[str]:
-    yield "## Set-ups\n"
-    yield _setups(scale, ledger).markdown() + "\n"
-    yield from _training(scale, ledger)
-    yield from trials_section(scale, ledger)
-    yield from radii_section(scale, ledger)
-
-
 def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
     """The gains of the main methods in each set-up, and the set-ups that have no final runs."""
     yield "## In short\n"
-    tuned = {letter: setup for letter, setup in scale.setups.items() if setup.source is None}
+    tuned = [letter for letter, setup in scale.setups.items() if setup.source is None]
     wider = {
-        letter: setup.shared
-        for letter, setup in tuned.items()
-        if setup.shared and chosen(scale, letter, "vanilla", ledger)
+        letter: scale.setups[letter].shared
+        for letter in tuned
+        if scale.setups[letter].shared and chosen(scale, letter, "vanilla", ledger)
     }
-    rows = [row for letter in tuned for row in _gains(scale, letter, letter, ledger)]
+    rows = [row for letter in tuned for row in _gain_rows(scale, letter, letter, ledger)]
     trained = {row[0] for row in rows}
     for letter, shared in wider.items():
         if letter not in trained:  # its plain training is the first to have runs
-            rows += _gains(scale, shared, letter, ledger)
+            rows += _gain_rows(scale, shared, letter, ledger)
     if rows:
-        yield (
-            'Points of test accuracy gained over plain training ("vanilla"), with 95 % intervals. '
-            '"Norm layers" means that only normalisation layers are perturbed.\n'
-        )
-        setups = {letter: tuned[letter] for letter in tuned if letter in {*trained, *wider}}
-        for name, one in setups.items():
-            state = "" if name in trained else " So far, only plain training has finished."
-            yield f"* {name}: {one.title}. {one.remark}".strip() + state
+        yield _GAINS
+        letters = [letter for letter in tuned if letter in {*trained, *wider}]
+        for letter in letters:
+            setup = scale.setups[letter]
+            state = "" if letter in trained else " So far, only plain training has finished."
+            yield f"* {letter}: {setup.title}. {setup.remark}".strip() + state
         yield ""
-        titles = (f"over {METHODS[method].title}" for method in _BASELINES)
+        titles = (f"over {METHODS[method].title}" for method in _PLAIN)
         columns = ("set-up", "method", *titles, "over vanilla, best epoch", "seeds")
         yield Table(columns, rows).markdown() + "\n"
         preliminary = any(row[-1] == "3" for row in rows)
-        yield (
-            'For "best epoch", both methods are scored at their epoch with the best validation '
-            "accuracy. "
-            + "Results with three seeds are preliminary: more may change them. "
-            * preliminary
-            + "[How to read this page](#how-to-read-this-page) explains intervals and terms, and "
-            "[Choose an objective](how-to/choose.md) draws conclusions.\n"
-        )
-        widest = [name for name in setups if name not in wider.values()]
+        yield _NOTES.format(preliminary=_PRELIMINARY if preliminary else "")
+        widest = [letter for letter in letters if letter not in wider.values()]
         if edges := _rates_at_edge(scale, widest, ledger):
             yield f"The chosen learning rate of vanilla is {edges}; a better one may lie beyond.\n"
         for letter, shared in wider.items():
@@ -228,12 +124,12 @@ def _in_short(scale: Scale, ledger: Ledger) -> Iterator[str]:
         yield f"Not trained yet: {'; '.join(waiting)}.\n"
 
 
-def _gains(scale: Scale, letter: str, plain: str, ledger: Ledger) -> list[tuple[str, ...]]:
+def _gain_rows(scale: Scale, letter: str, plain: str, ledger: Ledger) -> list[tuple[str, ...]]:
     """Rows of the gains of a set-up's main methods over plain training in the set-up `plain`."""
-    cells = [Cell(plain, m) for m in _BASELINES if m in scale.setups[plain].methods]
+    cells = [Cell(plain, m) for m in _PLAIN if m in scale.setups[plain].methods]
     trained = {one.cell.method: one for one in summaries(scale, cells, ledger)}
-    baselines = [trained.get(method) for method in _BASELINES]
-    methods = [m for m in MAIN if m in scale.setups[letter].methods and m not in _BASELINES]
+    baselines = [trained.get(method) for method in _PLAIN]
+    methods = [m for m in MAIN if m in scale.setups[letter].methods and m not in _PLAIN]
     rows = []
     for one in summaries(scale, [Cell(letter, method) for method in methods], ledger):
         found = [
@@ -250,7 +146,7 @@ def _gains(scale: Scale, letter: str, plain: str, ledger: Ledger) -> list[tuple[
 def _wider_tuning(scale: Scale, letter: str, shared: str, ledger: Ledger) -> Iterator[str]:
     """What plain training gains in a set-up where it is tuned more widely than in `shared`."""
     gains, better = [], []
-    for method in _BASELINES:
+    for method in _PLAIN:
         pair, title = [Cell(letter, method), Cell(shared, method)], METHODS[method].title
         found = [one.values("test") for one in summaries(scale, pair, ledger)]
         if (gain := paired_difference(*found)) is not None:
@@ -274,8 +170,8 @@ def _rates_at_edge(scale: Scale, setups: Sequence[str], ledger: Ledger) -> str:
         found = []
         for setup in setups:
             best = chosen(scale, setup, "vanilla", ledger)
-            runs = trials(scale, setup, "vanilla", ledger)
-            rates = [run.settings["lr"] for run in runs if run.key in ledger]
+            runs = finished_trials(scale, setup, "vanilla", ledger)
+            rates = [run.settings["lr"] for run in runs]
             if best and best["lr"] == extreme(rates):
                 found.append(setup)
         if found:
@@ -283,120 +179,13 @@ def _rates_at_edge(scale: Scale, setups: Sequence[str], ledger: Ledger) -> str:
     return ", and ".join(words)
 
 
-def _setups(scale: Scale, ledger: Ledger) -> Table:
-    rows = []
-    for letter, setup in scale.setups.items():
-        lines = ledger.of_kind("run", scale=scale.name, setup=letter)
-        hardware = ", ".join(sorted({line["hardware"] for line in lines if "hardware" in line}))
-        minutes = sum(line["seconds"] / line["jobs"] for line in lines) / 60
-        words = (letter, setup.title, str(len(lines)), f"{minutes:.0f}", hardware or "-")
-        rows.append((*words, setup.remark))
-    columns = ("set-up", "model and images", "runs", "minutes", "hardware", "remarks")
-    return Table(columns, rows)
-
-
-def _num_images(scale: Scale, setup: str, ledger: Ledger) -> dict[str, int]:
-    """The number of images of each split, from the ledger."""
-    found, changes = dict[str, int](), scale.setups[setup].changes
-    for line in ledger.of_kind("run", scale=scale.name, setup=setup):
-        found["training"] = num = line["train"]["num_samples"]
-        if "val_per_class" in changes:
-            found["validation"] = round(num * changes["val_per_class"] / changes["train_per_class"])
-        if "scores" in line:
-            found["test"] = line["scores"]["test"]["num_samples"]
-    return found
-
-
-def _training(scale: Scale, ledger: Ledger) -> Iterator[str]:
-    """The training that all methods of a set-up share, for each set-up with runs."""
-    first, letter_of_first = list[str](), ""
-    for letter, setup in scale.setups.items():
-        images = _num_images(scale, letter, ledger)
-        if not images:
-            continue
-        tuned = chosen(scale, letter, "vanilla", ledger) if setup.source is None else None
-        own = {**setup.changes, **(tuned or {})}
-        nesterov = "Nesterov " if own.get("nesterov") else ""
-        words = [
-            f"{own['epochs']} epochs",
-            f"batch size {own['batch_size']}",
-            f"SGD with {nesterov}momentum {own['momentum']}"
-            if own["optimizer"] == "sgd"
-            else "AdamW",
-            f"{own['decay']} decay of each method's own learning rate, and its own weight decay"
-            if setup.own
-            else f"learning rate {own['lr']:g} with {own['decay']} decay",
-            f"{own['warmup_epochs']:g} epochs of warm-up" if "warmup_epochs" in own else "",
-            f"{own['warmup_steps']} steps of warm-up" if "warmup_steps" in own else "",
-            "" if setup.own else f"weight decay {own['weight_decay']:g}",
-            f"gradients clipped to norm {own['clip_norm']:g}" if "clip_norm" in own else "",
-            f"{own['augmentation']} augmentation".replace("none", "no"),
-            own["precision"],
-            *(f"{number:,} {split} images" for split, number in images.items()),
-        ]
-        new = [word for word in words if word and word not in first]
-        same = [f"{'otherwise ' if new else ''}as {letter_of_first}"] if first else []
-        yield f"Set-up {letter}: {', '.join(new + same)}.\n"
-        first, letter_of_first = first or words, letter_of_first or letter
-
-
-def _val_error(scale: Scale, ledger: Ledger) -> str:
-    """The standard error of the validation accuracy of vanilla training in set-up A."""
-    runs = [run for run in trials(scale, "A", "vanilla") if run.key in ledger]
-    best = max((val_accuracy(ledger[run.key]) or 0.0 for run in runs), default=0.0)
-    number = _num_images(scale, "A", ledger).get("validation")
-    if not best or not number:
-        return ""
-    error = 100 * math.sqrt(best * (1 - best) / number)
-    return f" ({number:,} in A, for a standard error of about {error:.1f} points)"
-
-
-def _more_trials(scale: Scale, ledger: Ledger) -> str:
-    """A sentence about the further trials of plain training, if there are some."""
-    num_first = scale.num_trials
-    numbers = {
-        letter: len(setup.more_trials)
-        for letter, setup in scale.setups.items()
-        if setup.source is None  # fine-tuning is not tuned
-        and setup.more_trials
-        and any(run.key in ledger for run in trials(scale, letter, "vanilla", ledger)[num_first:])
-    }
-    if not numbers:
-        return ""
-    *others, last = numbers
-    setups = f"set-ups {', '.join(others)} and {last}" if others else f"set-up {last}"
-    return (
-        f" In {setups},\nplain training of each length gets up to {max(numbers.values())} more, "
-        "with learning rates or weight decays beyond this grid."
-    )
-
-
-def _own_trials(scale: Scale) -> str:
-    """Sentences about the set-ups where each method has its own learning rate."""
-    return "".join(
-        f"\nIn {letter}, each method instead has {setup.num_trials(scale.num_trials)} trials, "
-        "which also vary its learning rate and weight decay.\nNone is added beyond the grid. GSAM "
-        "is tried with the better half of SAM's settings." + _repeated(*setup.repeats)
-        for letter, setup in scale.setups.items()
-        if setup.own
-    )
-
-
-def _repeated(num_best: int, num_seeds: int) -> str:
-    return (
-        f" The best {num_best} trials of a method\nare repeated with {num_seeds} further seeds, "
-        f"and the settings with the best mean over all {1 + num_seeds} are chosen."
-        if num_best
-        else ""
-    )
-
-
-def _section(name: str, folder: Path, scale: Scale, ledger: Ledger) -> Iterator[str]:
+def _section(
+    name: str, found: Sequence[Summary], folder: Path, scale: Scale, ledger: Ledger
+) -> Iterator[str]:
     """A figure, its notes, and the tables of the methods that it compares."""
     artifact = ARTIFACTS[name]
     yield f"## {artifact.title.removesuffix('.')}\n"
     yield f"`surrogap reproduce {name} --scale {scale.name}`\n"
-    found = summaries(scale, artifact.cells, ledger)
     if artifact.draw is not None:
         file = f"{folder.name}/{name}.png"
         artifact.draw(scale, found, ledger).savefig(folder.parent / file)
@@ -405,20 +194,19 @@ def _section(name: str, folder: Path, scale: Scale, ledger: Ledger) -> Iterator[
     if artifact.second_table is not None and (second := artifact.second_table(found)).rows:
         yield second.markdown() + "\n"
     if artifact.pairs:
-        yield table(scale, found, artifact.scores).markdown() + "\n"
+        yield cell_table(scale, found, artifact.scores).markdown() + "\n"
         if made := comparisons(found, artifact.pairs):
             yield _compared(made).markdown() + "\n"
 
 
-def _has_runs(artifact: Artifact, scale: Scale, ledger: Ledger) -> bool:
+def _has_runs(artifact: Artifact, found: Sequence[Summary], scale: Scale, ledger: Ledger) -> bool:
     if artifact.max_seeds == 0:
-        tried = (trials(scale, cell.setup, cell.method, ledger) for cell in artifact.cells)
-        return any(run.key in ledger for runs in tried for run in runs)
+        return any(finished_trials(scale, c.setup, c.method, ledger) for c in artifact.cells)
     # In a set-up with ablations, only their runs count: the others belong to other tables.
     ablated = {cell.setup for cell in artifact.cells if cell.changes}
     return any(
         line["label"] or one.cell.setup not in ablated
-        for one in summaries(scale, artifact.cells, ledger)
+        for one in found
         for line in one.lines.values()
     )
 

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, final
 
 from surrogap.experiments.text_table import Table
@@ -186,13 +187,13 @@ def comparisons(found: Sequence[Summary], pairs: Sequence[tuple[str, str]]) -> l
     """Compare the test accuracy of pairs of cells, given by their titles, in every set-up."""
     by_title = {(one.cell.setup, one.cell.title): one for one in found}
     made = []
-    for setup in dict.fromkeys(one.cell.setup for one in found):
-        for titles in pairs:
-            first, second = (by_title.get((setup, title)) for title in titles)
-            if first is not None and second is not None:
-                difference = paired_difference(first.values("test"), second.values("test"))
-                if difference is not None:
-                    made.append(Comparison(first, second, difference))
+    for setup, titles in product(dict.fromkeys(one.cell.setup for one in found), pairs):
+        first, second = (by_title.get((setup, title)) for title in titles)
+        if first is None or second is None:
+            continue
+        difference = paired_difference(first.values("test"), second.values("test"))
+        if difference is not None:
+            made.append(Comparison(first, second, difference))
     return made
 
 
@@ -224,7 +225,7 @@ def in_words(made: Sequence[Comparison]) -> list[str]:
     ]
 
 
-def table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Table:
+def cell_table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) -> Table:
     """A row for each cell with finished runs: settings, cost, seeds and scores.
 
     The cost is a column if it was measured.
@@ -264,7 +265,7 @@ def missing(found: Sequence[Summary]) -> str:
     return f"{number}, because their runs have not finished. {' '.join(setups)}"
 
 
-def numbers(
+def cell_numbers(
     found: Sequence[Summary], made: Sequence[Comparison], scores: Sequence[str]
 ) -> dict[str, Any]:
     """The cells and the comparisons, for JSON."""

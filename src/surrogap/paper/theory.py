@@ -52,7 +52,7 @@ class Statement:
     numbers: Mapping[str, Any]
 
 
-def reproduce(settings: ReproductionSettings, progress: Progress) -> Reproduced:
+def reproduce_theory(settings: ReproductionSettings, progress: Progress) -> Reproduced:
     """Check all statements, in the paper's order."""
     run = GSAMSettings(num_seeds=settings.num_seeds)
     if settings.num_steps is not None:

@@ -24,9 +24,27 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
     >>> [run.settings["rho"] for run in trials(GPU, "A", "sam")]
     [0.05, 0.1, 0.2, 0.4]
     """
-    setup, kind = scale.setups[setup].source or setup, METHODS[method]
-    around = scale.setups[setup]
-    tried, num_trials = kind.trials or around.trials, around.num_trials(scale.num_trials)
+    setup = scale.setups[setup].source or setup
+    cell, shared = Cell(setup, method), shared_settings(scale, setup, method, ledger)
+    make = partial(study_run, scale, cell, shared=shared, seed=TUNING_SEED, purpose="tuning")
+    tried = _first_settings(scale, setup, method, ledger)
+    runs = [make(settings) for settings in tried]
+    if ledger is None or not all(run.key in ledger for run in runs):
+        return runs
+    if METHODS[method].is_plain:
+        more = scale.setups[setup].more_trials
+    else:
+        more = _beyond_edge(tried, _best_first(runs, ledger)[0].settings)
+    return runs + [make(settings) for settings in more]
+
+
+def _first_settings(
+    scale: Scale, setup: str, method: str, ledger: Ledger | None
+) -> Sequence[Changes]:
+    """The settings that a method is tried with first."""
+    kind, around = METHODS[method], scale.setups[setup]
+    num_trials = around.num_trials(scale.num_trials)
+    tried = kind.trials or around.trials
     if kind.simpler is not None:
         simpler = _best_first(trials(scale, setup, kind.simpler, ledger), ledger)
         best_few = simpler[: max(num_trials // len(kind.second[1]), 1)]
@@ -34,20 +52,26 @@ def trials(scale: Scale, setup: str, method: str, ledger: Ledger | None = None) 
         tried = kind.with_second(settings)
     elif around.own and not kind.is_plain:
         tried = [{**shared, **own} for shared in around.own for own in tried[1:]]
-    cell, shared = Cell(setup, method), shared_settings(scale, setup, method, ledger)
-    make = partial(study_run, scale, cell, shared=shared, seed=TUNING_SEED, purpose="tuning")
-    tried = tried[:num_trials]
-    runs = [make(settings) for settings in tried]
-    if ledger is None or not all(run.key in ledger for run in runs):
-        return runs
-    if kind.is_plain:
-        return runs + [make(settings) for settings in around.more_trials]
+    return tried[:num_trials]
+
+
+def _beyond_edge(tried: Sequence[Changes], best: Changes) -> list[Changes]:
+    """The radius beyond the best one, if radii alone were tried and the best is at an edge.
+
+    Of two radii, the best is always at an edge.
+
+    >>> _beyond_edge([{"rho": 0.1}, {"rho": 0.2}, {"rho": 0.4}], best={"rho": 0.4})
+    [{'rho': 0.8}]
+    """
     has_radii = all(settings.keys() == {"rho"} for settings in tried)
-    low, high, best = tried[0], tried[-1], _best_first(runs, ledger)[0].settings
-    # Of two radii, the best is always at an edge.
-    if has_radii and len(tried) > 2 and best in (low, high):
-        runs.append(make({"rho": best["rho"] * (2.0 if best == high else 0.5)}))
-    return runs
+    if not has_radii or len(tried) < 3 or best not in (tried[0], tried[-1]):
+        return []
+    return [{"rho": best["rho"] * (2.0 if best == tried[-1] else 0.5)}]
+
+
+def finished_trials(scale: Scale, setup: str, method: str, ledger: Ledger) -> list[StudyRun]:
+    """The trials of a method that the ledger has."""
+    return [run for run in trials(scale, setup, method, ledger) if run.key in ledger]
 
 
 def repeats(scale: Scale, setup: str, method: str, ledger: Ledger) -> list[StudyRun]:

@@ -9,7 +9,14 @@ from surrogap.paper.ledger import Ledger
 from surrogap.paper.methods import METHODS, Changes
 from surrogap.paper.plan import suggested_ranges
 from surrogap.paper.study import Scale, settings_text
-from surrogap.paper.tuning import accuracies, chosen, repeats, trials, val_accuracy
+from surrogap.paper.tuning import (
+    accuracies,
+    chosen,
+    finished_trials,
+    repeats,
+    trials,
+    val_accuracy,
+)
 
 _RADII = """## Radii: find-rho against the study
 
@@ -73,11 +80,10 @@ def _scores(scale: Scale, setup: str, method: str, ledger: Ledger) -> list[tuple
     """The settings that were tried, and their accuracies."""
     best = chosen(scale, setup, method, ledger)
     found = []
-    for run in trials(scale, setup, method, ledger):
-        if run.key in ledger:
-            accuracy = val_accuracy(ledger[run.key])
-            text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
-            found.append((run.settings, f"**{text}**" if run.settings == best else text))
+    for run in finished_trials(scale, setup, method, ledger):
+        accuracy = val_accuracy(ledger[run.key])
+        text = "failed" if accuracy is None else f"{100 * accuracy:.2f}"
+        found.append((run.settings, f"**{text}**" if run.settings == best else text))
     return found
 
 
@@ -117,8 +123,7 @@ def _edges(scale: Scale, ledger: Ledger) -> list[str]:
     found = []
     for setup, method in _tuned(scale):
         best = chosen(scale, setup, method, ledger) or {}
-        runs = trials(scale, setup, method, ledger)
-        tried = [run.settings for run in runs if run.key in ledger]
+        tried = [run.settings for run in finished_trials(scale, setup, method, ledger)]
         values = {name: {one[name] for one in tried} for name in best}
         edge = {
             name: value
@@ -155,8 +160,8 @@ def radii_section(scale: Scale, ledger: Ledger) -> Iterator[str]:
     for (setup, method), (low, high) in suggested_ranges(scale, ledger).items():
         best = chosen(scale, setup, method, ledger)
         if best is not None:
-            runs = trials(scale, setup, method, ledger)
-            radii = [run.settings["rho"] for run in runs if run.key in ledger]
+            runs = finished_trials(scale, setup, method, ledger)
+            radii = [run.settings["rho"] for run in runs]
             inside += [low <= rho <= high for rho in radii]
             factors += [high / low] * (high < math.inf)
             rho = best["rho"]

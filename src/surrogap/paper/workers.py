@@ -111,17 +111,21 @@ def train_all(
     def left() -> list[Todo]:
         return todo(environment.scale, stages, ledger, jobs=jobs)
 
+    def start_some(submit: Submit) -> None:
+        nonlocal num_workers
+        for item in items:
+            start_up = START_UP if jobs > 1 and len(running) == num_workers else 0.0
+            is_free = all(item.run.keys.isdisjoint(run.keys) for run in running.values())
+            can_start = item.is_ready and is_free and len(running) < jobs
+            if can_start and time.monotonic() + start_up + item.seconds <= deadline:
+                running[submit(train_and_score, item.run, environment)] = item.run
+                num_workers = max(num_workers, len(running))
+
+    items = left()
     try:
-        items = left()
         with _processes(jobs) as submit:
             while True:
-                for item in items:
-                    start_up = START_UP if jobs > 1 and len(running) == num_workers else 0.0
-                    is_free = all(item.run.keys.isdisjoint(run.keys) for run in running.values())
-                    can_start = item.is_ready and is_free and len(running) < jobs
-                    if can_start and time.monotonic() + start_up + item.seconds <= deadline:
-                        running[submit(train_and_score, item.run, environment)] = item.run
-                        num_workers = max(num_workers, len(running))
+                start_some(submit)
                 if not running:
                     return items
                 done = wait(running, return_when=FIRST_COMPLETED).done

@@ -124,8 +124,6 @@ def read(path: Path) -> State:
                 )
             file.seek(0)
             state: State = torch.load(file, map_location="cpu", weights_only=True)
-            if not isinstance(state, dict):
-                raise RuntimeError(f"a {type(state).__name__}")
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         # torch's own message would advise weights_only=False.
         is_other = isinstance(error, pickle.UnpicklingError)

@@ -111,19 +111,19 @@ def _eval_splits(config: Config) -> tuple[str, ...]:
 
 
 def _loader(config: Config, world: World, splits: Splits, split: str) -> Loader:
-    batch_size = config.data.batch_size // world.size
-    is_train = split == "train"
+    data, is_train = config.data, split == "train"
+    in_evaluation = data.batch_size_in_evaluation(world.size)
     return loader(
         splits,
         split,
-        batch_size=batch_size if is_train else config.data.eval_batch_size or 4 * batch_size,
-        augmentation=config.data.augmentation if is_train else "none",
+        batch_size=data.batch_size // world.size if is_train else in_evaluation,
+        augmentation=data.augmentation if is_train else "none",
         seed=config.execution.seed,
         device=world.device,
         rank=world.rank,
         world_size=world.size,
         size=config.model.image_size,
-        num_workers=config.data.num_workers,
+        num_workers=data.num_workers,
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, final, get_type_hints
 
 from surrogap.checks import closest
-from surrogap.errors import InvalidTypeError, InvalidValueError
+from surrogap.errors import InvalidValueError
 from surrogap.training.groups import (
     DataConfig,
     ExecutionConfig,
@@ -40,6 +40,8 @@ from surrogap.training.objective_configs import (
     config_class,
     converted,
 )
+
+CONFIG = "config.json"  # the file in the folder of a run
 
 
 @final
@@ -185,25 +187,21 @@ class Config:
             TypeError: A value has the wrong type.
             ValueError: A group or a field is unknown, or a value is not valid.
         """
-        if not isinstance(values, Mapping):
-            raise InvalidTypeError(
-                f"configuration must be a dictionary of groups, got {values!r}. Pass the content "
-                "of a run's config.json."
-            )
         groups: dict[str, Any] = {}
         for group, fields in values.items():
             if group not in _GROUPS:
                 raise InvalidValueError(_unknown("group", group, _GROUPS))
-            if not isinstance(fields, Mapping):
-                raise InvalidTypeError(
-                    f"{group} must be a dictionary of fields, got {fields!r}. Pass one."
-                )
             kind: Any = _objective_class(fields) if group == "objective" else _GROUPS[group]
             for name in fields.keys() - _names(kind):
                 raise InvalidValueError(_unknown(f"field of {group}", name, _names(kind)))
             values_of = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
             groups[group] = kind(**values_of)
         return cls(**groups)
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if a folder has the configuration of a run."""
+    return (folder / CONFIG).is_file()
 
 
 def check_effect(names: Iterable[str], objective: ObjectiveConfig) -> None:

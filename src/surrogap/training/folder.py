@@ -10,11 +10,10 @@ from pathlib import Path
 
 from surrogap.atomic import atomic_write
 from surrogap.errors import InvalidValueError
-from surrogap.training.config import FREE, Config
+from surrogap.training.config import CONFIG, FREE, Config
 from surrogap.training.processes import World
 from surrogap.training.versions import device_name, versions
 
-CONFIG = "config.json"
 VERSIONS = "versions.json"
 RECORDS = "records.jsonl"
 CHECKPOINTS = "checkpoints"
@@ -29,8 +28,8 @@ def read_config(folder: Path) -> Config:
     """
     try:
         values = json.loads((folder / CONFIG).read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        remedy = f"Restore {CONFIG} from a copy" if _is_run(folder) else "Pass a run's folder"
+    except (OSError, ValueError) as error:
+        remedy = f"Restore {CONFIG} from a copy" if _is_used(folder) else "Pass a run's folder"
         raise InvalidValueError(
             f"run must be a folder with a readable {CONFIG}, got {folder}. {remedy}."
         ) from error
@@ -42,7 +41,7 @@ def read_config(folder: Path) -> Config:
         ) from error
 
 
-def _is_run(folder: Path) -> bool:
+def _is_used(folder: Path) -> bool:
     return any((folder / name).exists() for name in (CONFIG, RECORDS, CHECKPOINTS))
 
 
@@ -53,7 +52,7 @@ def check_folder(config: Config, *, resume: bool) -> None:
         ValueError: The folder has another run, or this run and `resume` is False, or other files.
     """
     folder = config.folder
-    if _is_run(folder):
+    if _is_used(folder):
         _check_run(config, resume)
     elif folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise InvalidValueError(

@@ -113,6 +113,14 @@ class DataConfig(Group):
         self._integer("eval_batch_size", at_least=1, remedy="Pass a number such as 512.")
         self._integer("num_workers", at_least=0, remedy="Pass 0 to read in this process.")
 
+    def batch_size_in_evaluation(self, num_processes: int = 1) -> int:
+        """Return the batch size of evaluation in each of some processes.
+
+        >>> DataConfig(batch_size=32).batch_size_in_evaluation()
+        128
+        """
+        return self.eval_batch_size or 4 * (self.batch_size // num_processes)
+
 
 @final
 @dataclass(frozen=True)

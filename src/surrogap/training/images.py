@@ -7,7 +7,6 @@ from surrogap.training.groups import DataConfig
 
 def images_of(
     config: DataConfig,
-    data_root: str | None = None,
     *,
     download: bool = False,
     check: bool = False,
@@ -17,7 +16,6 @@ def images_of(
 
     Args:
         config: The set, and the choice of training images and labels.
-        data_root: The folder of the named sets; by default the configuration's.
         download: Download a named set that is missing.
         check: Check image files for damage. Damaged files are left out with a warning if the
             configuration has `skip_damaged`, and otherwise an error. If `check` is False, they are
@@ -32,7 +30,7 @@ def images_of(
     TensorSet(1000 images of 1x28x28)
     """
     splits = subset(
-        load(config.name, data_root or config.data_root, download=download),
+        load(config.name, config.data_root, download=download),
         train_per_class=config.train_per_class,
         val_per_class=config.val_per_class,
         noisy_labels=config.train_labels == "noisy",

@@ -13,6 +13,7 @@ from surrogap.models import create
 from surrogap.models.registry import is_sized
 from surrogap.training.checkpoints import Checkpoints
 from surrogap.training.config import Config
+from surrogap.training.folder import CHECKPOINTS
 from surrogap.training.groups import ModelConfig
 from surrogap.training.processes import World
 
@@ -138,14 +139,9 @@ def read_weights(source: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: They are missing or damaged.
     """
-    state = Checkpoints(source / "checkpoints").newest()
+    state = Checkpoints(source / CHECKPOINTS).newest()
     if state is not None:
-        weights = state.get("model")
-        if not isinstance(weights, dict):
-            raise InvalidValueError(
-                f"checkpoint must have the weights of a model, got none in {source}. Delete the "
-                "checkpoint."
-            )
+        weights: dict[str, Tensor] = state["model"]
         return weights
     if source.suffix == ".safetensors" and source.is_file():
         from safetensors import SafetensorError

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import final
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from surrogap.data.worker_signals import SIGNALS
 
 
 @final
@@ -45,7 +45,7 @@ def stop_requests() -> Iterator[StopRequest]:
         yield requests
         return
     # Signals that are already ignored stay ignored, such as SIGHUP under nohup.
-    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, requests._hear) for number in heard}
     try:
         yield requests

@@ -27,8 +27,6 @@ class Recipe:
         num_processes: The number of devices that it is meant for.
 
     >>> recipe = Recipe("fast", Config(), reproduces="nothing", expected="not run here")
-    >>> recipe().schedule.epochs
-    20
     >>> recipe.command
     'surrogap train --recipe fast'
     """
@@ -40,10 +38,6 @@ class Recipe:
     notes: str = ""
     num_processes: int = 1
     accuracies: Mapping[str, float] = field(default_factory=dict)
-
-    def __call__(self) -> Config:
-        """Return the configuration."""
-        return self.config
 
     @property
     def command(self) -> str:
