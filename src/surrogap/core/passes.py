@@ -147,7 +147,7 @@ class Passes:
         if loss.numel() != 1 or not loss.is_floating_point():
             raise UnsupportedError(
                 f"{self._name} must return a real scalar, got shape {tuple(loss.shape)} and dtype "
-                f"{loss.dtype}. Reduce the loss with .mean() or .sum()."
+                f"{loss.dtype}. Reduce the loss with .mean() or .sum(); in a tuple put it first."
             )
         return loss, aux
 
