@@ -174,6 +174,11 @@ def test_lazy_modules_get_their_shapes_in_the_first_pass(layers: tuple[nn.Module
     ("bad", "error", "message"),
     [
         (lambda m: m(torch.ones(2, 3)), RuntimeError, r"return a real scalar, got shape \(2, 1\)"),
+        (
+            lambda m: (m(torch.ones(2, 3)), linear_loss(m)),
+            RuntimeError,
+            r"return a real scalar, got shape \(2, 1\).*in a tuple put it first",
+        ),
         (lambda m: 0.5, TypeError, r"return the loss as a tensor, or \(loss, aux\), got float"),
         (lambda m: None, TypeError, "return the loss as a tensor.*got NoneType"),
         (lambda m: (1, 2, 3), TypeError, "return the loss as a tensor.*got tuple"),

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -115,6 +116,25 @@ def test_autocast_around_the_call_is_autocast_in_the_closure(
     assert torch.equal(toy_models.flat_grad(outside), toy_models.flat_grad(inside))
     assert float(report.gap) == pytest.approx(float(expected.gap), nan_ok=True)
     assert name not in TWO_PASS or float(report.gap) > 0.01
+
+
+@every_objective
+def test_backward_passes_run_outside_autocast(name: str, device: torch.device) -> None:
+    """Inside, torch would round the gradients of a loss that is computed in float32."""
+    inside, x = toy_models.mlp().to(device), toy_models.batch(device=device)[0].float()
+    outside, targets = copy.deepcopy(inside), torch.randn(3, 7, device=device)
+    autocast = partial(torch.autocast, device.type, torch.bfloat16)
+
+    def loss_of(model: nn.Module) -> Tensor:
+        features = model(x)
+        with autocast(enabled=False):
+            return (features.float() @ targets).square().mean()
+
+    OBJECTIVES[name].make(inside).backward(lambda: autocast()(loss_of)(inside))
+    with autocast():
+        OBJECTIVES[name].make(outside).backward(lambda: loss_of(outside))
+        assert torch.is_autocast_enabled(device.type)
+    assert torch.equal(toy_models.flat_grad(outside), toy_models.flat_grad(inside))
 
 
 @every_objective

@@ -85,7 +85,7 @@ def first_backward_pass(loss: Tensor, weights: Weights) -> Iterator[None]:
         raise UnsupportedError(
             "loss must not depend on trainable parameters outside the objective's model, got one "
             f"of shape {tuple(others[0].shape)}. It would get the sum of both passes' gradients: "
-            "pass nn.ModuleList([model, other]) to the objective, or freeze the other."
+            "freeze it, or to train both with this objective, pass nn.ModuleList([model, other])."
         )
     before = versions(weights)
     yield

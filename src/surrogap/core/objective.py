@@ -200,9 +200,9 @@ class Objective:
 
         It replaces the loss in a training loop: the loop may divide it, scale it, call `backward`
         on it, clip and step as usual. Half the loss adds half the direction, for EntropySGD too.
-        All passes run during this call, inside the caller's autocast, and each call has its own
-        perturbation. If an input requires a gradient, it receives the sum over the passes in this
-        call. `objective.report` is the report of the last call.
+        All passes run during this call, with the forward passes inside the caller's autocast, and
+        each call has its own perturbation. If an input requires a gradient, it receives the sum
+        over the passes in this call. `objective.report` is the report of the last call.
 
         If `backward` is not called, only buffers and random generators change, as in one pass. The
         scalar holds the direction, one copy of the parameters, until `backward`, or until it is

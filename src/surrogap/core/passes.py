@@ -1,7 +1,7 @@
 """The passes of a step: closures run forward and backward."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -97,7 +97,9 @@ class Passes:
                 )
             checks = first_backward_pass(loss, weights) if is_first_call else nullcontext()
             guard = nullcontext() if self._backward is Tensor.backward else _unstepped(weights)
-            with checks, _in_this_thread(weights.devices), guard, self._new_graph():
+            devices = weights.devices
+            threading, precision = _in_this_thread(devices), _outside_autocast(devices)
+            with checks, threading, precision, guard, self._new_graph():
                 if loss.requires_grad:
                     self._backward(loss if self._scaler is None else self._scaler.scale(loss))
         # A copy, since a model compiled with CUDA graphs reuses the memory of its outputs. By a
@@ -145,7 +147,7 @@ class Passes:
         if loss.numel() != 1 or not loss.is_floating_point():
             raise UnsupportedError(
                 f"{self._name} must return a real scalar, got shape {tuple(loss.shape)} and dtype "
-                f"{loss.dtype}. Reduce the loss with .mean() or .sum()."
+                f"{loss.dtype}. Reduce the loss with .mean() or .sum(); in a tuple put it first."
             )
         return loss, aux
 
@@ -172,6 +174,20 @@ def _in_this_thread(devices: set[torch.device]) -> AbstractContextManager[None]:
     device this gains nothing, and an eager step of a small model waits for the other thread.
     """
     return nullcontext() if len(devices) > 1 else torch.autograd.set_multithreading_enabled(False)
+
+
+@contextmanager
+def _outside_autocast(devices: set[torch.device]) -> Iterator[None]:
+    """Context in which autocast is off, as torch recommends for backward passes.
+
+    A training loop calls `loss.backward()` outside of autocast, and the caller may be inside it.
+    There a backward pass would round what the forward pass computed in float32 on purpose.
+    """
+    with ExitStack() as stack:
+        for kind in {device.type for device in devices}:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextmanager
