@@ -9,10 +9,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from surrogap.core.combine import Number
+from surrogap.core.gradients import cleared
 from surrogap.core.graph import Graph
 from surrogap.core.objective import Objective
 from surrogap.core.report import Report
-from surrogap.core.rollback import gradients_kept, memory_kept, settings_replaced, undone
+from surrogap.core.rollback import memory_kept, parameters_of, settings_replaced, undone
 from surrogap.core.static_batch import StaticBatch
 from surrogap.core.weights import contents
 from surrogap.errors import UnsupportedError
@@ -46,8 +47,7 @@ class CapturedStep:
             self._graphs = {form: Graph(form) for form in objective._forms()}
             for graph in self._graphs.values():
                 self._warm_up(graph.objective)
-                with memory_kept(self._weights), gradients_kept(self._weights, optimizer):
-                    graph.capture(self._run, len(batch.calls), pool)
+                graph.capture(self._run, len(batch.calls), pool)
         self._invariants = self._read_invariants()
 
     def __call__(self, *batch: Tensor) -> Report:
@@ -92,21 +92,19 @@ class CapturedStep:
         stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
-        with (
-            torch.cuda.stream(stream),
-            undone(objective, self._weights, self._optimizer),
-            memory_kept(self._weights),
-        ):
+        with torch.cuda.stream(stream), undone(objective, self._weights, self._optimizer):
             for _ in range(_NUM_WARM_UPS):
                 self._run(objective)
         current.wait_stream(stream)
 
     def _run(self, objective: Objective) -> list[Report]:
         numbers, lrs = self._scalars()
-        self._objective.model.zero_grad()
-        with settings_replaced(self._optimizer, lrs):
-            self._optimizer.zero_grad()
-            reports = []
+        reports = []
+        with (
+            memory_kept(self._weights),
+            cleared(parameters_of(self._weights, self._optimizer)),
+            settings_replaced(self._optimizer, lrs),
+        ):
             for passes in self._batch.calls:
                 objective._refresh()
                 reports.append(objective._add_direction(passes, numbers, sync=True))

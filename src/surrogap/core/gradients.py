@@ -25,15 +25,12 @@ def versions(weights: Weights) -> list[int | None]:
 
 
 @contextmanager
-def cleared(weights: Weights) -> Iterator[None]:
+def cleared(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Context manager that clears `.grad`, and restores it on exit."""
-    parameters, before = weights.parameters, current(weights)
-    _clear(weights)
+    before = [parameter.grad for parameter in parameters]
     try:
+        _clear(parameters)
         yield
-    except BaseException:
-        weights.fsdp.reset()  # before the restore, since it clears `.grad`
-        raise
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
@@ -75,7 +72,7 @@ def take(weights: Weights, *, needs_any: bool = True) -> Gradients:
             "them. Build the objective from the model that the closure runs."
         )
     _check(weights, gradients)
-    _clear(weights)
+    _clear(weights.parameters)
     return gradients
 
 
@@ -95,8 +92,8 @@ def total_squared_norm(weights: Weights, gradients: Gradients) -> Tensor:
     return result
 
 
-def _clear(weights: Weights) -> None:
-    for parameter in weights.parameters:
+def _clear(parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
         parameter.grad = None
 
 

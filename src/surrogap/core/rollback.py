@@ -1,4 +1,4 @@
-"""Rollback of changes made by warm-up and capture: to weights, states, buffers and `.grad`."""
+"""Rollback of changes made by warm-up and capture: to weights, states, buffers and settings."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,14 +19,10 @@ def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iter
 
     State that the optimizer and the objective did not have before is set to zero.
     """
-    parameters = _parameters(weights, optimizer)
+    parameters = parameters_of(weights, optimizer)
     copies = [parameter.detach().clone() for parameter in parameters]
     before = {key: state.clone() for key, state in _states(objective, optimizer).items()}
-    with (
-        torch.random.fork_rng([torch.cuda.current_device()]),
-        Buffers().kept(weights.buffers),
-        gradients_kept(weights, optimizer),
-    ):
+    with torch.random.fork_rng([torch.cuda.current_device()]), Buffers().kept(weights.buffers):
         try:
             yield
         finally:
@@ -60,17 +56,6 @@ def memory_kept(weights: Weights) -> Iterator[None]:
 
 
 @contextmanager
-def gradients_kept(weights: Weights, optimizer: Optimizer) -> Iterator[None]:
-    """Context manager that restores `.grad` on exit."""
-    before = [(parameter, parameter.grad) for parameter in _parameters(weights, optimizer)]
-    try:
-        yield
-    finally:
-        for parameter, gradient in before:
-            parameter.grad = gradient
-
-
-@contextmanager
 def settings_replaced(optimizer: Optimizer, lrs: Sequence[Tensor]) -> Iterator[None]:
     """Context in which the optimizer reads its learning rates from the device, as a graph must."""
     before = [dict(group) for group in optimizer.param_groups]
@@ -97,7 +82,8 @@ def _tensors(weights: Weights) -> list[Tensor | None]:
     return [*weights.parameters, *weights.frozen, *contents(weights.buffers)]
 
 
-def _parameters(weights: Weights, optimizer: Optimizer) -> list[Tensor]:
+def parameters_of(weights: Weights, optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of the model and of the optimizer, each once."""
     mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     every = (*weights.parameters, *weights.frozen, *mine)
     return list({id(parameter): parameter for parameter in every}.values())

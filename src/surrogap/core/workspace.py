@@ -69,7 +69,7 @@ class Workspace:
         weights, replicas = self.weights, self.replicas
         with (
             torch.no_grad(),
-            gradients.cleared(weights),
+            gradients.cleared(weights.parameters),
             replicas.unsynchronised(),
             weights.fsdp.reducing(),
         ):
