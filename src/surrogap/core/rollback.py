@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surrogap.core.buffers import Buffers
+from surrogap.core.buffers import Buffers, moved, places_of
 from surrogap.core.objective import Objective
 from surrogap.core.weights import Weights, are_same, contents
 from surrogap.errors import UnsupportedError
@@ -41,14 +41,14 @@ def memory_kept(weights: Weights) -> Iterator[None]:
             were replaced by other tensors are not.
     """
     before = _tensors(weights)
-    places = [(t, t.detach()) for t in before if t is not None and t.layout is torch.strided]
+    places = places_of(t for t in before if t is not None and t.layout is torch.strided)
     try:
         yield
     finally:
-        moved = [pair for pair in places if pair[0].data_ptr() != pair[1].data_ptr()]
-        for tensor, place in moved:
+        assigned = moved(places)
+        for tensor, place in assigned:
             tensor.data = place
-        if moved or not are_same(_tensors(weights), before):
+        if assigned or not are_same(_tensors(weights), before):
             raise UnsupportedError(
                 "model must write to its weights and buffers in place, got one that assigns new "
                 "ones in its forward pass. Train with objective.backward instead."
