@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -47,9 +47,10 @@ class Graph:
         """
         workspace, random_state = self.objective._workspace, self._random_state
         workspace.random_state = lambda devices: random_state  # one for all calls
+        arithmetic = workspace.arithmetic  # None without an ascent step
         try:
             with (
-                workspace.capturing(num_calls),
+                nullcontext() if arithmetic is None else arithmetic.capturing(num_calls),
                 # "thread_local", so that other threads, such as data loaders, can use CUDA.
                 torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"),
             ):
