@@ -79,10 +79,7 @@ class Momentum(Along):
 
     Args:
         optimizer: The optimizer, with SGD's `momentum_buffer` or the Adam family's `exp_avg`.
-
-    Raises:
-        TypeError: `optimizer` is not a torch optimizer, or is a `ZeroRedundancyOptimizer`.
-        ValueError: `optimizer` has no momentum, or has `maximize=True`.
+            `MomentumSAM` documents the errors.
     """
 
     optimizer: Optimizer = field(repr=False)
@@ -115,12 +112,7 @@ class Momentum(Along):
     def vector(
         self, parameters: Sequence[nn.Parameter], g: Sequence[Tensor], m: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
-        """See `Along`. A parameter without momentum is not perturbed.
-
-        Raises:
-            ValueError: The optimizer has taken a step, but its state has no momentum under a known
-                name, or it trains none of the parameters.
-        """
+        """See `Along`. A parameter without momentum is not perturbed."""
         # timm's Lookahead has an empty state: it wraps the optimizer that steps.
         stepped = getattr(self.optimizer, "_base_optimizer", self.optimizer)
         states = [stepped.state.get(parameter, {}) for parameter in parameters]

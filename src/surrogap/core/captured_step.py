@@ -51,17 +51,9 @@ class CapturedStep:
         self._invariants = self._read_invariants()
 
     def __call__(self, *batch: Tensor) -> Report:
-        """Take one training step.
+        """Take one training step, on the tensors of a batch like `example_batch`.
 
-        Args:
-            batch: The tensors of a batch, with the shapes and dtypes of `example_batch`.
-
-        Returns:
-            The measurements of the step, which later steps do not overwrite.
-
-        Raises:
-            ValueError: The batch differs from the example in number, shapes or dtypes of tensors.
-            RuntimeError: Something that must not change has changed.
+        `capture` documents the result and the errors.
         """
         self._batch.check(batch)
         self._check_invariants()

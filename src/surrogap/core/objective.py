@@ -209,7 +209,8 @@ class Objective:
         deleted. Under `torch.no_grad()` the call is one forward pass.
 
         Use `objective.backward` for several micro-batches with one perturbation, and for a first
-        pass on fewer samples (`climb=`). Use `capture` to run the step as a CUDA graph.
+        pass on fewer samples (`climb=`). Use `capture` to run the step as a CUDA graph. The errors
+        are those of `objective.backward`.
 
         Args:
             closure: Runs the forward pass and returns the loss, or `(loss, aux)`. It must call
@@ -223,11 +224,6 @@ class Objective:
         Returns:
             A scalar in at least float32; the perturbed loss if f(w) is not computed (MomentumSAM).
             Its `backward` may be called once.
-
-        Raises:
-            TypeError: An argument has the wrong type, or the closure did not return a tensor.
-            ValueError: The model or the radius is no longer valid.
-            RuntimeError: See `backward`.
 
         >>> from surrogap import SAM
         >>> model = nn.Linear(3, 1)

@@ -36,9 +36,7 @@ def undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iter
 def memory_kept(weights: Weights) -> Iterator[None]:
     """Context in which weights and buffers must stay in their memory, as a graph requires.
 
-    Raises:
-        RuntimeError: They did not. Tensors whose `.data` was replaced are restored; buffers that
-            were replaced by other tensors are not.
+    Tensors whose `.data` was assigned are restored; buffers replaced by other tensors are not.
     """
     before = _tensors(weights)
     places = places_of(t for t in before if t is not None and t.layout is torch.strided)

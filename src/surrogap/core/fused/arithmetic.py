@@ -138,9 +138,6 @@ class Fused(Arithmetic):
         """Update the addresses of the weights if a forward pass has assigned to `p.data`.
 
         Not in a graph: `capture` rejects such models when it warms up.
-
-        Raises:
-            RuntimeError: The new data has another layout.
         """
         parameters, num = self._task.parameters, len(self._task.parameters)
         if tuple(map(Tensor.data_ptr, parameters)) == self._signature[:num]:
