@@ -54,13 +54,13 @@ class FullySharded:
         try:
             yield
         except BaseException:
-            self._reset()
+            self._discard()
             raise
         finally:
             for group, flags in zip(groups, before, strict=True):
                 group.reduce_grads, group.all_reduce_grads = flags
 
-    def _reset(self) -> None:
+    def _discard(self) -> None:
         """Discard the state of a pass that raised: gathered parameters and unreduced gradients."""
         for module in self.modules:
             state = module._get_fsdp_state()
