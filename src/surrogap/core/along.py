@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from surrogap.core import gradients
 from surrogap.core.shards import shard_of
-from surrogap.core.vectors import are_any, wide
+from surrogap.core.vectors import wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
@@ -120,7 +120,7 @@ class Momentum(Along):
             next((state[name] for name in _MOMENTA if state.get(name) is not None), None)
             for state in states
         ]
-        if stepped.state and not are_any(momenta):
+        if stepped.state and all(momentum is None for momentum in momenta):
             self._check_state(parameters, next(filter(None, states), None))
         return momenta
 

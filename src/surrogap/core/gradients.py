@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.core.shards import reduced_like, shard_of, totals, whole_of
-from surrogap.core.vectors import Gradients, are_any, groups_of, squared_norm
+from surrogap.core.vectors import Gradients, groups_of, squared_norm
 from surrogap.core.weights import Weights
 from surrogap.errors import UnsupportedError
 
@@ -66,7 +66,7 @@ def take(weights: Weights, *, needs_any: bool = True) -> Gradients:
     """Check the gradients, return this process's shards of them, and clear `.grad`."""
     weights.fsdp.reshard()
     gradients = shards(weights, current(weights))
-    if needs_any and not are_any(gradients):
+    if needs_any and all(gradient is None for gradient in gradients):
         raise UnsupportedError(
             "loss must depend on the model's trainable parameters, got no gradient for any of "
             "them. Build the objective from the model that the closure runs."
