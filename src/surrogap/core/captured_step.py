@@ -90,7 +90,9 @@ class CapturedStep:
         current.wait_stream(stream)
 
     def _run(self, objective: Objective) -> list[Report]:
-        numbers, lrs = self._scalars()
+        num_numbers = len(self._settings) - len(self._optimizer.param_groups)
+        numbers = self._settings[:num_numbers].unbind()
+        lrs = self._settings[num_numbers:].float().unbind()
         reports = []
         with (
             memory_kept(self._weights),
@@ -104,12 +106,6 @@ class CapturedStep:
                 clip_grad_norm_(self._weights.parameters, self._clip_norm)
             self._optimizer.step()
         return reports
-
-    def _scalars(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the objective's numbers and the learning rates, as scalars on the device."""
-        num_numbers = len(self._settings) - len(self._optimizer.param_groups)
-        numbers, lrs = self._settings[:num_numbers], self._settings[num_numbers:]
-        return list(numbers.unbind()), list(lrs.float().unbind())
 
     def _check_invariants(self) -> None:
         now = self._read_invariants()
