@@ -67,7 +67,7 @@ class Buffers:
     def _allocate(self, dictionaries: Dictionaries, tensors: list[Tensor | None]) -> None:
         self._tensors = tensors
         self._dictionaries = [(d, d.copy()) for d in dictionaries if d]
-        self._places = places_of([t for t in tensors if t is not None and _is_writable(t)])
+        self._places = places_of(t for t in tensors if t is not None and _is_writable(t))
         words = [_words(place) for _, place in self._places]
         groups = [[words[index] for index in group] for group in groups_of(words)]
         self._groups = [(group, list(map(torch.empty_like, group))) for group in groups]
@@ -80,7 +80,7 @@ def places_of(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 def moved(places: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     """Return the pairs whose tensor is elsewhere now, because its `.data` was assigned."""
-    return [pair for pair in places if pair[0].data_ptr() != pair[1].data_ptr()]
+    return [(tensor, place) for tensor, place in places if tensor.data_ptr() != place.data_ptr()]
 
 
 def _is_new(buffer: Tensor | None, before: Tensor | None) -> bool:
