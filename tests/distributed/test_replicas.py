@@ -347,7 +347,7 @@ def refused(case: str) -> str:
     [
         ("unwrapped", "InvalidValueError: scope must be left out for a model that is"),
         ("unwrapped, a group", "InvalidValueError: scope must be left out for a model that is"),
-        ("not in it", "InvalidValueError: scope must be a process group that contains this"),
+        ("not in it", "InvalidTypeError: scope must be 'replica', 'global' or a process group"),
         ("several", "InvalidValueError: model must be wrapped in DistributedDataParallel"),
         ("a number", "InvalidTypeError: scope must be 'replica', 'global' or a process group"),
         ("unknown", "InvalidValueError: scope must be 'replica', 'global' or a process group"),

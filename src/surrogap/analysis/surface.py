@@ -134,7 +134,7 @@ class Surface:
 
     def gradient(self) -> tuple[Tensor, Tensor]:
         """`f(w)` as a scalar in float64, and its gradient as a vector."""
-        with gradients.cleared(self.weights):
+        with gradients.cleared(self.weights.parameters), self.weights.fsdp.reducing():
             return self.means(self._add_gradient, self.space.zeros())
 
     @contextmanager

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from surrogap.core import gradients
 from surrogap.core.shards import shard_of
-from surrogap.core.vectors import are_any, wide
+from surrogap.core.vectors import wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError
 
@@ -79,10 +79,7 @@ class Momentum(Along):
 
     Args:
         optimizer: The optimizer, with SGD's `momentum_buffer` or the Adam family's `exp_avg`.
-
-    Raises:
-        TypeError: `optimizer` is not a torch optimizer, or is a `ZeroRedundancyOptimizer`.
-        ValueError: `optimizer` has no momentum, or has `maximize=True`.
+            `MomentumSAM` documents the errors.
     """
 
     optimizer: Optimizer = field(repr=False)
@@ -115,12 +112,7 @@ class Momentum(Along):
     def vector(
         self, parameters: Sequence[nn.Parameter], g: Sequence[Tensor], m: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
-        """See `Along`. A parameter without momentum is not perturbed.
-
-        Raises:
-            ValueError: The optimizer has taken a step, but its state has no momentum under a known
-                name, or it trains none of the parameters.
-        """
+        """See `Along`. A parameter without momentum is not perturbed."""
         # timm's Lookahead has an empty state: it wraps the optimizer that steps.
         stepped = getattr(self.optimizer, "_base_optimizer", self.optimizer)
         states = [stepped.state.get(parameter, {}) for parameter in parameters]
@@ -128,7 +120,7 @@ class Momentum(Along):
             next((state[name] for name in _MOMENTA if state.get(name) is not None), None)
             for state in states
         ]
-        if stepped.state and not are_any(momenta):
+        if stepped.state and all(momentum is None for momentum in momenta):
             self._check_state(parameters, next(filter(None, states), None))
         return momenta
 

@@ -8,7 +8,7 @@ launching many small operators takes longer than running them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final, get_args
 
 import torch
@@ -63,7 +63,7 @@ class Task:
         memory: The copies to hold. An implementation may hold more.
     """
 
-    parameters: Sequence[Tensor]
+    parameters: Sequence[Tensor] = field(compare=False)
     kinds: Sequence[Kind]
     shardings: Sequence[Sharding]
     eta: float = 0.0

@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 @final
 class AscentStep:
-    """One step of an objective that climbs.
-
-    Args:
-        objective: The objective, whose parts determine the passes and gradients.
-        passes: The passes.
-        numbers: The radius and the coefficients, as numbers or as scalars on the device.
-    """
+    """One step of an objective that climbs. `numbers` are the radius and the coefficients."""
 
     def __init__(self, objective: "Objective", passes: Passes, numbers: Sequence[Number]) -> None:
         assert objective.along is not None

@@ -3,7 +3,7 @@
 Frozen parameters that a pass has written to count as buffers here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,9 +19,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self._tensors: list[Tensor | None] = []
-        self._writable: list[Tensor] = []
-        self._originals: list[Tensor] = []
-        self._addresses: list[int] = []
+        self._places: list[tuple[Tensor, Tensor]] = []
         self._dictionaries: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
 
@@ -29,7 +27,7 @@ class Buffers:
     def kept(self, dictionaries: Dictionaries, *, on_error_only: bool = False) -> Iterator[None]:
         """Context manager that restores buffers on exit; with `on_error_only` only after errors."""
         before = contents(dictionaries)
-        if not (are_same(before, self._tensors) and _addresses(self._writable) == self._addresses):
+        if moved(self._places) or not are_same(before, self._tensors):
             self._allocate(dictionaries, before)
         for tensors, copies in self._groups:
             torch._foreach_copy_(copies, tensors)
@@ -59,9 +57,8 @@ class Buffers:
                 caches = {name: b for name, b in now if _is_new(b, before.get(name))}
                 dictionary.clear()
                 dictionary.update(before | caches)
-        if _addresses(self._writable) != self._addresses:  # some assign to `buffer.data`
-            for tensor, original in zip(self._writable, self._originals, strict=True):
-                tensor.data = original
+        for tensor, place in moved(self._places):
+            tensor.data = place
         for tensors, copies in self._groups:
             # A graph from before the call stays valid, unless a pass has written to its buffers.
             with _unsafe_preserve_version_counter(tuple(tensors)):
@@ -70,39 +67,40 @@ class Buffers:
     def _allocate(self, dictionaries: Dictionaries, tensors: list[Tensor | None]) -> None:
         self._tensors = tensors
         self._dictionaries = [(d, d.copy()) for d in dictionaries if d]
-        self._writable = [t for t in tensors if t is not None and _is_writable(t)]
-        self._originals = [t.detach() for t in self._writable]
-        self._addresses = _addresses(self._writable)
-        words = list(map(_words, self._writable))
+        self._places = places_of(t for t in tensors if t is not None and _is_writable(t))
+        words = [_words(place) for _, place in self._places]
         groups = [[words[index] for index in group] for group in groups_of(words)]
         self._groups = [(group, list(map(torch.empty_like, group))) for group in groups]
+
+
+def places_of(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of a tensor and its memory."""
+    return [(tensor, tensor.detach()) for tensor in tensors]
+
+
+def moved(places: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Return the pairs whose tensor is elsewhere now, because its `.data` was assigned."""
+    return [(tensor, place) for tensor, place in places if tensor.data_ptr() != place.data_ptr()]
 
 
 def _is_new(buffer: Tensor | None, before: Tensor | None) -> bool:
     return buffer is not None and (before is None or before.shape != buffer.shape)
 
 
-def _addresses(tensors: Sequence[Tensor]) -> list[int]:
-    """Return the addresses and sizes of tensors."""
-    return [*map(Tensor.data_ptr, tensors), *map(Tensor.numel, tensors)]
-
-
 def _words(tensor: Tensor) -> Tensor:
     """Return a view as 32-bit words if possible, to copy buffers of several dtypes at once."""
     if tensor.is_contiguous() and tensor.element_size() % 4 == 0:
-        return tensor.detach().view(-1).view(torch.int32)
-    return tensor.detach()
+        return tensor.view(-1).view(torch.int32)
+    return tensor
 
 
 def _is_writable(buffer: Tensor) -> bool:
     """Return whether a forward pass could write to a buffer: not if elements share memory.
 
-    Inference tensors cannot be written to either. Nested and quantised tensors, and conjugate or
-    negative views, are treated as constants.
+    Inference tensors cannot be written to either. Sparse tensors, and conjugate or negative views,
+    are treated as constants.
     """
-    if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
-        return False
-    if buffer.is_inference():
+    if buffer.layout is not torch.strided or buffer.is_inference():
         return False
     pairs = zip(buffer.shape, buffer.stride(), strict=True)
     is_apart = all(stride > 0 for size, stride in pairs if size > 1)

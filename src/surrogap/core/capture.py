@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from surrogap.checks import integer, number
 from surrogap.core.captured_step import CapturedStep
@@ -111,18 +111,12 @@ def _device(objective: Objective) -> torch.device:
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:
-    name = type(optimizer).__name__
     for group in optimizer.param_groups:
         if not group.get("fused"):
             raise InvalidValueError(
-                f"optimizer must be fused, got {name} with fused={group.get('fused')}. Build SGD, "
-                "Adam or AdamW with fused=True; train others with objective.backward."
-            )
-        is_new = isinstance(optimizer, SGD) and not optimizer.state
-        if is_new and group["momentum"] and group["dampening"]:
-            raise InvalidValueError(
-                f"optimizer must have taken a step if it has dampening, got a new {name}. Its "
-                "first step differs from the others: take it with objective.backward."
+                f"optimizer must be fused, got {type(optimizer).__name__} with "
+                f"fused={group.get('fused')}. Build SGD, Adam or AdamW with fused=True; train "
+                "others with objective.backward."
             )
 
 

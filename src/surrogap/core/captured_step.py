@@ -1,6 +1,7 @@
 """A captured training step: zero_grad, the passes, clipping and the update in one graph."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -8,13 +9,14 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from surrogap.core.buffers import Buffers, moved, places_of
 from surrogap.core.combine import Number
+from surrogap.core.gradients import cleared
 from surrogap.core.graph import Graph
 from surrogap.core.objective import Objective
 from surrogap.core.report import Report
-from surrogap.core.rollback import gradients_kept, memory_kept, settings_replaced, undone
 from surrogap.core.static_batch import StaticBatch
-from surrogap.core.weights import contents
+from surrogap.core.weights import Weights, are_same, contents
 from surrogap.errors import UnsupportedError
 
 # As PyTorch recommends: libraries select algorithms and allocate memory in their first calls.
@@ -46,22 +48,13 @@ class CapturedStep:
             self._graphs = {form: Graph(form) for form in objective._forms()}
             for graph in self._graphs.values():
                 self._warm_up(graph.objective)
-                with memory_kept(self._weights), gradients_kept(self._weights, optimizer):
-                    graph.capture(self._run, len(batch.calls), pool)
+                graph.capture(self._run, len(batch.calls), pool)
         self._invariants = self._read_invariants()
 
     def __call__(self, *batch: Tensor) -> Report:
-        """Take one training step.
+        """Take one training step, on the tensors of a batch like `example_batch`.
 
-        Args:
-            batch: The tensors of a batch, with the shapes and dtypes of `example_batch`.
-
-        Returns:
-            The measurements of the step, which later steps do not overwrite.
-
-        Raises:
-            ValueError: The batch differs from the example in number, shapes or dtypes of tensors.
-            RuntimeError: Something that must not change has changed.
+        `capture` documents the result and the errors.
         """
         self._batch.check(batch)
         self._check_invariants()
@@ -92,21 +85,21 @@ class CapturedStep:
         stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
-        with (
-            torch.cuda.stream(stream),
-            undone(objective, self._weights, self._optimizer),
-            memory_kept(self._weights),
-        ):
+        with torch.cuda.stream(stream), _undone(objective, self._weights, self._optimizer):
             for _ in range(_NUM_WARM_UPS):
                 self._run(objective)
         current.wait_stream(stream)
 
     def _run(self, objective: Objective) -> list[Report]:
-        numbers, lrs = self._scalars()
-        self._objective.model.zero_grad()
-        with settings_replaced(self._optimizer, lrs):
-            self._optimizer.zero_grad()
-            reports = []
+        num_numbers = len(self._settings) - len(self._optimizer.param_groups)
+        numbers = self._settings[:num_numbers].unbind()
+        lrs = self._settings[num_numbers:].float().unbind()
+        reports = []
+        with (
+            memory_kept(self._weights),
+            cleared(_parameters(self._weights, self._optimizer)),
+            _settings_replaced(self._optimizer, lrs),
+        ):
             for passes in self._batch.calls:
                 objective._refresh()
                 reports.append(objective._add_direction(passes, numbers, sync=True))
@@ -114,12 +107,6 @@ class CapturedStep:
                 clip_grad_norm_(self._weights.parameters, self._clip_norm)
             self._optimizer.step()
         return reports
-
-    def _scalars(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the objective's numbers and the learning rates, as scalars on the device."""
-        num_numbers = len(self._settings) - len(self._optimizer.param_groups)
-        numbers, lrs = self._settings[:num_numbers], self._settings[num_numbers:]
-        return list(numbers.unbind()), list(lrs.float().unbind())
 
     def _check_invariants(self) -> None:
         now = self._read_invariants()
@@ -152,3 +139,76 @@ class CapturedStep:
 
 def _addresses(tensors: Iterable[object]) -> list[int | None]:
     return [t.data_ptr() if isinstance(t, Tensor) else None for t in tensors]
+
+
+@contextmanager
+def _undone(objective: Objective, weights: Weights, optimizer: Optimizer) -> Iterator[None]:
+    """Context manager that undoes the training steps in its body.
+
+    State that the optimizer and the objective did not have before is set to zero.
+    """
+    parameters = _parameters(weights, optimizer)
+    copies = [parameter.detach().clone() for parameter in parameters]
+    before = {key: state.clone() for key, state in _states(objective, optimizer).items()}
+    with torch.random.fork_rng([torch.cuda.current_device()]), Buffers().kept(weights.buffers):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, copies)
+                for key, state in _states(objective, optimizer).items():
+                    state.copy_(before[key]) if key in before else state.zero_()
+
+
+@contextmanager
+def memory_kept(weights: Weights) -> Iterator[None]:
+    """Context in which weights and buffers must stay in their memory, as a graph requires.
+
+    Tensors whose `.data` was assigned are restored; buffers replaced by other tensors are not.
+    """
+    before = _tensors(weights)
+    places = places_of(t for t in before if t is not None and t.layout is torch.strided)
+    try:
+        yield
+    finally:
+        assigned = moved(places)
+        for tensor, place in assigned:
+            tensor.data = place
+        if assigned or not are_same(_tensors(weights), before):
+            raise UnsupportedError(
+                "model must write to its weights and buffers in place, got one that assigns new "
+                "ones in its forward pass. Train with objective.backward instead."
+            )
+
+
+@contextmanager
+def _settings_replaced(optimizer: Optimizer, lrs: Sequence[Tensor]) -> Iterator[None]:
+    """Context in which the optimizer reads its learning rates from the device, as a graph must."""
+    before = [dict(group) for group in optimizer.param_groups]
+    for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+        group["lr"] = lr
+        if "capturable" in group:
+            group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group, settings in zip(optimizer.param_groups, before, strict=True):
+            group.update(settings)
+
+
+def _states(objective: Objective, optimizer: Optimizer) -> dict[object, Tensor]:
+    """Return the state of the objective, and of the optimizer by parameter and name."""
+    states: dict[object, Tensor] = {m: m for m in objective._workspace.states.tensors}
+    for parameter, state in optimizer.state.items():
+        states |= {(parameter, k): v for k, v in state.items() if isinstance(v, Tensor)}
+    return states
+
+
+def _tensors(weights: Weights) -> list[Tensor | None]:
+    return [*weights.parameters, *weights.frozen, *contents(weights.buffers)]
+
+
+def _parameters(weights: Weights, optimizer: Optimizer) -> list[Tensor]:
+    mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    every = (*weights.parameters, *weights.frozen, *mine)
+    return list({id(parameter): parameter for parameter in every}.values())

@@ -16,13 +16,7 @@ from surrogap.errors import UnsupportedError
 
 @final
 class Direction:
-    """The direction of one step, to be added to `.grad` once.
-
-    Args:
-        tensors: One tensor for each trainable parameter; None if no pass has reached it.
-        report: The report of the step.
-        workspace: The objective's workspace.
-    """
+    """The direction of one step, to be added to `.grad` once."""
 
     def __init__(self, tensors: Gradients, report: Report, workspace: Workspace) -> None:
         self._tensors = tensors

@@ -42,9 +42,10 @@ class FullySharded:
 
     @contextmanager
     def reducing(self) -> Iterator[None]:
-        """Context in which the gradients of every pass are reduced.
+        """Context for passes, in which the gradients of each are reduced.
 
         Without reduction FSDP keeps the gradients of a pass internally, and `.grad` stays empty.
+        After an error, discards the state of the pass, which includes `.grad`.
         """
         groups = self._groups()
         before = [(group.reduce_grads, group.all_reduce_grads) for group in groups]
@@ -52,11 +53,14 @@ class FullySharded:
             group.reduce_grads = group.all_reduce_grads = True
         try:
             yield
+        except BaseException:
+            self._discard()
+            raise
         finally:
             for group, flags in zip(groups, before, strict=True):
                 group.reduce_grads, group.all_reduce_grads = flags
 
-    def reset(self) -> None:
+    def _discard(self) -> None:
         """Discard the state of a pass that raised: gathered parameters and unreduced gradients."""
         for module in self.modules:
             state = module._get_fsdp_state()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogap.core.shards import reduced_like, shard_of, totals, whole_of
-from surrogap.core.vectors import Gradients, are_any, groups_of, squared_norm
+from surrogap.core.vectors import Gradients, groups_of, squared_norm
 from surrogap.core.weights import Weights
 from surrogap.errors import UnsupportedError
 
@@ -25,15 +25,12 @@ def versions(weights: Weights) -> list[int | None]:
 
 
 @contextmanager
-def cleared(weights: Weights) -> Iterator[None]:
+def cleared(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Context manager that clears `.grad`, and restores it on exit."""
-    parameters, before = weights.parameters, current(weights)
-    _clear(weights)
+    before = [parameter.grad for parameter in parameters]
     try:
+        _clear(parameters)
         yield
-    except BaseException:
-        weights.fsdp.reset()  # before the restore, since it clears `.grad`
-        raise
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
@@ -69,13 +66,13 @@ def take(weights: Weights, *, needs_any: bool = True) -> Gradients:
     """Check the gradients, return this process's shards of them, and clear `.grad`."""
     weights.fsdp.reshard()
     gradients = shards(weights, current(weights))
-    if needs_any and not are_any(gradients):
+    if needs_any and all(gradient is None for gradient in gradients):
         raise UnsupportedError(
             "loss must depend on the model's trainable parameters, got no gradient for any of "
             "them. Build the objective from the model that the closure runs."
         )
     _check(weights, gradients)
-    _clear(weights)
+    _clear(weights.parameters)
     return gradients
 
 
@@ -95,8 +92,8 @@ def total_squared_norm(weights: Weights, gradients: Gradients) -> Tensor:
     return result
 
 
-def _clear(weights: Weights) -> None:
-    for parameter in weights.parameters:
+def _clear(parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
         parameter.grad = None
 
 

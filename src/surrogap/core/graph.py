@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,17 +15,7 @@ from surrogap.errors import UnsupportedError
 
 
 class Graph:
-    """A CUDA graph of the step with one objective.
-
-    Args:
-        objective: The objective. The graph uses a copy of it, with its own memory.
-
-    Attributes:
-        objective: The copy.
-        values: Losses, radius and inner products of the last replay.
-        aux: The aux of the loss function in the last replay.
-        lacks_loss: Whether the step does not compute f(w).
-    """
+    """A CUDA graph of the step with one objective, of which it uses a copy with its own memory."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = copy.copy(objective)
@@ -34,27 +24,20 @@ class Graph:
         self._random_state = GraphRandomState(self._graph)
 
     def capture(
-        self,
-        run: Callable[[Objective], Sequence[Report]],
-        num_calls: int,
-        pool: Any,
+        self, run: Callable[[Objective], Sequence[Report]], num_calls: int, pool: Any
     ) -> None:
-        """Capture the step that `run` takes, with `num_calls` calls to the objective.
-
-        Raises:
-            RuntimeError: The step cannot be captured.
-            torch.OutOfMemoryError: The GPU is out of memory.
-        """
+        """Capture the step that `run` takes, with `num_calls` calls to the objective."""
         workspace, random_state = self.objective._workspace, self._random_state
         workspace.random_state = lambda devices: random_state  # one for all calls
+        arithmetic = workspace.arithmetic  # None without an ascent step
         try:
             with (
-                workspace.capturing(num_calls),
+                nullcontext() if arithmetic is None else arithmetic.capturing(num_calls),
                 # "thread_local", so that other threads, such as data loaders, can use CUDA.
                 torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"),
             ):
                 report = Report.mean(run(self.objective), divisor=num_calls)
-                self.values = report._row()
+                self._values = report._row()
                 # The caller's autocast must not cache casts whose values only a replay computes.
                 torch.clear_autocast_cache()
         except Exception as error:
@@ -65,18 +48,18 @@ class Graph:
                 "loss_fn must run on the GPU without synchronising with it, got "
                 f"{type(error).__name__}: {error}. Train with objective.backward instead."
             ) from error
-        self.aux = report.aux
-        self.lacks_loss = report._lacks_loss
+        self._aux = report.aux
+        self._lacks_loss = report._lacks_loss
 
     def replay(self) -> Report:
         """Replay the step, and return its report."""
         self._random_state.align()
         self._graph.replay()
-        loss, perturbed_loss, rho, *products = self.values.clone().unbind()
+        loss, perturbed_loss, rho, *products = self._values.clone().unbind()
         return Report(
-            *(loss, perturbed_loss, tree_map_only(Tensor, Tensor.clone, self.aux), rho),
+            *(loss, perturbed_loss, tree_map_only(Tensor, Tensor.clone, self._aux), rho),
             lambda: torch.stack(products),
-            _lacks_loss=self.lacks_loss,
+            _lacks_loss=self._lacks_loss,
         )
 
 

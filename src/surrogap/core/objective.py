@@ -32,7 +32,7 @@ from surrogap.core.catalog import SHARED
 from surrogap.core.combine import Combine, Number, PerturbedGradient
 from surrogap.core.direction import Deferred, Direction
 from surrogap.core.geometry import Geometry, Perturb, check_perturb, kinds_of
-from surrogap.core.passes import EXAMPLE, Closure, Passes
+from surrogap.core.passes import EXAMPLE, Closure, Passes, forget_weights
 from surrogap.core.replicas import Scope
 from surrogap.core.report import Report
 from surrogap.core.rho import Schedule, radius
@@ -209,7 +209,8 @@ class Objective:
         deleted. Under `torch.no_grad()` the call is one forward pass.
 
         Use `objective.backward` for several micro-batches with one perturbation, and for a first
-        pass on fewer samples (`climb=`). Use `capture` to run the step as a CUDA graph.
+        pass on fewer samples (`climb=`). Use `capture` to run the step as a CUDA graph. The errors
+        are those of `objective.backward`.
 
         Args:
             closure: Runs the forward pass and returns the loss, or `(loss, aux)`. It must call
@@ -223,11 +224,6 @@ class Objective:
         Returns:
             A scalar in at least float32; the perturbed loss if f(w) is not computed (MomentumSAM).
             Its `backward` may be called once.
-
-        Raises:
-            TypeError: An argument has the wrong type, or the closure did not return a tensor.
-            ValueError: The model or the radius is no longer valid.
-            RuntimeError: See `backward`.
 
         >>> from surrogap import SAM
         >>> model = nn.Linear(3, 1)
@@ -325,18 +321,31 @@ class Objective:
         return workspace.buffers_before.kept(workspace.weights.written(), on_error_only=True)
 
     def _find_direction(self, passes: Passes, numbers: Sequence[Number], sync: bool) -> Direction:
-        """Run the passes, and leave `.grad` unchanged."""
-        with self._workspace.passing(sync):
-            tensors, report = self._direction(passes, numbers)
-        return Direction(tensors, report, self._workspace)
-
-    def _direction(self, passes: Passes, numbers: Sequence[Number]) -> tuple[Gradients, Report]:
-        """Run the passes, with `.grad` empty before and after, and restore the weights.
+        """Run the passes, and leave `.grad` unchanged.
 
         Args:
             passes: The passes.
             numbers: The result of `_numbers`, as numbers or as scalars on the device.
+            sync: Whether to broadcast the first process's buffers afterwards.
         """
+        weights, replicas = self._workspace.weights, self._workspace.replicas
+        with (
+            torch.no_grad(),
+            gradients.cleared(weights.parameters),
+            replicas.unsynchronised(),
+            weights.fsdp.reducing(),
+        ):
+            try:
+                tensors, report = self._direction(passes, numbers)
+            finally:
+                forget_weights()
+            weights.is_checked = True
+            if sync:
+                replicas.share_buffers(weights.buffers)
+        return Direction(tensors, report, self._workspace)
+
+    def _direction(self, passes: Passes, numbers: Sequence[Number]) -> tuple[Gradients, Report]:
+        """Run the passes, with `.grad` empty before and after, and restore the weights."""
         if self.along is not None:
             return AscentStep(self, passes, numbers).run()
         weights = self._workspace.weights

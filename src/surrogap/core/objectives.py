@@ -212,8 +212,8 @@ class MomentumSAM(Objective):
     Raises:
         TypeError: `optimizer` is not a torch optimizer, or is a `ZeroRedundancyOptimizer`, which
             shards the momentum over processes.
-        ValueError: `optimizer` has no momentum, or has `maximize=True`. From `backward`: it trains
-            another model. See also `Objective`.
+        ValueError: `optimizer` has no momentum, or has `maximize=True`. From `backward`: it keeps
+            its momentum under another name, or trains another model. See also `Objective`.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)

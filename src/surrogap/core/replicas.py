@@ -149,16 +149,11 @@ def _is_group(scope: object) -> "TypeGuard[ProcessGroup]":
 def _check(scope: object, weights: Weights) -> None:
     if scope is None:
         return
-    if dist.is_available() and scope == dist.GroupMember.NON_GROUP_MEMBER:
-        raise InvalidValueError(
-            "scope must be a process group that contains this process, got one that does not. Each "
-            "process passes its own, such as the first result of torch.distributed.new_subgroups."
-        )
     if not _is_group(scope) and scope not in ("replica", "global"):
         error = InvalidValueError if isinstance(scope, str) else InvalidTypeError
         raise error(
-            f"scope must be 'replica', 'global' or a process group, got {scope!r}. "
-            "Leave it out for the default."
+            "scope must be 'replica', 'global' or a process group that contains this process, got "
+            f"{scope!r}. Leave it out for the default."
         )
     if weights.are_sharded and scope != "global":
         raise InvalidValueError(

@@ -27,11 +27,6 @@ _CHUNK_CPU = 2**18
 _CHUNK_DEVICE = 2**22
 
 
-def are_any(gradients: Gradients) -> bool:
-    """Return whether any parameter has a gradient."""
-    return any(gradient is not None for gradient in gradients)
-
-
 def apart(gradients: Gradients) -> Gradients:
     """Return `gradients`, or copies if two share memory, before they are modified in place.
 

@@ -1,8 +1,7 @@
 """The workspace of an objective: the model's tensors and processes, and memory that steps reuse."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -11,7 +10,6 @@ from surrogap.core import gradients
 from surrogap.core.along import States
 from surrogap.core.arithmetic import Arithmetic
 from surrogap.core.buffers import Buffers
-from surrogap.core.passes import forget_weights
 from surrogap.core.random_state import RandomState, Replayable
 from surrogap.core.replicas import Replicas, Scope
 from surrogap.core.vectors import Gradients
@@ -48,38 +46,12 @@ class Workspace:
         twin._allocate()
         return twin
 
-    def capturing(self, num_calls: int) -> AbstractContextManager[None]:
-        """Context for capturing `num_calls` calls to the objective in a CUDA graph."""
-        return nullcontext() if self.arithmetic is None else self.arithmetic.capturing(num_calls)
-
     def refresh(self, scope: Scope) -> Weights:
         """Find the model's tensors and processes as they are now, and return the tensors."""
         weights = self.weights
         weights.refresh()
         self.replicas = Replicas(weights, scope)
         return weights
-
-    @contextmanager
-    def passing(self, sync: bool) -> Iterator[None]:
-        """Context for the passes of a step. Clears `.grad`, and restores it on exit.
-
-        Args:
-            sync: Whether to broadcast the first process's buffers afterwards.
-        """
-        weights, replicas = self.weights, self.replicas
-        with (
-            torch.no_grad(),
-            gradients.cleared(weights),
-            replicas.unsynchronised(),
-            weights.fsdp.reducing(),
-        ):
-            try:
-                yield
-            finally:
-                forget_weights()
-            weights.is_checked = True
-            if sync:
-                replicas.share_buffers(weights.buffers)
 
     def take(self, indices: Sequence[int] | None = None) -> Gradients:
         """Return the gradients of a pass, averaged over the scope, and clear `.grad`.

@@ -60,13 +60,7 @@ class Fused(Arithmetic):
 
     def adopts(self, task: Task) -> bool:
         """See `Arithmetic`."""
-        mine = self._task
-        if not (
-            (task.memory, task.eta, task.eps) == (mine.memory, mine.eta, mine.eps)
-            and task.kinds == mine.kinds
-            and task.shardings == mine.shardings
-            and _signature(task.parameters) == self._signature
-        ):
+        if task != self._task or _signature(task.parameters) != self._signature:
             return False
         self._task = task
         return True
@@ -144,27 +138,19 @@ class Fused(Arithmetic):
         """Update the addresses of the weights if a forward pass has assigned to `p.data`.
 
         Not in a graph: `capture` rejects such models when it warms up.
-
-        Raises:
-            RuntimeError: The new data has another layout.
         """
-        parameters = self._task.parameters
-        num = len(parameters)
+        parameters, num = self._task.parameters, len(self._task.parameters)
         if tuple(map(Tensor.data_ptr, parameters)) == self._signature[:num]:
             return
-        now, before = _signature(parameters), self._signature
-        found: Gradients = [
-            p if p.device == self._device and now[i::num] == (now[i], *before[i::num][1:]) else None
-            for i, p in enumerate(parameters)
-        ]
-        for group in self._groups:
-            group.find(found)
-        self._signature = now  # last, so that after an interrupt the search is repeated
-        if any(place is None for place in found):  # the other parameters can be restored
+        now = _signature(parameters)
+        if now[num:] != self._signature[num:] or any(p.device != self._device for p in parameters):
             raise UnsupportedError(
                 "closure must not replace the data of parameters, got one that assigned data of "
                 "another shape, dtype, device or memory format. Write to them in place."
             )
+        for group in self._groups:
+            group.find(parameters)
+        self._signature = now  # last, so that after an interrupt the search is repeated
 
     def _drop_copies(self) -> None:
         self._has_copy = False

@@ -76,8 +76,8 @@ class TensorGroup:
         self.products = Kernel(products_kernel, self._device)
         self.combine = Kernel(combine_kernel, self._device)
 
-    def find(self, parameters: Gradients | Sequence[Tensor]) -> None:
-        """Update the addresses of the weights; None for weights that must not be written to."""
+    def find(self, parameters: Sequence[Tensor]) -> None:
+        """Update the addresses of the weights."""
         self.w_table = address_table(self._addresses(parameters), self._device)
 
     def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
@@ -85,7 +85,7 @@ class TensorGroup:
         addresses = self._addresses(tensors)
         return address_table(addresses, self._device) if tables is None else tables.add(addresses)
 
-    def _addresses(self, tensors: Gradients | Sequence[Tensor]) -> tuple[int, ...]:
+    def _addresses(self, tensors: Sequence[Tensor | None]) -> tuple[int, ...]:
         mine = [tensors[index] for index in self._members]
         return tuple([0 if t is None else t.data_ptr() for t in mine])
 

@@ -1,10 +1,10 @@
-"""Rollback: tensors that a capture must not move."""
+"""Tensors that a captured step must not move."""
 
 import pytest
 import torch
 from torch import nn
 
-from surrogap.core.rollback import memory_kept
+from surrogap.core.captured_step import memory_kept
 from surrogap.core.weights import Weights
 from tests import equality
 
