@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from surrogap.checks import integer, number
 from surrogap.cli.terminal import print_stopped
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.result_files import ResultFiles
-from surrogap.experiments.text_table import Table
+from surrogap.experiments.text_table import Table, wrapped
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
 from surrogap.paper.imagenet_runs import paper_runs, train_runs
 from surrogap.paper.ledger import Ledger, LedgerLine
@@ -277,5 +276,5 @@ def show(found: Reproduced, files: ResultFiles) -> None:
     if found.table.rows:
         found.table.print()
     for line in found.words:
-        print(textwrap.fill(line, width=100, break_on_hyphens=False))
+        print(wrapped(line))
     print(files.summary)
