@@ -28,6 +28,7 @@ DOCUMENTS = [
 ]
 OUTPUT = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+\.\d+(?:e-\d+)?")
+GAP = re.compile(r"gap (\d+\.\d+)")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DIFF = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SCRIPT = re.compile(r"^python - <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
@@ -69,6 +70,10 @@ def assert_output_is_that_of(path: Path, printed: str) -> None:
         )
         assert [float(number) for number in NUMBER.findall(found)] == pytest.approx(
             [float(number) for number in NUMBER.findall(line)], rel=0.1, abs=0.06
+        ), line
+        # Gaps are smaller than this tolerance, and proportional to the radius.
+        assert [float(gap) for gap in GAP.findall(found)] == pytest.approx(
+            [float(gap) for gap in GAP.findall(line)], rel=0.4
         ), line
 
 

@@ -117,6 +117,21 @@ def test_measured_radii_are_labelled() -> None:
     for axes in figure.axes:
         labels = [label.get_text() for label in axes.get_xticklabels()]
         assert labels == [f"{gap.rho:g}" for gap in GAPS.gaps]
+        assert not axes.get_xticks(minor=True).size
+        assert axes.get_yticks(minor=True).size  # less than a decade has at most one major tick
+
+
+@pytest.mark.parametrize(("first", "scale"), [(0.001, "log"), (-0.001, "symlog")])
+def test_the_curve_of_a_sweep_fills_its_panel(first: float, scale: str) -> None:
+    gaps = (first, 0.1, 100.0)
+    radii = tuple(Radius(10.0**i, 1.0, 1.0 + gap, 0.5) for i, gap in enumerate(gaps))
+    figure = figures.sweep_curves(Sweep(radii, 1))
+    axes = figure.axes[0]
+    assert axes.get_yscale() == scale
+    ends = axes.transData.transform([(1.0, first), (1.0, 100.0)])[:, 1]
+    _, (bottom, top) = zip(*axes.bbox.get_points(), strict=True)
+    assert bottom < ends[0] < bottom + 0.1 * (top - bottom)
+    assert top - 0.1 * (top - bottom) < ends[1] < top
 
 
 def test_the_sweep_explains_its_band_and_lines() -> None:

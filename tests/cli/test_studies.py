@@ -116,8 +116,12 @@ def test_the_time_limit_leaves_runs_out(
 
 
 def test_finished_runs_can_be_drawn_without_training(
-    scale: Scale, instant: list[str], tmp_path: Path
+    scale: Scale, instant: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert reproduce("all", "--no-train", "--page", tmp_path / "page.md") == 2
+    assert f"got {scale.ledger}, which does not exist. Pass another" in capsys.readouterr().err
+    assert not (tmp_path / "page.md").exists()
+    Path(scale.ledger).touch()
     assert reproduce("all", "--no-train", "--page", tmp_path / "page.md") == 0
     assert not instant
     assert (
@@ -169,6 +173,9 @@ def test_radii_are_suggested_by_name(
     *_, line = Ledger(ledger.path)
     assert line["kind"] == "find-rho"
     _, *printed = capsys.readouterr().out.splitlines()
+    for words in ([], ["--dry-run"]):
+        assert reproduce("find-rho", *words) == 0
+        assert capsys.readouterr().out == "All runs are finished.\n"
     for method, text in zip(line["suggestions"], printed, strict=False):
         assert text == f"A, {METHODS[method].title}: {line['suggestions'][method]['words']}"
     assert "## Radii: find-rho against the study" in (tmp_path / "page.md").read_text()

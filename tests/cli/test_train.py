@@ -133,7 +133,8 @@ def test_a_run_and_its_messages(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert cli.main(flags(config)) == 0
     output = capsys.readouterr().out
     assert "12/12  epoch 3" in output
-    assert f"{config.folder}: finished, step 12 of 12" in output
+    folder = config.folder
+    assert f"{folder}: finished, step 12 of 12. For its curves: surrogap show {folder}" in output
     assert "got" in mistake(capsys, *flags(config))
     assert cli.main(["train", "--resume", "--out", str(config.folder)]) == 0
     assert "finished, step 12 of 12" in capsys.readouterr().out
@@ -256,6 +257,10 @@ def test_models_are_listed_and_searched(capsys: pytest.CaptureFixture[str]) -> N
     found = capsys.readouterr().out.splitlines()
     assert {"resnet50", "wide_resnet50_2"} <= {*found}
     assert all("resnet50" in name for name in found)
+    assert "got 'smal_mlp'. The closest name is 'small_mlp'." in mistake(
+        capsys, "models", "smal_mlp"
+    )
+    assert "got '?'. Pass another substring." in mistake(capsys, "models", "?")
 
 
 @pytest.mark.parametrize("colour", [False, True])

@@ -1,9 +1,12 @@
 """Tables and charts."""
 
 import io
+import re
+
+import pytest
 
 from surrogap.experiments.charts import chart
-from surrogap.experiments.text_table import Table
+from surrogap.experiments.text_table import Table, wrapped
 
 
 class Terminal(io.StringIO):
@@ -19,6 +22,24 @@ def test_borders_in_a_terminal_and_plain_columns_elsewhere() -> None:
     assert plain.getvalue() == "Title\na  b\n1  [2]\n"
     assert "┃" in terminal.getvalue()
     assert "[2]" in terminal.getvalue()  # rich would interpret it as markup
+
+
+def test_narrow_terminals_lose_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    columns = ("", *(f"sam@rho=0.{digit},every=5" for digit in "123"))
+    terminal = Terminal()
+    Table(columns, [("calibration error %", "3.52", "3.75", "3.84")]).print(terminal)
+    lines = re.sub(r"\x1b\[\d*m", "", terminal.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 60
+    cells = zip(*(re.split("[┃│]", line)[1:-1] for line in lines if line[0] in "┃│"), strict=True)
+    shown = ["".join(part.strip() for part in cell) for cell in cells]
+    assert shown[1:] == [
+        f"{name}{value}" for name, value in zip(columns[1:], ("3.52", "3.75", "3.84"), strict=True)
+    ]
+    text = "one two " * 20
+    assert max(map(len, wrapped(text).splitlines())) == 59
+    monkeypatch.setenv("COLUMNS", "200")
+    assert max(map(len, wrapped(text, indent="  ").splitlines())) == 99
 
 
 def dots(text: str) -> list[tuple[int, int]]:

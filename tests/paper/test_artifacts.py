@@ -26,7 +26,7 @@ from surrogap.paper.plan import final_runs
 from surrogap.paper.scales import GPU, LAPTOP
 from surrogap.paper.study import Cell
 from surrogap.paper.study_page import write_page
-from surrogap.paper.summaries import cell_table, comparisons, in_words, summaries
+from surrogap.paper.summaries import cell_table, comparisons, in_words, legend, summaries
 from surrogap.paper.tuning import chosen, trials
 from tests.paper import synthetic_study
 
@@ -69,8 +69,9 @@ def test_all_are_drawn_of_nothing(name: str, tmp_path: Path) -> None:
         assert found.words == [ARTIFACTS[name].notes]
     else:
         number = len(found.numbers["cells"])
-        assert f"{number} of {number} planned rows are missing, because" in found.words[-1]
-        assert found.words[-1].endswith(": all.")
+        (words,) = found.words  # the limits of conclusions would be those of other runs
+        assert f"{number} of {number} planned rows are missing, because" in words
+        assert words.endswith(": all.")
     for file, write in found.writers.items():
         write(tmp_path / file)
 
@@ -99,14 +100,18 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     assert difference["num_seeds"] == 5
     assert made["GSAM", "vanilla"]["verdict"] == "better"
     assert found.numbers["num_comparisons"] == len(made) == 3
-    assert "3 of 3 comparisons have at least 3 seeds." in found.words[3]
-    assert "If no two methods differed, about 0.2 would do so by chance." in found.words[3]
-    assert found.words[1].startswith("A: GSAM minus vanilla: +0.8")
-    assert found.words[1].endswith("over 5 seeds, better. In the paper: better.")
+    assert "3 of 3 comparisons have at least 3 seeds." in found.words[4]
+    assert "If no two methods differed, about 0.2 would do so by chance." in found.words[4]
+    assert found.words[0].startswith("±: half the width of the 95 % interval")
+    assert "Cost: " in found.words[0]
+    assert "Top eigenvalue: " in found.words[0]
+    assert "Cost: " not in legend(replace(found.table, columns=("set-up", "method")))
+    assert found.words[2].startswith("A: GSAM minus vanilla: +0.8")
+    assert found.words[2].endswith("over 5 seeds, better. In the paper: better.")
     # The paper finds no improvement from longer training.
     longer = made["vanilla, 2x epochs", "vanilla"]
     assert (longer["verdict"], longer["in_paper"]) == ("better", "no difference shown")
-    assert found.words[3].endswith("The paper makes 3 of these comparisons; 2 verdicts agree.")
+    assert found.words[4].endswith("The paper makes 3 of these comparisons; 2 verdicts agree.")
 
 
 def test_nothing_is_called_better_where_the_interval_holds_zero(tmp_path: Path) -> None:

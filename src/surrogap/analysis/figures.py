@@ -139,7 +139,7 @@ def gap_curves(
     for axes in (left, right):
         axes.set_xlabel("rho")
         axes.set_xticks(radii, [f"{rho:g}" for rho in radii])
-        axes.minorticks_off()
+        axes.xaxis.minorticks_off()
     left.legend(frameon=False)
     return figure
 
@@ -158,8 +158,11 @@ def sweep_curves(sweep: Sweep, *, rho: float | None = None, title: str = "") -> 
     low, high = (sweep.unit * gap for gap in (GAP_FROM, GAP_TO))
     left.axhline(low, color="grey", linestyle=":", linewidth=1, label=f"{low:g} and {high:g}")
     left.axhline(high, color="grey", linestyle=":", linewidth=1)
-    # Linear near 0: along the momentum, small steps lower the loss.
-    left.set_yscale("symlog", linthresh=low / 10)
+    if all(radius.gap > 0.0 for radius in sweep.radii):
+        left.set_yscale("log")
+    else:  # along the momentum, small steps lower the loss
+        left.set_yscale("symlog", linthresh=low)
+        left.autoscale_view()  # the limits of the linear scale would leave half of it empty
     right.plot(rhos, [radius.cosine for radius in sweep.radii], marker=".")
     for axes in (left, right):
         axes.set(xscale="log", xlabel="rho")

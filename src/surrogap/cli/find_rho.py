@@ -100,14 +100,15 @@ def main(arguments: Sequence[str]) -> int:
         words += f" It is the radius at this checkpoint; the schedule's largest is {largest:g}."
     radii.sweep_table(sweep).print()
     print(words)
+    subject = chosen.run or chosen.recipe or config.model.name
     values = {
-        "subject": chosen.run or chosen.recipe or config.model.name,
+        "subject": subject,
         "words": words,
         **radii.sweep_values(sweep),
         "train_steps": train_steps,
         "configuration": config.to_dict(),
     }
-    curves = sweep_curves(sweep, rho=rho, title=config.model.name)
+    curves = sweep_curves(sweep, rho=rho, title=str(subject))
     files.write(values, {_FIGURE: curves.savefig})
     print(files.summary)
     return 0

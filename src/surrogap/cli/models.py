@@ -10,7 +10,9 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
+from surrogap.checks import closest
 from surrogap.cli.options import options
+from surrogap.errors import InvalidValueError
 from surrogap.training.flags import optional
 
 
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 
     Raises:
         ImportError: timm is not installed.
-        ValueError: The arguments are not valid.
+        ValueError: The arguments are not valid, or no name contains the substring.
     """
     chosen = options(Models, "models", arguments)
     from surrogap.models import names
@@ -39,5 +41,11 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     from timm import list_models
 
-    print(*(name for name in [*names(), *list_models()] if chosen.name in name), sep="\n")
+    known = [*names(), *list_models()]
+    found = [name for name in known if chosen.name in name]
+    if not found:
+        guess = closest(chosen.name, known)
+        hint = f"The closest name is {guess!r}." if guess else "Pass another substring."
+        raise InvalidValueError(f"name must be part of a model's name, got {chosen.name!r}. {hint}")
+    print(*found, sep="\n")
     return 0

@@ -4,7 +4,6 @@ surrogap recipes
 surrogap recipes vit-b32-gsam
 """
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,7 +14,7 @@ from surrogap.checks import one_of
 from surrogap.cli.options import options
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.recipes.page import page
-from surrogap.experiments.text_table import Table
+from surrogap.experiments.text_table import Table, wrapped
 from surrogap.training.flags import optional
 
 
@@ -66,9 +65,8 @@ def description(recipe: Recipe) -> str:
         "Expected": recipe.expected,
         "Notes": recipe.notes,
     }
-    lines = [
-        textwrap.fill(f"{title}: {text}", width=100, subsequent_indent="  ")
-        for title, text in paragraphs.items()
-        if text
+    found = {title: f"{title}: {text}" for title, text in paragraphs.items() if text}
+    lines = [  # users copy the command
+        text if title == "Command" else wrapped(text, indent="  ") for title, text in found.items()
     ]
     return "\n".join([recipe.name, "", *lines, "", recipe.config.to_json().rstrip()])

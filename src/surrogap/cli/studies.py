@@ -1,7 +1,6 @@
 """The study of `surrogap reproduce`, from which its tables and figures are drawn."""
 
 import signal
-import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from surrogap.checks import integer, number
 from surrogap.cli.terminal import print_stopped
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.result_files import ResultFiles
-from surrogap.experiments.text_table import Table
+from surrogap.experiments.text_table import Table, wrapped
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
 from surrogap.paper.imagenet_runs import paper_runs, train_runs
 from surrogap.paper.ledger import Ledger, LedgerLine
@@ -99,7 +98,7 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
     """Train the runs of a table or figure, draw it, and return the exit status.
 
     Raises:
-        ValueError: An option is not valid, or the images are missing.
+        ValueError: An option is not valid, or the images or the ledger are missing.
     """
     integer("jobs", options.jobs, at_least=1, remedy="Pass a number of processes, such as 4.")
     if options.time_limit is not None:
@@ -116,6 +115,11 @@ def reproduce_study(name: str, options: StudyOptions) -> int:
     if options.dry_run:
         _print_plan(measurements, wanted, scale, ledger, options.jobs)
         return 0
+    if not options.train and not ledger.path.exists():
+        raise InvalidValueError(
+            f"ledger must be a file with finished runs, got {ledger.path}, which does not exist. "
+            "Pass another --ledger, or leave out --no-train."
+        )
     status = _train(measurements, wanted, scale, ledger, options) if options.train else 0
     if status == 0 and options.draw:
         for one in ARTIFACTS if name == ALL else [name] if name in ARTIFACTS else []:
@@ -160,7 +164,8 @@ def _print_plan(
         for one in measurements
     ]
     rows += [(item.run.purpose, _title(item), f"{item.seconds:.0f} s") for item in left]
-    Table(("purpose", "run", "expected"), rows).print()
+    if rows:
+        Table(("purpose", "run", "expected"), rows).print()
     print(_summary(measurements, left, jobs))
 
 
@@ -181,7 +186,9 @@ def _summary(measurements: Sequence[Measurement], left: Sequence[Todo], jobs: in
     counts = {"measurement": len(measurements), "run": len(left)}
     words = (f"{number} {name}{'s' * (number > 1)}" for name, number in counts.items() if number)
     at_once = f", {jobs} at once" if jobs > 1 else ""
-    return f"{' and '.join(words)} left, about {max(round(seconds / 60), 1)} min{at_once}."
+    minutes = max(round(seconds / 60), 1)
+    time_left = f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+    return f"{' and '.join(words)} left, about {time_left}{at_once}."
 
 
 def _train(
@@ -227,7 +234,7 @@ def _train(
         received = stopped.signal if isinstance(stopped, Stopped) else signal.SIGINT
         saved = f"Finished runs are in {ledger.path}. Run the same command to train the others."
         return print_stopped("reproduce", received, saved)
-    if wanted or waiting:
+    if wanted or waiting or not measurements:
         print(_summary(waiting, left, options.jobs))
     if not left and not all(one.is_ready(scale, ledger) for one in waiting):
         print(
@@ -275,5 +282,5 @@ def show(found: Reproduced, files: ResultFiles) -> None:
     if found.table.rows:
         found.table.print()
     for line in found.words:
-        print(textwrap.fill(line, width=100, break_on_hyphens=False))
+        print(wrapped(line))
     print(files.summary)

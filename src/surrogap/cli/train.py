@@ -65,16 +65,16 @@ def main(arguments: Sequence[str]) -> int:
 
     progress = display_for_stdout()
     outcome = train(config, resume=chosen.resume, progress=progress, probe=sharpness_probe)
+    folder = shlex.quote(str(outcome.folder))
     step = f"step {outcome.step} of {outcome.num_steps}"
     stopped_by = None if outcome.is_finished else outcome.signal
     if stopped_by is not None and outcome.is_first:
         saved = (
             "No checkpoint was saved, because of --checkpoint-every 0."
             if config.output.checkpoint_every == 0
-            else "Its checkpoint is saved. Continue with surrogap train --resume --out "
-            f"{shlex.quote(str(outcome.folder))}"
+            else f"Its checkpoint is saved. Continue with surrogap train --resume --out {folder}"
         )
         print(f"surrogap: {stopped_by.name} stopped the run after {step}. {saved}", file=sys.stderr)
     elif outcome.is_first:
-        print(f"{outcome.folder}: finished, {step}")
+        print(f"{outcome.folder}: finished, {step}. For its curves: surrogap show {folder}")
     return 0 if stopped_by is None else 128 + stopped_by

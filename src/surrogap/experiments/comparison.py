@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from surrogap.errors import InvalidValueError
 from surrogap.experiments.planned import PlannedRun, num_passes
 from surrogap.experiments.plotting import Points, banded, curves_with_bands, new_figure
 from surrogap.experiments.run_summary import curve
-from surrogap.experiments.text_table import Table
+from surrogap.experiments.text_table import Table, wrapped
 from surrogap.training.records import Record, read_records
 
 MEASUREMENTS = "measurements.json"
@@ -112,8 +111,8 @@ def print_comparison(runs: Sequence[ComparedRun], rho: float, *, title: str) -> 
     The gaps were measured at the radius `rho`.
     """
     comparison_table(runs, title).print()
-    print(textwrap.fill(legend(runs, rho), width=100))
-    print(*differences(runs), sep="\n")
+    for text in (legend(runs, rho), *differences(runs)):
+        print(wrapped(text))
 
 
 def comparison_table(runs: Sequence[ComparedRun], title: str) -> Table:

@@ -80,7 +80,7 @@ def _vectors(
         nth = directions[:index].count(direction)
         if direction == "random":
             vectors.append(random_direction(surface, seed + nth))
-            labels.append(f"random {seed + nth} (filters)")
+            labels.append(f"random (seed {seed + nth})")
         elif direction == "gradient":
             vectors.append(gradient_direction(surface))
             labels.append("gradient")

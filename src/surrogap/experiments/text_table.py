@@ -1,9 +1,24 @@
 """Tables of text: with borders in a terminal, as plain columns elsewhere, and in Markdown."""
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO, final
+
+_TEXT_WIDTH = 100
+
+
+def wrapped(text: str, *, indent: str = "") -> str:
+    """Wrap text to 100 columns, or to the terminal if it is narrower.
+
+    Args:
+        text: The text, without line breaks.
+        indent: The indentation of all lines but the first.
+    """
+    width = min(shutil.get_terminal_size(fallback=(_TEXT_WIDTH, 24)).columns, _TEXT_WIDTH)
+    return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 @final
@@ -53,8 +68,8 @@ class Table:
 
         table = RichTable(title=self.title or None, title_justify="left")
         for index, column in enumerate(self.columns):
-            # The first column holds names, which users copy, so it is never truncated.
-            table.add_column(column, no_wrap=index == 0)
+            # Nothing is truncated. The first column has names that users copy: it is not folded.
+            table.add_column(column, no_wrap=index == 0, overflow="fold")
         for row in self.rows:
             table.add_row(*map(Text, row))  # plain text: rich would interpret brackets as markup
         Console(file=file).print(table)

@@ -27,6 +27,7 @@ from surrogap.paper.summaries import (
     cell_table,
     comparisons,
     in_words,
+    legend,
     missing,
     summaries,
 )
@@ -283,8 +284,8 @@ ARTIFACTS: dict[str, Artifact] = {
         notes="Gains over vanilla at its tuned learning rate (factor 1 on the axis), in points of "
         "test accuracy. Differences are paired by seed, with 95 % intervals, over the seeds that "
         "all learning rates have. Rho, alpha and weight decay were tuned at that learning rate "
-        "only, so at other rates, the other methods may do better than shown. In the table, each "
-        "method has the learning rate with the best mean validation accuracy over these seeds.",
+        "only, so at other rates, the other methods may do better than shown. A method's own lr is "
+        "the one with the best mean validation accuracy over these seeds.",
         second_table=own_rates_table,
     ),
 }
@@ -338,13 +339,16 @@ def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
     artifact = ARTIFACTS[name]
     found = summaries(scale, artifact.cells, ledger)
     made = comparisons(found, artifact.pairs)
-    absent = "" if artifact.max_seeds == 0 else missing(found)  # tuning runs are not in the table
+    shown = cell_table(scale, found, artifact.scores)
+    words = [legend(shown), *in_words(made), artifact.notes]
+    if artifact.max_seeds != 0:  # otherwise the runs are those of tuning, which have no rows
+        words = [*(words if shown.rows else []), missing(found)]
     writers = {}
     if artifact.draw is not None:
         writers = {f"{name}.png": artifact.draw(scale, found, ledger).savefig}
     return Reproduced(
-        cell_table(scale, found, artifact.scores),
+        shown,
         {"scale": scale.name, **cell_numbers(found, made, artifact.scores)},
         writers,
-        [*in_words(made), *filter(None, [artifact.notes, absent])],
+        [*filter(None, words)],
     )

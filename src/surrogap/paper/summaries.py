@@ -247,8 +247,23 @@ def cell_table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) ->
         for one in rows_of
     ]
     setups = dict.fromkeys(one.cell.setup for one in found)
-    legend = "; ".join(f"{setup}: {scale.setups[setup].title}" for setup in setups)
-    return Table(columns, rows, legend)
+    title = "; ".join(f"{setup}: {scale.setups[setup].title}" for setup in setups)
+    return Table(columns, rows, title)
+
+
+_LEGEND = {
+    "cost": "Cost: time of training relative to vanilla; - if not measured.",
+    "top eigenvalue": "Top eigenvalue: of the Hessian on some training images, with the largest "
+    "magnitude; median (lowest to highest seed).",
+}
+
+
+def legend(shown: Table) -> str:
+    """Explain the columns of a table that are not self-explanatory; empty for an empty table."""
+    if not shown.rows:
+        return ""
+    interval = f"±: half the width of the {100 * CONFIDENCE:.0f} % interval of the mean over seeds."
+    return " ".join([interval, *(_LEGEND[name] for name in shown.columns if name in _LEGEND)])
 
 
 def missing(found: Sequence[Summary]) -> str:
