@@ -303,6 +303,35 @@ def test_buffers_written_by_a_global_hook_move_once() -> None:
     assert equality.same_bits(list(plain.buffers()), list(model.buffers()))
 
 
+def test_a_buffer_may_grow_in_place() -> None:
+    """As the scale of torch's FakeQuantize does in its first forward pass."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+            self.register_buffer("counts", torch.zeros(1))
+
+        def forward(self, label: int) -> Tensor:
+            size = self.counts.numel()
+            if label >= size:
+                self.counts.resize_(label + 1)[size:] = 0
+            self.counts[label] += 1
+            return self.linear(torch.ones(3))
+
+    def failing() -> Tensor:
+        model(9)
+        raise ZeroDivisionError
+
+    model = Counts()
+    objective = SAM(model)
+    for label in (0, 2, 2, 1):
+        objective.backward(lambda label=label: model(label))
+    with pytest.raises(ZeroDivisionError):
+        objective.backward(failing)
+    assert model.counts.tolist() == [1, 1, 2]
+
+
 @pytest.mark.parametrize("view", [Tensor.conj, lambda t: t.conj().imag], ids=["conj", "neg"])
 def test_buffers_may_be_views_of_complex_ones(view: Callable[[Tensor], Tensor]) -> None:
     model = nn.Linear(3, 1)

@@ -308,14 +308,17 @@ def test_weights_are_restored_in_the_memory_that_a_pass_assigned(
 
 
 def test_weights_that_a_pass_has_reshaped_are_refused(device: torch.device) -> None:
-    (weight,) = parameters = [torch.randn(3, 4, device=device)]
+    weights = [torch.randn(3, 4, device=device) for _ in range(2)]
+    parameters = [weight.clone() for weight in weights]
     arithmetic = Fused(task(parameters))
-    arithmetic.climb([torch.ones_like(weight)], 0.3, None)
-    weight.data = torch.zeros(2, device=device)
-    for _ in range(2):  # an objective tries again
-        with pytest.raises(RuntimeError, match="closure must not replace the data of parameters"):
-            arithmetic.restore()
-    assert weight.tolist() == [0.0, 0.0]
+    arithmetic.climb([torch.ones_like(weight) for weight in weights], 0.3, None)
+    parameters[0].data = torch.zeros(2, device=device)
+    with pytest.raises(RuntimeError, match="closure must not replace the data of parameters"):
+        arithmetic.restore()
+    assert not torch.equal(parameters[1], weights[1])
+    arithmetic.restore()  # as an objective does
+    assert torch.equal(parameters[1], weights[1])
+    assert parameters[0].tolist() == [0.0, 0.0]
 
 
 def test_an_interrupt_while_weights_are_found(

@@ -335,3 +335,10 @@ def test_nothing_to_score(batches: list[Any], truth: Any) -> None:
         ValueError, match="batches must hold at least one image with a correct label"
     ):
         evaluate(IDENTITY, batches, truth=truth)
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_set_with_a_label_that_is_no_class(label: int) -> None:
+    message = f"labels must be from 0 to 2, got {label} for image 1. Pass the number of"
+    with pytest.raises(ValueError, match=message):
+        label_sets([[0], [1, label]], 3)

@@ -27,7 +27,7 @@ class Buffers:
     def kept(self, dictionaries: Dictionaries, *, on_error_only: bool = False) -> Iterator[None]:
         """Context manager that restores buffers on exit; with `on_error_only` only after errors."""
         before = contents(dictionaries)
-        if moved(self._places) or not are_same(before, self._tensors):
+        if not are_same(before, self._tensors) or moved(self._places):
             self._allocate(dictionaries, before)
         for tensors, copies in self._groups:
             torch._foreach_copy_(copies, tensors)
@@ -79,8 +79,15 @@ def places_of(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def moved(places: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Return the pairs whose tensor is elsewhere now, because its `.data` was assigned."""
-    return [(tensor, place) for tensor, place in places if tensor.data_ptr() != place.data_ptr()]
+    """Return the pairs whose tensor has other memory now: `.data` was assigned, or it was resized.
+
+    `resize_` moves the memory of both, so the sizes are compared too.
+    """
+    return [
+        (tensor, place)
+        for tensor, place in places
+        if tensor.data_ptr() != place.data_ptr() or tensor.numel() != place.numel()
+    ]
 
 
 def _is_new(buffer: Tensor | None, before: Tensor | None) -> bool:
@@ -97,10 +104,12 @@ def _words(tensor: Tensor) -> Tensor:
 def _is_writable(buffer: Tensor) -> bool:
     """Return whether a forward pass could write to a buffer: not if elements share memory.
 
-    Inference tensors cannot be written to either. Sparse tensors, and conjugate or negative views,
-    are treated as constants.
+    Inference tensors cannot be written to either. Sparse, nested and quantised tensors, and
+    conjugate or negative views, are treated as constants.
     """
     if buffer.layout is not torch.strided or buffer.is_inference():
+        return False
+    if buffer.is_nested or buffer.is_quantized:
         return False
     pairs = zip(buffer.shape, buffer.stride(), strict=True)
     is_apart = all(stride > 0 for size, stride in pairs if size > 1)

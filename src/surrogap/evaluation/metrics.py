@@ -139,12 +139,21 @@ def label_sets(labels: Sequence[Sequence[int]], num_classes: int) -> Tensor:
     Returns:
         Bools of shape (images, classes).
 
+    Raises:
+        ValueError: A label is not a class.
+
     >>> label_sets([[0, 2], []], num_classes=3)
     tensor([[ True, False,  True],
             [False, False, False]])
     """
     sets = torch.zeros(len(labels), num_classes, dtype=torch.bool)
     for i, ones in enumerate(labels):
+        wrong = [label for label in ones if not 0 <= label < num_classes]
+        if wrong:
+            raise InvalidValueError(
+                f"labels must be from 0 to {num_classes - 1}, got {wrong[0]} for image {i}. "
+                "Pass the number of the model's classes as num_classes."
+            )
         sets[i, list(ones)] = True
     return sets
 
