@@ -139,18 +139,23 @@ class Fused(Arithmetic):
 
         Not in a graph: `capture` rejects such models when it warms up.
         """
-        parameters, num = self._task.parameters, len(self._task.parameters)
+        parameters = self._task.parameters
+        num = len(parameters)
         if tuple(map(Tensor.data_ptr, parameters)) == self._signature[:num]:
             return
-        now = _signature(parameters)
-        if now[num:] != self._signature[num:] or any(p.device != self._device for p in parameters):
+        now, before = _signature(parameters), self._signature
+        found: Gradients = [
+            p if p.device == self._device and now[i::num] == (now[i], *before[i::num][1:]) else None
+            for i, p in enumerate(parameters)
+        ]
+        for group in self._groups:
+            group.find(found)
+        self._signature = now  # last, so that after an interrupt the search is repeated
+        if any(place is None for place in found):  # the other parameters can be restored
             raise UnsupportedError(
                 "closure must not replace the data of parameters, got one that assigned data of "
                 "another shape, dtype, device or memory format. Write to them in place."
             )
-        for group in self._groups:
-            group.find(parameters)
-        self._signature = now  # last, so that after an interrupt the search is repeated
 
     def _drop_copies(self) -> None:
         self._has_copy = False

@@ -76,8 +76,8 @@ class TensorGroup:
         self.products = Kernel(products_kernel, self._device)
         self.combine = Kernel(combine_kernel, self._device)
 
-    def find(self, parameters: Sequence[Tensor]) -> None:
-        """Update the addresses of the weights."""
+    def find(self, parameters: Sequence[Tensor | None]) -> None:
+        """Update the addresses of the weights; None for weights that must not be written to."""
         self.w_table = address_table(self._addresses(parameters), self._device)
 
     def table(self, tensors: Gradients, tables: Tables | None) -> Tensor:
