@@ -153,6 +153,7 @@ def test_types_that_are_refused(changes: dict[str, Any], message: str) -> None:
             "lam has no effect on sam. Leave",
         ),
         ({"objective": {"gamma": 1}}, NoEffectError, "gamma has no effect on gsam. "),
+        ({"schedule": 3}, TypeError, "schedule must be a dictionary of fields, got 3"),
     ],
 )
 def test_dictionaries_that_are_refused(values: Any, error: type[Exception], message: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, final, get_type_hints
 
 from surrogap.checks import closest
-from surrogap.errors import InvalidValueError
+from surrogap.errors import InvalidTypeError, InvalidValueError
 from surrogap.training.groups import (
     DataConfig,
     ExecutionConfig,
@@ -191,6 +191,10 @@ class Config:
         for group, fields in values.items():
             if group not in _GROUPS:
                 raise InvalidValueError(_unknown("group", group, _GROUPS))
+            if not isinstance(fields, Mapping):
+                raise InvalidTypeError(
+                    f"{group} must be a dictionary of fields, got {fields!r}. Pass one."
+                )
             kind: Any = _objective_class(fields) if group == "objective" else _GROUPS[group]
             for name in fields.keys() - _names(kind):
                 raise InvalidValueError(_unknown(f"field of {group}", name, _names(kind)))
