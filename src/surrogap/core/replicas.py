@@ -153,7 +153,8 @@ def _check(scope: object, weights: Weights) -> None:
         error = InvalidValueError if isinstance(scope, str) else InvalidTypeError
         raise error(
             "scope must be 'replica', 'global' or a process group that contains this process, got "
-            f"{scope!r}. Leave it out for the default."
+            f"{scope!r}. Pass this process's own, such as the first result of "
+            "torch.distributed.new_subgroups, or leave it out for the default."
         )
     if weights.are_sharded and scope != "global":
         raise InvalidValueError(
