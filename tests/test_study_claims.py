@@ -198,7 +198,7 @@ def test_the_table_of_the_readme() -> None:
     train = UNFITTED.mean("vanilla", "train", 0)
     assert f"| none (one model, with {train} % training accuracy) |" in " | ".join(last)
     assert not UNFITTED.gain("sam").excludes_zero
-    assert "the gain of +0.6 over it is within noise." in words_of("README.md")
+    assert "the gain of +0.6 over the latter is within noise." in words_of("README.md")
     record = json.loads(page("results/step_cost_h200.json"))
     costs = [RESNET.by_name["sam-norms"].cost]
     for case in record["cases"].values():
@@ -442,8 +442,8 @@ def sentences() -> list[str]:
         f"{CIFAR.text('sam-norms', score='corrupted')} with ResNet-18 on CIFAR-10 and "
         f"{RESNET.text('sam-norms', score='corrupted')} with the narrow one.",
         f"not significantly better than SAM ({RESNET.text('sam-norms', 'sam')}).",
-        f"it is not better than SAM with the ViT ({VIT.text('sam-norms', 'sam')}), and worse "
-        f"with the Mixer ({MIXER.text('sam-norms', 'sam')}).",
+        f"it is not better than SAM ({VIT.text('sam-norms', 'sam')}); with the Mixer, it is worse "
+        f"({MIXER.text('sam-norms', 'sam')}).",
         f"is slightly better ({RESNET.text('sam-late', 'sam')} over SAM).",
         f"gains {RESNET.text('momentum-sam')} points with the narrow ResNet-18, at "
         f"{RESNET.by_name['momentum-sam'].cost:.2f} times the cost. With ResNet-18 on CIFAR-10, it "

@@ -26,7 +26,7 @@ from surrogap.paper.plan import final_runs
 from surrogap.paper.scales import GPU, LAPTOP
 from surrogap.paper.study import Cell
 from surrogap.paper.study_page import write_page
-from surrogap.paper.summaries import cell_table, comparisons, in_words, legend, summaries
+from surrogap.paper.summaries import cell_legend, cell_table, comparisons, in_words, summaries
 from surrogap.paper.tuning import chosen, trials
 from tests.paper import synthetic_study
 
@@ -105,7 +105,7 @@ def test_comparisons_are_paired_and_counted(ledger: Ledger) -> None:
     assert found.words[0].startswith("±: half the width of the 95 % interval")
     assert "Cost: " in found.words[0]
     assert "Top eigenvalue: " in found.words[0]
-    assert "Cost: " not in legend(replace(found.table, columns=("set-up", "method")))
+    assert "Cost: " not in cell_legend(replace(found.table, columns=("set-up", "method")))
     assert found.words[2].startswith("A: GSAM minus vanilla: +0.8")
     assert found.words[2].endswith("over 5 seeds, better. In the paper: better.")
     # The paper finds no improvement from longer training.

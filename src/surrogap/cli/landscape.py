@@ -45,7 +45,7 @@ class Landscape:
         tuple[DirectionName, ...], arg(metavar="NAME [NAME]", help_behavior_hint="")
     ] = ()
     """One or two of random (filter-normalised), gradient and eigenvector (of the largest
-    eigenvalue; repeated, of the second largest). By default random."""
+    eigenvalue; if repeated, of the second largest). By default random."""
 
     points: int = 21
     """The number of points along each direction, or from RUN to RUN2."""

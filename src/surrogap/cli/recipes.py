@@ -14,7 +14,7 @@ from surrogap.checks import one_of
 from surrogap.cli.options import options
 from surrogap.experiments.recipes import RECIPES, Recipe
 from surrogap.experiments.recipes.page import page
-from surrogap.experiments.text_table import Table, wrapped
+from surrogap.experiments.text_table import Table, filled
 from surrogap.training.flags import optional
 
 
@@ -67,6 +67,6 @@ def description(recipe: Recipe) -> str:
     }
     found = {title: f"{title}: {text}" for title, text in paragraphs.items() if text}
     lines = [  # users copy the command
-        text if title == "Command" else wrapped(text, indent="  ") for title, text in found.items()
+        text if title == "Command" else filled(text, indent="  ") for title, text in found.items()
     ]
     return "\n".join([recipe.name, "", *lines, "", recipe.config.to_json().rstrip()])

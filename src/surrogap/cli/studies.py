@@ -11,7 +11,7 @@ from surrogap.checks import integer, number
 from surrogap.cli.terminal import print_stopped
 from surrogap.errors import InvalidValueError
 from surrogap.experiments.result_files import ResultFiles
-from surrogap.experiments.text_table import Table, wrapped
+from surrogap.experiments.text_table import Table, filled
 from surrogap.paper.artifacts import ARTIFACTS, drawn, stages
 from surrogap.paper.imagenet_runs import paper_runs, train_runs
 from surrogap.paper.ledger import Ledger, LedgerLine
@@ -187,7 +187,7 @@ def _summary(measurements: Sequence[Measurement], left: Sequence[Todo], jobs: in
     words = (f"{number} {name}{'s' * (number > 1)}" for name, number in counts.items() if number)
     at_once = f", {jobs} at once" if jobs > 1 else ""
     minutes = max(round(seconds / 60), 1)
-    time_left = f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+    time_left = f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
     return f"{' and '.join(words)} left, about {time_left}{at_once}."
 
 
@@ -282,5 +282,5 @@ def show(found: Reproduced, files: ResultFiles) -> None:
     if found.table.rows:
         found.table.print()
     for line in found.words:
-        print(wrapped(line))
+        print(filled(line))
     print(files.summary)

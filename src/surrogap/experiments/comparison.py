@@ -12,7 +12,7 @@ from surrogap.errors import InvalidValueError
 from surrogap.experiments.planned import PlannedRun, num_passes
 from surrogap.experiments.plotting import Points, banded, curves_with_bands, new_figure
 from surrogap.experiments.run_summary import curve
-from surrogap.experiments.text_table import Table, wrapped
+from surrogap.experiments.text_table import Table, filled
 from surrogap.training.records import Record, read_records
 
 MEASUREMENTS = "measurements.json"
@@ -112,7 +112,7 @@ def print_comparison(runs: Sequence[ComparedRun], rho: float, *, title: str) -> 
     """
     comparison_table(runs, title).print()
     for text in (legend(runs, rho), *differences(runs)):
-        print(wrapped(text))
+        print(filled(text))
 
 
 def comparison_table(runs: Sequence[ComparedRun], title: str) -> Table:

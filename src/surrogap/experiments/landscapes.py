@@ -48,7 +48,7 @@ def loss_along(
     Args:
         surface: The loss.
         directions: One or two of "random" (filter-normalised), "gradient" and "eigenvector" (of the
-            largest eigenvalue; repeated, of the second largest).
+            largest eigenvalue; if repeated, of the second largest).
         num_points: The number of points along each direction. If it is odd, one is the centre.
         radius: The distance to each side, in filter norms for "random"; None for 1 along "random"
             and 0.5 along the others.

@@ -10,7 +10,7 @@ from typing import TextIO, final
 _TEXT_WIDTH = 100
 
 
-def wrapped(text: str, *, indent: str = "") -> str:
+def filled(text: str, *, indent: str = "") -> str:
     """Wrap text to 100 columns, or to the terminal if it is narrower.
 
     Args:
@@ -66,10 +66,30 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
+        console = Console(file=file)
+        widths = self._widths(console.width - 3 * len(self.columns) - 1)  # without borders
+        if widths is None:
+            print(self.text(), file=file)
+            return
         table = RichTable(title=self.title or None, title_justify="left")
-        for index, column in enumerate(self.columns):
-            # Nothing is truncated. The first column has names that users copy: it is not folded.
-            table.add_column(column, no_wrap=index == 0, overflow="fold")
+        for column, width in zip(self.columns, widths, strict=True):
+            table.add_column(column, width=width)
         for row in self.rows:
             table.add_row(*map(Text, row))  # plain text: rich would interpret brackets as markup
-        Console(file=file).print(table)
+        console.print(table)
+
+    def _widths(self, total: int) -> list[int] | None:
+        """Return the widths of the columns that break no word; None if they exceed `total`.
+
+        The first column has names that users copy, so it is not wrapped.
+        """
+        columns = list(zip(self.columns, *self.rows, strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        words = [max(map(len, " ".join(column).split()), default=0) for column in columns]
+        least = [widths[0], *words[1:]]
+        while sum(widths) > total:
+            wide = [index for index, width in enumerate(widths) if width > least[index]]
+            if not wide:
+                return None
+            widths[max(wide, key=widths.__getitem__)] -= 1
+        return widths

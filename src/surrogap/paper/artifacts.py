@@ -23,11 +23,11 @@ from surrogap.paper.reproductions import Reproduced
 from surrogap.paper.study import Cell, Scale
 from surrogap.paper.summaries import (
     Summary,
+    cell_legend,
     cell_numbers,
     cell_table,
     comparisons,
     in_words,
-    legend,
     missing,
     summaries,
 )
@@ -284,8 +284,8 @@ ARTIFACTS: dict[str, Artifact] = {
         notes="Gains over vanilla at its tuned learning rate (factor 1 on the axis), in points of "
         "test accuracy. Differences are paired by seed, with 95 % intervals, over the seeds that "
         "all learning rates have. Rho, alpha and weight decay were tuned at that learning rate "
-        "only, so at other rates, the other methods may do better than shown. A method's own lr is "
-        "the one with the best mean validation accuracy over these seeds.",
+        "only, so at other rates, the other methods may do better than shown. Each method's own "
+        "learning rate is the one with the best mean validation accuracy over these seeds.",
         second_table=own_rates_table,
     ),
 }
@@ -340,8 +340,8 @@ def drawn(name: str, scale: Scale, ledger: Ledger) -> Reproduced:
     found = summaries(scale, artifact.cells, ledger)
     made = comparisons(found, artifact.pairs)
     shown = cell_table(scale, found, artifact.scores)
-    words = [legend(shown), *in_words(made), artifact.notes]
-    if artifact.max_seeds != 0:  # otherwise the runs are those of tuning, which have no rows
+    words = [cell_legend(shown), *in_words(made), artifact.notes]
+    if artifact.max_seeds != 0:  # otherwise the figure shows trials, which have no rows
         words = [*(words if shown.rows else []), missing(found)]
     writers = {}
     if artifact.draw is not None:

@@ -21,7 +21,7 @@ _LONG = 22  # letters of a name in one line
 _MAX_COST = 2.5  # a method that costs more would squeeze the others
 # Between the positions of methods whose costs are equal; relative to vanilla, as the costs are.
 _SPACING = 0.035
-_STYLES = {
+_KINDS = {
     "plain training": (PALETTE[6], "s"),
     "full cost (two passes or more)": (PALETTE[0], "o"),
     "cheaper": (PALETTE[1], "^"),
@@ -59,8 +59,8 @@ def cost_figure(scale: Scale, found: Sequence[Summary], ledger: Ledger) -> "Figu
     ]
     for (x, mean), one in zip(points, shown, strict=True):
         is_plain = METHODS[one.runs.cell.method].is_plain
-        kind = list(_STYLES)[0 if is_plain else 1 if one.cost > 1.9 else 2]
-        colour, marker = _STYLES[kind]
+        kind = list(_KINDS)[0 if is_plain else 1 if one.cost > 1.9 else 2]
+        colour, marker = _KINDS[kind]
         for ring in one.rings:
             axis.plot(x, ring, "o", color=colour, ms=4, mfc="white", mew=0.8)
         axis.errorbar(x, mean, one.accuracy.half_width, color=colour, capsize=3, zorder=1)

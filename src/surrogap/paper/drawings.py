@@ -1,4 +1,4 @@
-"""The study's figures but that of the costs, in colours for colour-blind readers too."""
+"""The study's figures, except that of the costs, in a palette for colour-blind readers."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

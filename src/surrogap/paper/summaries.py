@@ -203,7 +203,7 @@ def tally(made: Sequence[Comparison]) -> str:
     words = [f"{len(enough)} of {len(made)} comparisons have at least {MIN_SEEDS} seeds."]
     if enough:
         words.append(
-            f"{sum(one.verdict != SIMILAR for one in enough)} of the intervals exclude zero. "
+            f"Intervals that exclude zero: {sum(one.verdict != SIMILAR for one in enough)}. "
             f"If no two methods differed, about {len(enough) * (1 - CONFIDENCE):.1f} would do so "
             "by chance."
         )
@@ -252,18 +252,19 @@ def cell_table(scale: Scale, found: Sequence[Summary], scores: Sequence[str]) ->
 
 
 _LEGEND = {
-    "cost": "Cost: time of training relative to vanilla; - if not measured.",
+    "cost": 'Cost: time of training relative to vanilla ("-": not measured).',
     "top eigenvalue": "Top eigenvalue: of the Hessian on some training images, with the largest "
     "magnitude; median (lowest to highest seed).",
 }
 
 
-def legend(shown: Table) -> str:
+def cell_legend(shown: Table) -> str:
     """Explain the columns of a table that are not self-explanatory; empty for an empty table."""
     if not shown.rows:
         return ""
     interval = f"±: half the width of the {100 * CONFIDENCE:.0f} % interval of the mean over seeds."
-    return " ".join([interval, *(_LEGEND[name] for name in shown.columns if name in _LEGEND)])
+    words = [interval] if any("±" in cell for row in shown.rows for cell in row) else []
+    return " ".join([*words, *(_LEGEND[name] for name in shown.columns if name in _LEGEND)])
 
 
 def missing(found: Sequence[Summary]) -> str:
