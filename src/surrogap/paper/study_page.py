@@ -144,7 +144,7 @@ def _gain_rows(scale: Scale, letter: str, plain: str, ledger: Ledger) -> list[tu
 
 
 def _wider_tuning(scale: Scale, letter: str, shared: str, ledger: Ledger) -> Iterator[str]:
-    """What plain training gains in a set-up where it is tuned more widely than in `shared`."""
+    """The gain of plain training in a set-up where it is tuned more widely than in `shared`."""
     gains, better = [], []
     for method in _PLAIN:
         pair, title = [Cell(letter, method), Cell(shared, method)], METHODS[method].title
