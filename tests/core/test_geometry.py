@@ -249,14 +249,3 @@ def test_a_batch_that_reaches_none_of_the_parameters_that_climb() -> None:
         assert torch.equal(body.weight.grad, expected)
     both = float(objective.backward([lambda: loss(0), lambda: loss(1)]).gap)
     assert both == pytest.approx(float(objective.backward(lambda: loss(0)).gap), rel=1e-12)
-
-
-@pytest.mark.parametrize("kind", [SAM, ASAM])
-def test_a_deep_copy_works_on_its_own_model(kind: type[Objective]) -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)).double()
-    objective = kind(model, perturb="norms")
-    twin, other = copy.deepcopy((model, objective))
-    x = torch.randn(2, 3, dtype=torch.float64)
-    objective.backward(lambda: model(x).square().mean())
-    other.backward(lambda: twin(x).square().mean())
-    assert equality.same_bits(*([p.grad for p in m.parameters()] for m in (model, twin)))

@@ -2,8 +2,10 @@
 
 import copy
 import math
+import pickle
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -408,3 +410,27 @@ def test_state_is_empty_without_state(name: str) -> None:
     expected = {"num_steps": 1, "objective": {}} if name == "Intermittent" else {}
     assert state == expected
     objective.load_state_dict(state)
+
+
+def pickled(pair: tuple[nn.Module, Objective]) -> tuple[nn.Module, Objective]:
+    copied: tuple[nn.Module, Objective] = pickle.loads(pickle.dumps(pair))
+    return copied
+
+
+@every_objective
+@pytest.mark.parametrize("kind", ["convnet", "attention"])
+@pytest.mark.parametrize("make", [copy.deepcopy, pickled])
+def test_a_copy_trains_its_own_model(name: str, kind: str, make: Callable[..., Any]) -> None:
+    model, data = toy_models.MODELS[kind](), toy_models.batch()
+    objective = OBJECTIVES[name].make(model)
+    objective.backward(toy_models.closure_of(model, data))
+    model.zero_grad()
+    twin, other = make((model, objective))
+    assert other.report is None
+    before = equality.bits(model)
+    other.backward(toy_models.closure_of(twin, data))
+    assert equality.same_bits(before, equality.bits(model))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    objective.backward(toy_models.closure_of(model, data))
+    assert torch.equal(toy_models.flat_grad(model), toy_models.flat_grad(twin))
+    assert equality.same_bits(equality.bits(model), equality.bits(twin))

@@ -19,7 +19,6 @@ class Graph:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = copy.copy(objective)
-        self.objective._workspace = objective._workspace.twin()
         self._graph = torch.cuda.CUDAGraph()
         self._random_state = GraphRandomState(self._graph)
 

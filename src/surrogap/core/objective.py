@@ -282,6 +282,10 @@ class Objective:
             self.rho.load_state_dict(state.get("rho", {}))
         self._workspace.states.load_state_dict(self._refresh(), state.get("along", {}))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for copies and pickles, without the memory of the last step."""
+        return {**vars(self), "report": None, "_workspace": self._workspace.twin()}
+
     def __repr__(self) -> str:
         settings: dict[str, object] = {} if self.along is None else {"rho": self.rho}
         for part in (self.along, self.geometry, self.combine):
