@@ -94,8 +94,8 @@ class Todo:
 def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1) -> list[Todo]:
     """The runs that some stages need and the ledger lacks, in the order of work.
 
-    Set-ups that the scale does not have are left out. The expected times depend on `jobs`, the
-    number of runs at once.
+    Set-ups and methods that the scale does not have are left out. The expected times depend on
+    `jobs`, the number of runs at once.
     """
     found: dict[str, Todo] = {}
     for run, is_ready in (one for stage in stages for one in _wanted(scale, stage, ledger)):
@@ -108,7 +108,7 @@ def todo(scale: Scale, stages: Sequence[Stage], ledger: Ledger, *, jobs: int = 1
 
 
 def _wanted(scale: Scale, stage: Stage, ledger: Ledger) -> Iterator[tuple[StudyRun, bool]]:
-    cells = [cell for cell in stage.cells if cell.setup in scale.setups]
+    cells = list(filter(scale.has, stage.cells))
     columns = []
     tuned: dict[tuple[str, str], list[tuple[StudyRun, bool]]] = {}
     for cell in cells:

@@ -105,6 +105,10 @@ class Scale:
     ledger: str
     left_out: Sequence[str] = ()
 
+    def has(self, cell: "Cell") -> bool:
+        """Whether it has the set-up of a cell, and compares its method there."""
+        return cell.setup in self.setups and cell.method in self.setups[cell.setup].methods
+
 
 @final
 @dataclass(frozen=True)

@@ -146,7 +146,8 @@ def _gain_rows(scale: Scale, letter: str, plain: str, ledger: Ledger) -> list[tu
 def _wider_tuning(scale: Scale, letter: str, shared: str, ledger: Ledger) -> Iterator[str]:
     """The gain of plain training in a set-up where it is tuned more widely than in `shared`."""
     gains, better = [], []
-    for method in _PLAIN:
+    both = [scale.setups[name].methods for name in (letter, shared)]
+    for method in (m for m in _PLAIN if all(m in methods for methods in both)):
         pair, title = [Cell(letter, method), Cell(shared, method)], METHODS[method].title
         found = [one.values("test") for one in summaries(scale, pair, ledger)]
         if (gain := paired_difference(*found)) is not None:

@@ -95,18 +95,17 @@ class Summary:
 
 
 def summaries(scale: Scale, cells: Sequence[Cell], ledger: Ledger) -> list[Summary]:
-    """The cells of the set-ups that a scale has, each with its finished runs."""
+    """The cells that a scale has, each with its finished runs."""
     found = []
-    for cell in cells:
-        if cell.setup in scale.setups:
-            runs = final_runs(scale, cell, ledger) or []
-            lines = {run.seed: ledger[run.key] for run in runs if run.key in ledger}
-            lines = {seed: line for seed, line in lines.items() if line["kind"] == "run"}
-            step = METHODS[cell.method].step
-            timing = ledger.newest_timing(scale.name, cell.setup, step)
-            cost = None if timing is None else relative_cost(timing, cell.method)
-            settings = settings_text(runs[0].settings) if lines else ""
-            found.append(Summary(cell, lines, settings, cost))
+    for cell in filter(scale.has, cells):
+        runs = final_runs(scale, cell, ledger) or []
+        lines = {run.seed: ledger[run.key] for run in runs if run.key in ledger}
+        lines = {seed: line for seed, line in lines.items() if line["kind"] == "run"}
+        step = METHODS[cell.method].step
+        timing = ledger.newest_timing(scale.name, cell.setup, step)
+        cost = None if timing is None else relative_cost(timing, cell.method)
+        settings = settings_text(runs[0].settings) if lines else ""
+        found.append(Summary(cell, lines, settings, cost))
     return found
 
 
