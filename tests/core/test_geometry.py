@@ -19,6 +19,14 @@ from tests import equality, reference, toy_models
 from tests.objective_cases import RHO
 
 
+class RMSNorm(nn.Module):
+    """Over the channels of images, as in denoising-diffusion-pytorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.g = nn.Parameter(torch.ones(1, 4, 1, 1))
+
+
 class LlamaRMSNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +73,7 @@ NORMS = {
     "timm's EvoNorm2dS0": layers.EvoNorm2dS0(4, groups=2),
     "timm's FilterResponseNormTlu2d": layers.FilterResponseNormTlu2d(4),
     "by name": LlamaRMSNorm(),
+    "over channels": RMSNorm(),
     "gated, as Mamba2's": MambaRMSNormGated(),
     "named after its dimensions": CosineNorm1d(),
 }

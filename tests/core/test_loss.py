@@ -476,3 +476,41 @@ def test_a_list_is_refused() -> None:
 
 def test_before_the_first_call_there_is_no_report() -> None:
     assert SAM(toy_models.mlp()).report is None
+
+
+def test_parameters_may_be_frozen_before_backward() -> None:
+    """Two heads trained in turn, with the sum of their losses."""
+    model, (x, y) = toy_models.mlp(), toy_models.batch()
+    body, heads = model[:-1], nn.ModuleList([nn.Linear(16, 3), nn.Linear(16, 3)])
+    parts = nn.ModuleList([body, heads])
+
+    def train(loss: Callable[[Callable[[], Tensor]], Tensor]) -> list[Tensor]:
+        parts.zero_grad()
+        losses = []
+        for one, other in (heads, reversed(heads)):
+            other.requires_grad_(False)
+            losses.append(loss(lambda head=one: nn.functional.cross_entropy(head(body(x)), y)))
+            other.requires_grad_(True)
+        sum(losses).backward()
+        return [parameter.grad for parameter in parts.parameters()]
+
+    x = x.float()
+    plain = train(lambda closure: closure())
+    found = train(SAM(parts, rho=0.0).loss)
+    for a, b in zip(plain, found, strict=True):
+        assert equality.relative_error(b, a) < 1e-6
+
+
+@every_objective
+@pytest.mark.parametrize("way", ["backward", "loss"])
+def test_gradients_may_be_detached_in_place(name: str, way: str) -> None:
+    """As many copies of `zero_grad` do, which refuse views."""
+    model = toy_models.mlp()
+    result = getattr(OBJECTIVES[name].make(model), way)(
+        toy_models.closure_of(model, toy_models.batch())
+    )
+    if way == "loss":
+        result.backward()
+    for parameter in model.parameters():
+        parameter.grad.detach_()
+        parameter.grad.zero_()

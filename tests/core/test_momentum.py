@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 from surrogap import MomentumSAM, Report
 from surrogap.rho import InverseSqrt, ProportionalToLR
 from tests import equality, reference, toy_models
+from tests.objective_cases import OBJECTIVES, every_objective
 
 RHO = 0.3
 
@@ -236,9 +237,57 @@ def test_a_momentum_of_another_name_is_refused_at_the_second_step() -> None:
     )
     assert isinstance(objective.backward(closure), Report)
     optimizer.step()
-    message = "must keep its momentum as momentum_buffer or exp_avg, got Heavy with mass"
-    with pytest.raises(ValueError, match=message):
+    message = "must keep its momentum as momentum_buffer or exp_avg, in a plain tensor of the "
+    with pytest.raises(ValueError, match=f"{message}parameter's shape, got Heavy with mass. Pass"):
         objective.backward(closure)
+
+
+class Quantised(Tensor):
+    """A tensor of another class, as optimizers with 8-bit states have."""
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        lambda p: p[:1],  # of low rank, as GaLore's
+        lambda p: torch.Tensor._make_subclass(Quantised, p.detach()),
+        lambda p: {0.9: p.detach()},  # AggMo's
+    ],
+)
+def test_a_momentum_that_is_not_a_number_for_each_weight(
+    state: Callable[[Tensor], object],
+) -> None:
+    model = toy_models.mlp()
+    optimizer, objective = stepped(model)
+    optimizer.state[model[1].weight]["momentum_buffer"] = state(model[1].weight)
+    with pytest.raises(ValueError, match="got SGD with momentum_buffer"):
+        objective.backward(toy_models.closure_of(model, toy_models.batch()))
+
+
+class Initialised(nn.Module):
+    """A layer that initialises its weights from the first batch, as ActNorm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 4))
+        self.register_buffer("is_initialised", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_initialised:
+            self.weight.data.copy_(1 / x.std(0, keepdim=True))
+            self.is_initialised.fill_(True)
+        return (x * self.weight).square().mean()
+
+
+@every_objective
+def test_weights_that_the_first_pass_initialises(name: str) -> None:
+    model, x = Initialised(), 50 * torch.randn(64, 4)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    is_momentum = name == "MomentumSAM"  # the table's has momentum before the first step
+    objective = MomentumSAM(model, optimizer) if is_momentum else OBJECTIVES[name].make(model)
+    objective.backward(lambda: model(x))
+    assert model.is_initialised
+    assert torch.equal(model.weight, 1 / x.std(0, keepdim=True))
 
 
 def test_the_optimizer_of_another_model_is_refused_once_it_has_momentum() -> None:

@@ -159,16 +159,6 @@ def test_a_closure_that_sets_gradients_to_zero(set_to_none: bool) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("layers", [(nn.LazyLinear(1),), (nn.LazyLinear(4), nn.Linear(4, 1))])
-def test_lazy_modules_get_their_shapes_in_the_first_pass(layers: tuple[nn.Module, ...]) -> None:
-    model, x = nn.Sequential(*layers), torch.randn(2, 3)
-    SAM(model, rho=0.0).backward(lambda: model(x).square().mean())
-    found = toy_models.flat_grad(model)
-    model.zero_grad()
-    model(x).square().mean().backward()
-    assert torch.equal(found, toy_models.flat_grad(model))
-
-
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize(
     ("bad", "error", "message"),

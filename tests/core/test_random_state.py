@@ -1,7 +1,11 @@
 """Both passes draw the same random numbers."""
+# ruff: noqa: NPY002  # libraries draw from NumPy's global generator
 
 import copy
+import random
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,7 +30,7 @@ class Noisy(nn.Module):
         x = self.dropout(torch.tanh(self.layers[0](x)))
         x = x + self.depth(torch.tanh(self.layers[1](x)))
         x = x + checkpoint(lambda h: self.dropout(self.layers[2](h)), x, use_reentrant=False)
-        return x.square().mean()
+        return random.random() * np.random.rand() * x.square().mean()
 
 
 def draws(device: torch.device) -> list[float]:
@@ -34,11 +38,15 @@ def draws(device: torch.device) -> list[float]:
     return [
         float(torch.rand(())),
         float(torch.rand((), device=device)),
+        random.random(),
+        np.random.rand(),
     ]
 
 
 def seed_everything() -> None:
     torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
 
 
 @every_two_pass
@@ -109,3 +117,18 @@ def test_micro_batches_draw_different_numbers_and_each_the_same_in_both_passes()
     SAM(model).backward([closure, closure])
     assert seen[:2] == seen[2:]
     assert seen[0] != seen[1]
+
+
+def test_generators_are_read_only_if_the_closure_draws_from_them() -> None:
+    """Reading the states of Python's and NumPy's takes longer than the rest of a small step."""
+    model, x = nn.Linear(16, 1), torch.randn(4, 16)
+
+    def closure(draw: Callable[[], float] = lambda: 1.0) -> Tensor:
+        return draw() * model(x).square().mean()
+
+    for draws_of, number in ((lambda: 1.0, 0), (random.random, 1), (np.random.rand, 1)):
+        objective = SAM(model, rho=0.0)
+        for _ in range(3):  # the first call and later ones
+            report = objective.backward(lambda draw=draws_of: closure(draw))
+            assert float(report.gap) == 0.0
+        assert len(objective._workspace.weights.generators) == number

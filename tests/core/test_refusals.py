@@ -150,7 +150,13 @@ def engines() -> dict[str, type[nn.Module]]:
     class FullyShardedDataParallel(nn.Sequential):
         __module__ = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
-    classes = (DeepSpeedEngine, PipelineEngine, DistributedDataParallel, FullyShardedDataParallel)
+    class GradSampleModule(nn.Sequential):
+        __module__ = "opacus.grad_sample.grad_sample_module"
+
+    classes = (
+        *(DeepSpeedEngine, PipelineEngine, DistributedDataParallel, FullyShardedDataParallel),
+        GradSampleModule,
+    )
     return {each.__name__: each for each in classes}
 
 
@@ -160,6 +166,7 @@ def engines() -> dict[str, type[nn.Module]]:
         ("DeepSpeedEngine", "model must not be trained by DeepSpeed, got DeepSpeedEngine"),
         ("PipelineEngine", "model must not be trained by DeepSpeed, got PipelineEngine"),
         ("DistributedDataParallel", "model must not be trained by Megatron, got Distributed"),
+        ("GradSampleModule", "model must not be trained by Opacus, got GradSampleModule"),
         (
             "FullyShardedDataParallel",
             r"by FSDP1, got FullyShardedDataParallel\..*fully_shard \(FSDP2\)",
@@ -182,3 +189,32 @@ def test_hooks_of_deepspeed() -> None:
         parameter.register_post_accumulate_grad_hook(module.reduce)
     with pytest.raises(RuntimeError, match=r"got one from deepspeed\.runtime\.zero\.stage_1_and_2"):
         objective.loss(toy_models.closure_of(model, toy_models.batch()))
+
+
+@pytest.mark.parametrize("layers", [(nn.LazyLinear(1),), (nn.Linear(3, 3), nn.LazyBatchNorm1d())])
+def test_lazy_modules(layers: tuple[nn.Module, ...]) -> None:
+    model, x = nn.Sequential(*layers), torch.randn(4, 3)
+    with pytest.raises(ValueError, match="got lazy modules without"):
+        SAM(model)
+    model(x)
+    SAM(model).backward(lambda: model(x).square().mean())
+
+
+def step_in_hooks(model: nn.Module) -> None:
+    """Train a model in hooks of its gradients, as LOMO does."""
+    for parameter in model.parameters():
+        parameter.register_hook(lambda g, p=parameter: p.data.sub_(g))
+
+
+@every_objective
+def test_an_optimizer_that_steps_in_hooks(name: str) -> None:
+    model = toy_models.mlp()
+    step_in_hooks(model)
+    with pytest.raises(RuntimeError, match="must not change the weights, got one that does, as w"):
+        OBJECTIVES[name].make(model).backward(toy_models.closure_of(model, toy_models.batch()))
+
+
+def test_weights_that_are_not_finite_have_not_changed() -> None:
+    model = toy_models.mlp()
+    model[1].weight.data.fill_(torch.nan)
+    assert SAM(model).backward(toy_models.closure_of(model, toy_models.batch())).loss.isnan()

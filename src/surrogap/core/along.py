@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surrogap.core import gradients
-from surrogap.core.shards import shard_of
+from surrogap.core.shards import is_sharded, shard_of
 from surrogap.core.vectors import wide
 from surrogap.core.weights import Weights
 from surrogap.errors import InvalidTypeError, InvalidValueError
@@ -120,6 +120,9 @@ class Momentum(Along):
             next((state[name] for name in _MOMENTA if state.get(name) is not None), None)
             for state in states
         ]
+        for momentum, parameter, state in zip(momenta, parameters, states, strict=True):
+            if momentum is not None and not _is_plain(momentum, parameter):
+                self._check_state(parameters, state)
         if stepped.state and all(momentum is None for momentum in momenta):
             self._check_state(parameters, next(filter(None, states), None))
         return momenta
@@ -130,8 +133,9 @@ class Momentum(Along):
         name = type(self.optimizer).__name__
         if state is not None:
             raise InvalidValueError(
-                f"optimizer must keep its momentum as {' or '.join(_MOMENTA)}, got {name} with "
-                f"{', '.join(state)}. Pass SGD with momentum, or an optimizer of the Adam family."
+                f"optimizer must keep its momentum as {' or '.join(_MOMENTA)}, in a plain tensor "
+                f"of the parameter's shape, got {name} with {', '.join(state)}. Pass SGD with "
+                "momentum, or an optimizer of the Adam family."
             )
         trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         if trained.isdisjoint(map(id, parameters)):
@@ -139,6 +143,12 @@ class Momentum(Along):
                 f"optimizer must train the perturbed parameters, got {name}, which trains "
                 "none of them. Pass the optimizer that was built from this model's parameters."
             )
+
+
+def _is_plain(momentum: Any, parameter: nn.Parameter) -> bool:
+    """Return whether a momentum is one number for each weight: not quantised, nor of low rank."""
+    is_tensor = type(momentum) is Tensor or is_sharded(momentum)
+    return is_tensor and momentum.shape == parameter.shape
 
 
 class States:

@@ -50,7 +50,7 @@ class AscentStep:
     def run(self) -> tuple[Gradients, Report]:
         """Run the passes, with `.grad` empty before and after, and restore the weights."""
         passes, weights = self._passes, self._weights
-        random_state = self._workspace.random_state(weights.devices)
+        random_state = self._workspace.random_state(weights.devices, weights.generators)
         first = self._first_pass() if self._along.needs_gradient else None
         task = self._task()
         arithmetic = choose(task, last=self._workspace.arithmetic)
@@ -130,7 +130,9 @@ class AscentStep:
         v = [_like(*row) for row in zip(vector, parameters, tensors, strict=True)]
         if along.has_state:
             states.proposed = list(zip(m, along.update(plain, m), strict=True))
-        arithmetic.climb(v, along.sign * self._rho, None, g if self._keeps_g else None)
+        # Before there is any momentum nothing is restored: the pass may initialise weights.
+        if along.needs_gradient or any(piece is not None for piece in v):
+            arithmetic.climb(v, along.sign * self._rho, None, g if self._keeps_g else None)
 
     def _combine(self, arithmetic: Arithmetic) -> tuple[Gradients, Callable[[], Tensor]]:
         """Return the direction and the inner products, from the gradients of the last pass."""

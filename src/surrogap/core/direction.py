@@ -1,5 +1,6 @@
 """The direction of a step: added to `.grad` at once, or later by `backward` on a loss."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, final
 
@@ -21,7 +22,9 @@ class Direction:
     def __init__(self, tensors: Gradients, report: Report, workspace: Workspace) -> None:
         self._tensors = tensors
         self.report = report
-        self._workspace = workspace
+        # As they are now: the caller may freeze parameters before adding the direction.
+        self._weights, self._replicas = copy.copy(workspace.weights), workspace.replicas
+        self._states = workspace.states
         self._proposed, workspace.states.proposed = workspace.states.proposed, []
 
     def add(self, sync: bool) -> None:
@@ -30,10 +33,9 @@ class Direction:
         Args:
             sync: Whether the call ends a step. If so, average the sum over processes.
         """
-        weights, replicas = self._workspace.weights, self._workspace.replicas
-        mean = replicas.mean if sync and replicas.shares_direction else None
-        gradients.add(weights, self._tensors, mean)
-        self._workspace.states.commit(weights, self._proposed, ends_step=sync)
+        mean = self._replicas.mean if sync and self._replicas.shares_direction else None
+        gradients.add(self._weights, self._tensors, mean)
+        self._states.commit(self._weights, self._proposed, ends_step=sync)
 
     @torch.no_grad()
     def add_later(self, incoming: Tensor, sync: bool) -> bool:
@@ -42,7 +44,7 @@ class Direction:
         Returns:
             Whether the call ends a step: `sync` is True, and DDP is not inside `no_sync`.
         """
-        weights, replicas = self._workspace.weights, self._workspace.replicas
+        weights, replicas = self._weights, self._replicas
         scale = self.report._scale
         factor = incoming if scale is None else incoming / scale.to(incoming)
         if not replicas.shares_direction:

@@ -1,9 +1,11 @@
 """Checks of an objective's first call: its closure must train the objective's model.
 
-They visit every module and every node of the autograd graph, so only the first call runs them.
+They visit every module, every weight and every node of the autograd graph, so only the first call
+runs them.
 """
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
 from surrogap.core.gradients import versions
+from surrogap.core.random_state import host_generators
 from surrogap.core.shards import is_distributed
 from surrogap.core.weights import Weights, check_engine
 from surrogap.errors import InvalidValueError, UnsupportedError
@@ -24,11 +26,12 @@ from surrogap.errors import InvalidValueError, UnsupportedError
 def first_forward_pass(weights: Weights) -> Iterator[None]:
     """Context for the first forward pass, with more checks, and a gradient for one parameter.
 
-    A closure that calls `zero_grad` changes this gradient; the others are None already. The
-    parameters of lazy modules have no shape yet, and get none.
+    A closure that calls `zero_grad` changes this gradient; the others are None already. Also find
+    out which random generators of Python and NumPy the pass draws from.
     """
-    parameter = next((p for p in weights.parameters if not is_lazy(p)), weights.parameters[0])
-    has_none = parameter.grad is None and not is_lazy(parameter)
+    parameter = weights.parameters[0]
+    has_none = parameter.grad is None
+    before = [(generator, pickle.dumps(generator.get())) for generator in host_generators()]
     try:
         if has_none:
             parameter.grad = torch.zeros_like(parameter)
@@ -37,6 +40,7 @@ def first_forward_pass(weights: Weights) -> Iterator[None]:
     finally:
         if has_none:
             parameter.grad = None
+    weights.generators = [g for g, state in before if pickle.dumps(g.get()) != state]
 
 
 @contextmanager
@@ -74,8 +78,9 @@ def first_backward_pass(loss: Tensor, weights: Weights) -> Iterator[None]:
     """Context for the first backward pass, with checks of its graph.
 
     All trainable parameters in it must belong to the model: both passes would add to the gradients
-    of others. Inputs that require gradients are allowed, since they are not parameters. Also find
-    out if the pass reaches parameters outside the graph, as reentrant checkpointing does.
+    of others. Inputs that require gradients are allowed, since they are not parameters. The pass
+    must not change the weights, as optimizers do that step in hooks. Also find out if it reaches
+    parameters outside the graph, as reentrant checkpointing does.
     """
     variables = (getattr(node, "variable", None) for node in _nodes(loss))
     leaves = [leaf for leaf in variables if leaf is not None]
@@ -87,11 +92,21 @@ def first_backward_pass(loss: Tensor, weights: Weights) -> Iterator[None]:
             f"of shape {tuple(others[0].shape)}. It would get the sum of both passes' gradients: "
             "freeze it, or to train both with this objective, pass nn.ModuleList([model, other])."
         )
-    before = versions(weights)
+    before, sums = versions(weights), _sums(weights.tensors)
     yield
+    if _sums(weights.tensors) != sums:
+        raise UnsupportedError(
+            "loss.backward() must not change the weights, got one that does, as with an optimizer "
+            "that steps in hooks. Use one that steps after backward."
+        )
     rows = zip(weights.parameters, before, versions(weights), strict=True)
     reached = {id(parameter) for parameter, old, new in rows if old != new}
     weights.are_reentrant |= not reached.issubset(map(id, leaves))
+
+
+def _sums(tensors: Sequence[Tensor]) -> list[str]:
+    """Return the sum of each tensor, as text, so that NaN equals NaN."""
+    return [str(float(tensor.detach().sum(dtype=torch.float32))) for tensor in tensors]
 
 
 def _nodes(loss: Tensor) -> Iterator[Any]:

@@ -74,12 +74,13 @@ def norm_parameters(modules: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
     """Yield the affine parameters of normalisation layers.
 
     These are torch's and timm's layers, and any module whose class name ends in "Norm" and whose
-    own parameters have at most one dimension, such as `LlamaRMSNorm`.
+    own parameters are vectors, such as `LlamaRMSNorm`; these may have the shape `(1, C, 1, 1)`.
     """
     for module in modules:
         own = [p for p in module._parameters.values() if p is not None]
         if isinstance(module, _NORMS) or (
-            _NORM_NAME.search(type(module).__name__) and all(p.ndim <= 1 for p in own)
+            _NORM_NAME.search(type(module).__name__)
+            and all(p.numel() == max(p.shape, default=1) for p in own)
         ):
             yield from own
 

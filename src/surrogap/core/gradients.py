@@ -105,7 +105,8 @@ def add(weights: Weights, direction: Gradients, mean: Mean | None) -> None:
     own = shards(weights, before)
     if mean is not None:
         direction = mean(_sum(own, direction), weights.tensors)
-    wholes = direction
+    # Not views: `grad.detach_()`, as in many copies of `zero_grad`, refuses these.
+    wholes = [None if piece is None else piece.data for piece in direction]
     if weights.are_sharded:
         wholes = list(map(whole_of, direction, weights.parameters))
     for parameter, gradient, whole in zip(weights.parameters, before, wholes, strict=True):

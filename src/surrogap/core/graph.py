@@ -27,7 +27,7 @@ class Graph:
     ) -> None:
         """Capture the step that `run` takes, with `num_calls` calls to the objective."""
         workspace, random_state = self.objective._workspace, self._random_state
-        workspace.random_state = lambda devices: random_state  # one for all calls
+        workspace.random_state = lambda *_: random_state  # one for all calls
         arithmetic = workspace.arithmetic  # None without an ascent step
         try:
             with (

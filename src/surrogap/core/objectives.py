@@ -204,7 +204,9 @@ class MomentumSAM(Objective):
 
     Args:
         model: The model to train.
-        optimizer: The optimizer that trains the model. Its momentum is read, not changed.
+        optimizer: The optimizer that trains the model. Its momentum is read, not changed. If
+            several train the model, as often with Muon, pass an object whose `param_groups` and
+            `state` contain those of all.
         rho: The radius: a number or a schedule from `surrogap.rho`.
         perturb: The parameters to perturb; see `Objective`.
         eps: Added to the norm before dividing by it.

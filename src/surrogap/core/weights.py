@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from surrogap.core.fsdp import FullySharded
 from surrogap.core.geometry import norm_parameters
+from surrogap.core.random_state import host_generators
 from surrogap.core.shards import (
     WHOLE,
     Sharding,
@@ -26,11 +28,12 @@ T = TypeVar("T")
 
 Dictionaries = list[dict[str, Tensor | None]]
 
-# Engines whose models an objective cannot train, by the modules that define their classes.
+# What trains models in a way that an objective cannot, by the modules that define its classes.
 _REFUSED = {
     "torch.distributed.fsdp.fully_sharded_data_parallel": "FSDP1",
     "deepspeed.runtime.": "DeepSpeed",
     "megatron.core.distributed.": "Megatron",
+    "opacus.grad_sample.": "Opacus",
 }
 
 
@@ -45,6 +48,7 @@ class Weights:
         wrappers: The modules wrapped in DistributedDataParallel.
         fsdp: The modules that FSDP2 shards.
         are_sharded: Whether processes hold shards of the parameters.
+        generators: The random generators of Python and NumPy that the closure may draw from.
         is_checked: Whether a call with these modules has succeeded.
         are_reentrant: Whether that call reached parameters outside its graph, as in reentrant
             checkpointing.
@@ -99,9 +103,15 @@ class Weights:
                 "model must not contain TorchScript modules, got one. Pass the original modules; "
                 "torch.compile is also faster."
             )
+        if any(map(is_lazy, self._model.parameters())):
+            raise InvalidValueError(
+                "model must have parameters with shapes, got lazy modules without. Run it on a "
+                "batch once before building the objective."
+            )
         for each in set(map(type, modules)):
             check_engine(each)
         self.is_checked = self.are_reentrant = False
+        self.generators = host_generators()
         self._written: dict[str, Tensor | None] = {}
         own = [module._parameters for module in modules]
         self._dictionaries: list[dict[str, Any]] = [*(m._modules for m in modules), *own]
@@ -199,7 +209,7 @@ def check_engine(module_class: type[nn.Module]) -> None:
             if each.__module__.startswith(prefix):
                 raise InvalidTypeError(
                     f"model must not be trained by {engine}, got {each.__name__}. It moves weights "
-                    "or gradients to its own memory during a pass. Use "
+                    "or gradients to its own memory during a pass. For several processes use "
                     "torch.nn.parallel.DistributedDataParallel, or "
                     "torch.distributed.fsdp.fully_shard (FSDP2)."
                 )

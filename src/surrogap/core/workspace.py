@@ -1,9 +1,8 @@
 """The workspace of an objective: the model's tensors and processes, and memory that steps reuse."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import nn
 
 from surrogap.core import gradients
@@ -26,13 +25,13 @@ class Workspace:
         buffers_before: A copy of the buffers before a step.
         buffers_after_first: A copy of the buffers after its first pass.
         arithmetic: The arithmetic of the last step; None if it failed, or before the first.
-        random_state: The constructor of a step's random state, from the devices.
+        random_state: The constructor of a step's random state.
     """
 
     def __init__(self, model: nn.Module, scope: Scope) -> None:
         self.weights = Weights(model)
         self.states = States()
-        self.random_state: Callable[[Iterable[torch.device]], Replayable] = RandomState
+        self.random_state: Callable[..., Replayable] = RandomState
         self._allocate()
         self.refresh(scope)
 

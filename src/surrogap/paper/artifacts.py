@@ -320,9 +320,9 @@ def stages(name: str, left_out: Sequence[str] = ()) -> list[Stage]:
             Stage(_cells("E", NOISY)),
             # How much of the gain with wrong labels is left if plain training is tuned as widely?
             Stage(_cells("N", ("vanilla", "vanilla-short"))),
-            Stage(_cells("C", SHORT)),
+            Stage(_cells("C", MAIN)),
             Stage(_cells("A", _LATE), max_seeds=3),
-            *(Stage(_cells(setup, SHORT)) for setup in "DBS"),
+            *(Stage(_cells(setup, MAIN)) for setup in "DBS"),
             Stage(_cells("A", [m for m in _CHEAPER_SAM if m in _REST]), max_seeds=3),
             Stage(_cells("N", NOISY_OWN)),
             Stage(_cells("A", MAIN), max_seeds=5),

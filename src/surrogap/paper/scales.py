@@ -87,7 +87,7 @@ GPU = Scale(
             {**_A, **_TOKENS, "model": "small_vit_half", "compile": True},
             trials=_ADAMW_TRIALS,
             seconds=0.13,
-            methods=SHORT,
+            methods=(*SHORT, "momentum-sam"),
             more_trials=_MORE_ADAMW_TRIALS,
         ),
         "D": Setup(
@@ -95,7 +95,7 @@ GPU = Scale(
             {**_A, **_TOKENS, "model": "small_mixer_half", "compile": True},
             trials=_ADAMW_TRIALS,
             seconds=0.1,
-            methods=SHORT,
+            methods=(*SHORT, "momentum-sam"),
             more_trials=_MORE_ADAMW_TRIALS,
         ),
         "E": Setup(
