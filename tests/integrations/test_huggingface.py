@@ -421,10 +421,12 @@ def test_evaluation_between_steps_is_one_plain_pass(tmp_path: Path) -> None:
 
 
 class Counting(InOrder, Trainer):
-    """Counts tokens and collects metrics in `compute_loss`, and takes the labels, as TRL does."""
+    """Counts in `compute_loss`, as TRL and sentence-transformers do, and takes the labels."""
 
     def __init__(self, **kwargs: Any) -> None:
         self._metrics: Any = {"train": defaultdict(list)}
+        self.accum_loss_components: Any = {"train": {"steps": torch.tensor(0)}}
+        self.losses: list[Tensor] = []
         self._num_tokens = 0
         super().__init__(**kwargs)
 
@@ -433,6 +435,8 @@ class Counting(InOrder, Trainer):
         inputs["use_cache"] = False
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self._metrics["train"]["loss"].append(loss.item())
+        self.accum_loss_components["train"]["steps"] += 1
+        self.losses.append(loss.detach())
         del inputs["labels"]
         return loss
 
@@ -449,6 +453,8 @@ def test_counters_and_metrics_see_the_first_pass_only(tmp_path: Path, perturb_ea
     assert ours._num_tokens == theirs._num_tokens == 2 * NUM_SAMPLES * LENGTH
     assert ours._metrics == theirs._metrics
     assert len(ours._metrics["train"]["loss"]) == 10
+    assert ours.accum_loss_components == theirs.accum_loss_components == {"train": {"steps": 10}}
+    assert ours.losses == theirs.losses
 
 
 def test_the_mixin_goes_before_any_trainer(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The Trainer of Lightning, run for real, against loops written by hand."""
 
 import csv
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from tests.integrations.by_hand import gsam_backward
 
 pytest.importorskip("lightning")
 import lightning.pytorch as pl
+import pytorch_lightning
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
@@ -38,6 +39,9 @@ pytestmark = [
 
 LR, RHO, ALPHA, CLIP = 0.1, 0.05, 0.4, 0.3
 NUM_BATCHES, BATCH_SIZE = 5, 4
+
+# Two packages with the same contents, but different classes.
+both_packages = pytest.mark.parametrize("package", [pl, pytorch_lightning])
 
 
 def gsam(model: nn.Module, optimizer: torch.optim.Optimizer) -> Objective:
@@ -59,7 +63,9 @@ def network() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-class Classifier(pl.LightningModule):
+class Steps:
+    """A module of either package, except for its base class."""
+
     def __init__(self) -> None:
         super().__init__()
         self.net = network().double()
@@ -93,6 +99,17 @@ class Classifier(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
 
+class Classifier(Steps, pl.LightningModule):
+    pass
+
+
+class OldClassifier(Steps, pytorch_lightning.LightningModule):
+    pass
+
+
+CLASSIFIERS = {pl: Classifier, pytorch_lightning: OldClassifier}
+
+
 def batches() -> list[list[Tensor]]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(NUM_BATCHES * BATCH_SIZE, 6, generator=generator, dtype=torch.float64)
@@ -105,7 +122,7 @@ def loader() -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.cat(xs), torch.cat(ys)), BATCH_SIZE)
 
 
-def trainer(folder: Path, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer:
+def trainer(folder: Path, *callbacks: pl.Callback, package: Any = pl, **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "accelerator": "cpu",
         "devices": 1,
@@ -119,7 +136,7 @@ def trainer(folder: Path, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer
         "log_every_n_steps": 1,
         "default_root_dir": folder,
     }
-    return pl.Trainer(callbacks=list(callbacks), **(settings | changes))
+    return package.Trainer(callbacks=list(callbacks), **(settings | changes))
 
 
 def train_by_hand(net: nn.Module) -> list[dict[str, float]]:
@@ -149,10 +166,13 @@ def assert_same_state(some: nn.Module, others: nn.Module, *, exactly: bool = Fal
         )
 
 
-def test_gsam_with_accumulation_and_clipping_is_the_loop_by_hand(tmp_path: Path) -> None:
-    module, by_hand = Classifier(), network().double()
+@both_packages
+def test_gsam_with_accumulation_and_clipping_is_the_loop_by_hand(
+    tmp_path: Path, package: Any
+) -> None:
+    module, by_hand = CLASSIFIERS[package](), network().double()
     logger = CSVLogger(tmp_path)
-    trainer(tmp_path, SharpnessAware(gsam), logger=logger).fit(module, loader())
+    trainer(tmp_path, SharpnessAware(gsam), package=package, logger=logger).fit(module, loader())
     expected = train_by_hand(by_hand)
     assert_same_state(module.net, by_hand)
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
@@ -171,10 +191,12 @@ def test_a_radius_of_zero_is_the_unmodified_trainer(tmp_path: Path, precision: s
     assert_same_state(module, unmodified, exactly=True)
 
 
-def test_the_second_pass_neither_logs_nor_updates_metrics(tmp_path: Path) -> None:
-    module, unmodified = Classifier(), Classifier()
-    ours = trainer(tmp_path, SharpnessAware(plain, log=False), max_epochs=1)
-    theirs = trainer(tmp_path, max_epochs=1)
+@both_packages
+def test_the_second_pass_neither_logs_nor_updates_metrics(tmp_path: Path, package: Any) -> None:
+    module, unmodified = CLASSIFIERS[package](), CLASSIFIERS[package]()
+    changes = {"package": package, "max_epochs": 1}
+    ours = trainer(tmp_path, SharpnessAware(plain, log=False), **changes)
+    theirs = trainer(tmp_path, **changes)
     ours.fit(module, loader())
     theirs.fit(unmodified, loader())
     assert module.num_logged == unmodified.num_logged == 2 * NUM_BATCHES
@@ -189,6 +211,46 @@ def test_the_second_pass_neither_logs_nor_updates_metrics(tmp_path: Path) -> Non
         torch.testing.assert_close(metric.compute(), other.compute(), rtol=0, atol=0)
     found, wanted = module.collection.compute(), unmodified.collection.compute()
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+class Counting(Classifier):
+    """Collects results in its attributes, as many modules do until the end of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters({"rate": LR})
+        self.losses: list[Tensor] = []
+        self._recent: deque[Tensor] = deque(maxlen=3)
+        self.num_seen = 0
+        self.running = torch.zeros((), dtype=torch.float64)
+        self.totals: dict[str, Any] = {"loss": torch.zeros((), dtype=torch.float64)}
+        self.frequencies = Counter[int]()
+        self.weights = dict(self.net.named_parameters())
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        x, y = batch
+        assert self.weights["0.weight"] is self.net[0].weight
+        loss = cross_entropy(self.net(x), y)
+        self.losses.append(loss.detach())
+        self._recent.append(loss.detach())
+        self.num_seen += len(x)
+        self.running += loss.detach()
+        self.totals["loss"] += loss.detach()
+        self.frequencies.update(y.tolist())
+        return loss
+
+
+def test_attributes_of_the_module_see_the_first_pass_only(tmp_path: Path) -> None:
+    module, unmodified = Counting(), Counting()
+    losses, running = module.losses, module.running  # which others may hold too
+    trainer(tmp_path, SharpnessAware(plain)).fit(module, loader())
+    trainer(tmp_path).fit(unmodified, loader())
+    assert_same_state(module, unmodified, exactly=True)
+    for name in ("losses", "_recent", "num_seen", "running", "totals", "frequencies"):
+        assert getattr(module, name) == getattr(unmodified, name)
+    assert module.num_seen == 2 * NUM_BATCHES * BATCH_SIZE
+    assert module.losses is losses
+    assert module.running is running
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
@@ -322,13 +384,11 @@ def test_a_training_step_that_takes_its_own_batches_is_refused(tmp_path: Path) -
         trainer(tmp_path, SharpnessAware(gsam)).fit(Taking(), loader())
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (DeepSpeedStrategy, "strategy must not be DeepSpeedStrategy"),
-        (FSDPStrategy, "strategy must not be FSDPStrategy"),
-    ],
-)
-def test_strategies_that_hide_the_weights_are_refused(kind: type, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        _check_strategy(object.__new__(kind))
+@both_packages
+@pytest.mark.parametrize("name", ["DeepSpeedStrategy", "FSDPStrategy"])
+def test_strategies_that_hide_the_weights_are_refused(package: Any, name: str) -> None:
+    class Derived(getattr(package.strategies, name)):
+        pass
+
+    with pytest.raises(ValueError, match=f"strategy must not be {name}"):
+        _check_strategy(object.__new__(Derived))

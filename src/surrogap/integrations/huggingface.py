@@ -5,8 +5,7 @@ dividing by the number of micro-batches, loss scaling, clipping and stepping.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from surrogap.core.objective import Objective
 from surrogap.core.report import Report
 from surrogap.errors import InvalidValueError, UnsupportedError
 from surrogap.integrations.build import BuildObjective, build_objective, check_builder
-from surrogap.integrations.once import with_effects_once
+from surrogap.integrations.once import restoring_attributes, with_effects_once
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
@@ -114,7 +113,7 @@ class SharpnessAwareMixin(_Trainer):
                 "return_outputs must be False in training, got True. If a subclass asks for the "
                 "outputs, put the mixin before it: class MyTrainer(SharpnessAwareMixin, ...)."
             )
-        once = with_effects_once(closure, partial(_restoring_metrics, self))
+        once = with_effects_once(closure, partial(restoring_attributes, self))
         self._micro_batches.append(_MicroBatch(once))
         is_last = bool(self.accelerator.sync_gradients)
         if self.perturb_each == "step" and not is_last:
@@ -282,33 +281,6 @@ class _StepMeans:
         rows, self._sums, self._counts = (self._sums / self._counts)[None], 0.0, 0
         means = gather(rows).nanmean(0).tolist()
         return {name: mean for name, mean in zip(_LOGGED, means, strict=True) if mean == mean}
-
-
-@contextmanager
-def _restoring_metrics(trainer: object) -> Iterator[None]:
-    """Context manager that restores the counters and metrics of a trainer on exit.
-
-    TRL's trainers count tokens and collect metrics in `compute_loss`.
-    """
-    attributes = vars(trainer)
-    before = {name: value for name, value in attributes.items() if isinstance(value, int | float)}
-    before |= {
-        name: _copied(value)
-        for name, value in attributes.items()
-        if name.endswith("metrics") and isinstance(value, dict)
-    }
-    try:
-        yield
-    finally:
-        attributes.update(before)
-
-
-def _copied(metrics: Any) -> Any:
-    """Copy nested dictionaries and the lists in them, but not the items of the lists."""
-    result = copy.copy(metrics)
-    if isinstance(result, dict):
-        result.update({key: _copied(value) for key, value in result.items()})
-    return result
 
 
 def _state_path(folder: str, process_index: int) -> Path:

@@ -1,16 +1,18 @@
 """Sharpness-aware training with the Trainer of Lightning, as a callback.
 
+It works with the packages `lightning` and `pytorch_lightning`. Each has its own classes, which are
+therefore recognized by name.
+
 The strategy's `training_step`, which calls the module's, becomes the closure of `objective.loss`.
 Lightning does the rest: accumulation, precision, clipping and stepping.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
@@ -18,7 +20,7 @@ from torchmetrics import Metric, MetricCollection
 from surrogap.core.objective import Objective
 from surrogap.errors import InvalidValueError
 from surrogap.integrations.build import BuildObjective, build_objective, check_builder
-from surrogap.integrations.once import with_effects_once
+from surrogap.integrations.once import restoring_attributes, with_effects_once
 
 _LOGGED = ("gap", "perturbed_loss", "rho")
 
@@ -29,8 +31,9 @@ class SharpnessAware(Callback):
 
     The module needs no changes. `gradient_clip_val`, `accumulate_grad_batches` (with one
     perturbation per batch), `precision` and the strategy work as usual. In the second pass,
-    `self.log` does nothing, and torchmetrics keep their state. Checkpoints contain the state of the
-    objective in the first process, and after resuming all processes load it.
+    `self.log` does nothing, and torchmetrics and the module's own attributes keep their state.
+    Checkpoints contain the state of the objective in the first process, and after resuming all
+    processes load it.
 
     Args:
         objective: A function that builds the objective from the wrapped module and the optimizer.
@@ -133,7 +136,7 @@ class SharpnessAware(Callback):
 
         try:
             loss = objective.loss(
-                with_effects_once(closure, partial(_without_logging, module)),
+                with_effects_once(closure, partial(_without_effects, module)),
                 scaler=getattr(trainer.precision_plugin, "scaler", None),
                 sync=is_last,
             )
@@ -151,24 +154,25 @@ class _SkippedError(Exception):
 
 
 @contextmanager
-def _without_logging(module: nn.Module) -> Iterator[None]:
-    """Context manager that disables `self.log`, and restores the state of metrics on exit."""
+def _without_effects(module: nn.Module) -> Iterator[None]:
+    """Context manager that disables `self.log`, and restores attributes and metrics on exit."""
     modules = list(module.modules())
-    loggers = [vars(m) for m in modules if isinstance(m, LightningModule)]
     metrics = [m for m in modules if isinstance(m, Metric | MetricCollection)]
     before = [vars(metric).copy() for metric in metrics]
-    try:
-        for attributes in loggers:
-            attributes["log"] = _do_nothing
-        for metric in metrics:
-            _set_new_states(metric)
-        yield
-    finally:
-        for attributes in loggers:
-            del attributes["log"]
-        for metric, attributes in zip(metrics, before, strict=True):
-            vars(metric).clear()
-            vars(metric).update(attributes)
+    with ExitStack() as stack:
+        for m in modules:
+            if _is_a(m, "LightningModule"):
+                stack.enter_context(restoring_attributes(m))
+                vars(m)["log"] = _do_nothing
+                stack.callback(vars(m).pop, "log")
+        try:
+            for metric in metrics:
+                _set_new_states(metric)
+            yield
+        finally:
+            for metric, attributes in zip(metrics, before, strict=True):
+                vars(metric).clear()
+                vars(metric).update(attributes)
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
@@ -190,6 +194,11 @@ def _set_new_states(metric: nn.Module) -> None:
                 setattr(metric, name, [])
 
 
+def _is_a(value: object, name: str) -> bool:
+    """Return whether `value` is an instance of a class of this name."""
+    return any(kind.__name__ == name for kind in type(value).__mro__)
+
+
 def _restore(strategy: object) -> None:
     vars(strategy).pop("training_step", None)
 
@@ -200,12 +209,12 @@ def _check_strategy(strategy: object) -> None:
     Raises:
         ValueError: It is such a strategy.
     """
-    if isinstance(strategy, DeepSpeedStrategy):
+    if _is_a(strategy, "DeepSpeedStrategy"):
         raise InvalidValueError(
             "strategy must not be DeepSpeedStrategy, whose engine steps on its own and hides the "
             "weights. Use DDPStrategy or ModelParallelStrategy."
         )
-    if isinstance(strategy, FSDPStrategy):
+    if _is_a(strategy, "FSDPStrategy"):
         raise InvalidValueError(
             "strategy must not be FSDPStrategy, since FSDP1 flattens the weights. Use "
             "ModelParallelStrategy, with fully_shard in configure_model."

@@ -1,10 +1,17 @@
 """Closures whose side effects happen once, in the first of several passes."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import TypeVar
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
 
 T = TypeVar("T")
+
+# Parameters, buffers, submodules and hooks, among others.
+_OWN_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def with_effects_once(
@@ -28,3 +35,33 @@ def with_effects_once(
             return closure()
 
     return run
+
+
+@contextmanager
+def restoring_attributes(owner: object) -> Iterator[None]:
+    """Context manager that restores the attributes of a trainer or a module on exit.
+
+    In its body, copies replace the tensors, lists and dictionaries, which may be changed in place.
+    The parameters, buffers and submodules of a module are not touched.
+    """
+    attributes = vars(owner)
+    before = {name: v for name, v in attributes.items() if name not in _OWN_OF_MODULES}
+    attributes.update({name: _copied(value) for name, value in before.items()})
+    try:
+        yield
+    finally:
+        attributes.update(before)
+
+
+def _copied(value: Any) -> Any:
+    """Copy tensors, lists and nested dictionaries, but not the items of lists."""
+    if isinstance(value, Tensor):
+        # A tensor that requires grad is a weight or an activation, not a counter.
+        return value if value.requires_grad else value.clone()
+    if not isinstance(value, list | deque | dict):
+        return value
+    result = copy.copy(value)
+    if isinstance(result, dict):
+        for key, item in result.items():
+            result[key] = _copied(item)
+    return result
