@@ -428,17 +428,19 @@ def test_graphs_from_before_the_call_stay_valid(name: str, training: bool) -> No
 
 
 class Masked(nn.Linear):
-    """A causal mask that is computed for the largest number of tokens so far."""
+    """A causal mask and a scale, both computed for the largest number of tokens so far."""
 
     def __init__(self) -> None:
         super().__init__(3, 3)
         self.num_tokens = 0
+        self.register_buffer("scale", torch.ones(3), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > self.num_tokens:
             self.num_tokens = len(x)
             self.register_buffer("mask", torch.ones(len(x), len(x)).tril().bool())
-        y = super().forward(x)
+            self.scale = torch.full_like(self.scale, 1 / len(x))  # as dynamic RoPE's frequencies
+        y = super().forward(x * self.scale)
         return (y @ y.T).masked_fill(~self.mask[: len(x), : len(x)], 0.0)
 
 

@@ -59,7 +59,7 @@ class AscentStep:
             if first is not None:  # repeat its random numbers and buffers, and keep what it wrote
                 written = weights.written()
                 stack.enter_context(self._workspace.buffers_after_first.kept(written))
-                self._workspace.buffers_before.restore(written, except_caches=True)
+                self._workspace.buffers_before.restore(written, caches=weights.caches)
                 stack.enter_context(random_state.replayed())
             try:
                 scale = None if first is None else passes.scale(first[0].device)

@@ -39,24 +39,25 @@ class Buffers:
         if not on_error_only:
             self.restore(dictionaries)
 
-    def restore(self, dictionaries: Dictionaries, *, except_caches: bool = False) -> None:
+    def restore(self, dictionaries: Dictionaries, *, caches: set[str] | None = None) -> None:
         """Restore buffers to their last copy.
 
         Args:
             dictionaries: The dictionaries of the buffers.
-            except_caches: Whether to leave buffers that were added, or replaced by ones of another
-                shape. They are caches of masks, for example, and Python attributes may hold their
-                sizes.
+            caches: If given, leave buffers that were added, replaced by ones of another shape, or
+                replaced and in this set of names. They are caches, of masks or of the frequencies
+                of position embeddings, and Python attributes may hold their sizes.
         """
         # Some modules assign a new tensor instead of writing in place.
         if not are_same(contents(dictionaries), self._tensors):
+            names = caches or set()
             contents_before = {id(d): content for d, content in self._dictionaries}
             for dictionary in dictionaries:
                 before = contents_before.get(id(dictionary), {})
-                now = dictionary.items() if except_caches else ()
-                caches = {name: b for name, b in now if _is_new(b, before.get(name))}
+                now = () if caches is None else dictionary.items()
+                kept = {k: b for k, b in now if _is_cache(b, before.get(k), k in names)}
                 dictionary.clear()
-                dictionary.update(before | caches)
+                dictionary.update(before | kept)
         for tensor, place in moved(self._places):
             tensor.data = place
         for tensors, copies in self._groups:
@@ -90,8 +91,10 @@ def moved(places: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def _is_new(buffer: Tensor | None, before: Tensor | None) -> bool:
-    return buffer is not None and (before is None or before.shape != buffer.shape)
+def _is_cache(buffer: Tensor | None, before: Tensor | None, is_named: bool) -> bool:
+    if buffer is None or buffer is before:
+        return False
+    return is_named or before is None or before.shape != buffer.shape
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class Weights:
         parameters: The trainable parameters.
         frozen: The other parameters, except those of special classes, such as quantised ones.
         buffers: The dictionaries in which modules hold their buffers.
+        caches: The names of the buffers that checkpoints leave out.
         wrappers: The modules wrapped in DistributedDataParallel.
         fsdp: The modules that FSDP2 shards.
         are_sharded: Whether processes hold shards of the parameters.
@@ -119,6 +120,7 @@ class Weights:
         self._names = self._find_names()
         self._norms = set(norm_parameters(modules))
         self.buffers = [module._buffers for module in modules]
+        self.caches = set().union(*(module._non_persistent_buffers_set for module in modules))
         self._unique = list({id(p): p for p in contents(own) if p is not None}.values())
         self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self.are_sharded = any(map(is_sharded, self._unique))
