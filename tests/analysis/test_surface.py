@@ -92,6 +92,52 @@ def test_everything_is_left_as_it_was(is_interrupted: bool) -> None:
         assert gradient is parameter.grad or torch.equal(gradient, parameter.grad)
 
 
+def test_gradients_of_other_modules_and_of_inputs_are_left_as_they_were() -> None:
+    model, head = nn.Linear(2, 4), nn.Linear(4, 3)
+    x, y = torch.randn(5, 2, requires_grad=True), torch.arange(5) % 3
+    head.bias.grad = bias_grad = torch.ones(3)
+    surface = Surface(
+        model, [(x, y)], lambda m, batch: cross_entropy(nn.Sequential(m, head), batch)
+    )
+    surface.gradient()
+    assert head.weight.grad is x.grad is None
+    assert head.bias.grad is bias_grad
+    assert torch.equal(bias_grad, torch.ones(3))
+
+
+def test_weights_that_the_forward_pass_writes_to_are_restored() -> None:
+    model = nn.Sequential(nn.Embedding(4, 3, max_norm=0.5), nn.Flatten(), nn.Linear(6, 3))
+    data = [(torch.tensor([[0, 1], [2, 3]]), torch.tensor([0, 1]))]
+    before = equality.bits(model)
+    surface = Surface(model, data)
+    assert equality.same_bits(before, equality.bits(model))
+    for measure in (surface.loss, surface.gradient):
+        measure()
+        assert equality.same_bits(before, equality.bits(model))
+
+
+def test_a_loss_that_contains_derivatives() -> None:
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return slope.square().mean()
+
+    x = torch.randn(5, 2)
+    loss = Surface(model, [x], loss_fn).loss()
+    torch.testing.assert_close(loss, loss_fn(model, x).detach().double())
+    assert not loss.requires_grad
+
+
+def test_a_loss_without_derivatives_builds_no_graph() -> None:
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        return model(x).mean()
+
+    Surface(nn.Linear(2, 1), [torch.randn(5, 2)], loss_fn).loss()
+
+
 def test_training_mode_uses_the_statistics_of_each_batch() -> None:
     model = network("convnet", is_training=True)
     expected = sum(toy_models.cross_entropy(copy.deepcopy(model), b) * len(b[1]) for b in batches())
@@ -140,6 +186,11 @@ def test_refuses_dropout_in_training_mode_alone() -> None:
     with pytest.raises(RuntimeError, match=r"same loss for the same batch.*call model\.eval"):
         Surface(model, batches())
     Surface(model.eval(), batches())
+
+
+def test_refuses_a_loss_that_changes_the_batch() -> None:
+    with pytest.raises(RuntimeError, match="If the loss changes the batch in place"):
+        Surface(nn.Linear(2, 1), [torch.ones(5, 2)], lambda m, x: m(x.div_(2)).mean())
 
 
 def test_refuses_batches_that_change() -> None:

@@ -101,6 +101,7 @@ class Surface:
         self._replicas = Replicas(weights, None)
         self._groups = [wrapper.process_group for wrapper in weights.wrappers[:1]]
         self._groups += _fsdp_groups(model)
+        self._needs_graph = False
         if weights.are_sharded and isinstance(batches, Sized):
             self._check_number_of_batches(len(batches))
         if is_checked:
@@ -127,7 +128,6 @@ class Surface:
         """The weights `w` as a vector."""
         return self.space.vector(self.weights.tensors)
 
-    @torch.no_grad()
     def loss(self) -> Tensor:
         """`f(w)`, as a scalar in float64."""
         return self.means(self._add_nothing, torch.empty(0))[0]
@@ -144,10 +144,7 @@ class Surface:
         Args:
             delta: The displacement: a flat tensor with an entry for each trainable weight.
         """
-        self.weights.refresh()
-        tensors = self.weights.tensors
-        before = Layout(tensors).read(tensors)
-        try:
+        with self._weights_kept() as tensors:
             with torch.no_grad():
                 for tensor, piece in zip(tensors, self.space.pieces(delta), strict=True):
                     there = tensor.to(wide(tensor.dtype)) + piece.to(tensor.device)
@@ -155,10 +152,6 @@ class Surface:
                     with _unsafe_preserve_version_counter((tensor,)):
                         tensor.copy_(there)
             yield
-        finally:
-            with torch.no_grad():
-                before.write_to_(tensors)
-            self.weights.refresh()  # so that FSDP drops the perturbed weights that it gathered
 
     def means(self, add: Add, into: Tensor) -> tuple[Tensor, Tensor]:
         """The means of the loss and of a vector over the samples of all batches and processes.
@@ -203,15 +196,26 @@ class Surface:
         return loss.reshape(())
 
     def _add_nothing(self, batch: Any, number: int, into: Tensor) -> Tensor:
-        return self.loss_of(batch)
+        try:
+            with torch.set_grad_enabled(self._needs_graph):
+                return self.loss_of(batch).detach()
+        except RuntimeError as error:
+            # As torch words it where a loss that contains derivatives runs without a graph.
+            if self._needs_graph or "does not require grad" not in str(error):
+                raise
+        self._needs_graph = True  # from now on: without a graph, passes need less memory
+        return self._add_nothing(batch, number, into)
 
     def _add_gradient(self, batch: Any, number: int, into: Tensor) -> Tensor:
         with torch.enable_grad():
             loss = self.loss_of(batch)
-            # FSDP takes the mean over processes, whose batches may differ in size.
-            torch.autograd.backward(loss * number if self.weights.are_sharded else loss)
+            # Also those of inputs and of other modules. torch.autograd.grad would leave them alone,
+            # but reentrant checkpointing does not work with it.
+            with gradients.cleared(leaves(loss)):
+                # FSDP takes the mean over processes, whose batches may differ in size.
+                torch.autograd.backward(loss * number if self.weights.are_sharded else loss)
+                taken = gradients.take(self.weights)
         factor = self._num_processes if self.weights.are_sharded else number
-        taken = gradients.take(self.weights)
         for piece, gradient in zip(self.space.pieces(into), taken, strict=True):
             if gradient is not None:
                 piece.add_(gradient.to(piece), alpha=factor)
@@ -232,19 +236,28 @@ class Surface:
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Context manager that restores buffers and random state after passes of the model."""
-        self.weights.refresh()
-        buffers = self.weights.buffers
+        """Context manager that restores weights, buffers and random state after passes."""
         with (
+            self._weights_kept(),  # an embedding with max_norm writes to them in a forward pass
             RandomState(self.weights.devices).replayed(),
-            Buffers().kept(buffers),
+            Buffers().kept(self.weights.buffers),
             self._replicas.unsynchronised(),
         ):
-            self._replicas.share_buffers(buffers)
+            self._replicas.share_buffers(self.weights.buffers)
             yield
-        self.weights.refresh()
 
-    @torch.no_grad()
+    @contextmanager
+    def _weights_kept(self) -> Iterator[list[Tensor]]:
+        """Context manager that restores the weights, and yields their tensors."""
+        self.weights.refresh()
+        tensors = self.weights.tensors
+        before = Layout(tensors).read(tensors)
+        try:
+            yield tensors
+        finally:
+            before.write_to_(tensors)
+            self.weights.refresh()  # so that FSDP drops the perturbed weights that it gathered
+
     def _probe(self) -> None:
         """Raise if the loss of the model or of the batches differs between two passes."""
         # Above the effects of batch order, kernels and bfloat16, and below that of dropout.
@@ -252,15 +265,19 @@ class Surface:
         with self._undisturbed():  # around all passes, so that they draw different random numbers
             sums = [self._sums(self._add_nothing, torch.empty(0)) for _ in range(2)]
             batch = next(iter(self.batches), None)
-            one, other = (sums[0][0] if batch is None else self.loss_of(batch) for _ in range(2))
+            none = torch.empty(0)
+            one, other = (
+                sums[0][0] if batch is None else self._add_nothing(batch, 1, none) for _ in range(2)
+            )
         do_differ = torch.zeros_like(sums[0][0]) + _differ(one, other, tolerance)
         for group in self._groups:
             for tensor in (*sums, do_differ):
                 dist.all_reduce(tensor, group=group)
         if do_differ:
             raise UnsupportedError(
-                "model must give the same loss for the same batch, got different ones. It draws "
-                "random numbers, as dropout does in training mode: call model.eval() first."
+                "model must give the same loss for the same batch, got different ones. Dropout in "
+                "training mode draws random numbers: call model.eval() first. If the loss changes "
+                "the batch in place, as x.div_(2) does, let it change a copy."
             )
         first, second = map(_mean, sums)
         if _differ(first, second, tolerance):
@@ -285,6 +302,23 @@ class Surface:
                 f"number of batches must be the same in each process, got {fewest} to {most}. "
                 "The number of samples may differ."
             )
+
+
+def nodes(*outputs: Tensor) -> Iterator[Any]:
+    """Yield the nodes of the autograd graph of some tensors."""
+    following, seen = [output.grad_fn for output in outputs], set()
+    while following:
+        node = following.pop()
+        if node is not None and node not in seen:
+            yield node
+            seen.add(node)
+            following += [each for each, _ in node.next_functions]
+
+
+def leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors that require gradients, and on which a loss depends."""
+    variables = (getattr(node, "variable", None) for node in nodes(loss))
+    return [variable for variable in variables if variable is not None]
 
 
 def _mean(sums: Tensor) -> Tensor:
