@@ -32,8 +32,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.func import functional_call, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surrogap.analysis.surface import Surface, leaves, nodes
+from surrogap.analysis.surface import Surface
 from surrogap.checks import number, one_of
+from surrogap.core.autograd_graph import leaves, nodes
 
 ProductMethod = Literal["forward-over-reverse", "double-backward", "finite-differences"]
 PRODUCT_METHODS: tuple[ProductMethod, ...] = get_args(ProductMethod)

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from surrogap.analysis.batches import LossFn, cross_entropy, num_samples_of
 from surrogap.analysis.space import Space
 from surrogap.core import gradients
+from surrogap.core.autograd_graph import leaves
 from surrogap.core.buffers import Buffers
 from surrogap.core.fsdp import FullySharded
 from surrogap.core.random_state import RandomState
@@ -302,23 +303,6 @@ class Surface:
                 f"number of batches must be the same in each process, got {fewest} to {most}. "
                 "The number of samples may differ."
             )
-
-
-def nodes(*outputs: Tensor) -> Iterator[Any]:
-    """Yield the nodes of the autograd graph of some tensors."""
-    following, seen = [output.grad_fn for output in outputs], set()
-    while following:
-        node = following.pop()
-        if node is not None and node not in seen:
-            yield node
-            seen.add(node)
-            following += [each for each, _ in node.next_functions]
-
-
-def leaves(loss: Tensor) -> list[Tensor]:
-    """The tensors that require gradients, and on which a loss depends."""
-    variables = (getattr(node, "variable", None) for node in nodes(loss))
-    return [variable for variable in variables if variable is not None]
 
 
 def _mean(sums: Tensor) -> Tensor:

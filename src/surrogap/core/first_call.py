@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from surrogap.core.autograd_graph import leaves
 from surrogap.core.gradients import versions
 from surrogap.core.random_state import host_generators
 from surrogap.core.shards import is_distributed
@@ -82,11 +83,10 @@ def first_backward_pass(loss: Tensor, weights: Weights) -> Iterator[None]:
     must not change the weights, as optimizers do that step in hooks. Also find out if it reaches
     parameters outside the graph, as reentrant checkpointing does.
     """
-    variables = (getattr(node, "variable", None) for node in _nodes(loss))
-    leaves = [leaf for leaf in variables if leaf is not None]
-    known = weights.identities()
-    others = [p for p in leaves if isinstance(p, nn.Parameter) and id(p) not in known]
-    if others and len(others) < len(leaves):  # otherwise it is another model's loss, rejected later
+    reachable, known = leaves(loss), weights.identities()
+    others = [p for p in reachable if isinstance(p, nn.Parameter) and id(p) not in known]
+    # If all are, it is another model's loss, which is rejected later.
+    if others and len(others) < len(reachable):
         raise UnsupportedError(
             "loss must not depend on trainable parameters outside the objective's model, got one "
             f"of shape {tuple(others[0].shape)}. It would get the sum of both passes' gradients: "
@@ -101,22 +101,9 @@ def first_backward_pass(loss: Tensor, weights: Weights) -> Iterator[None]:
         )
     rows = zip(weights.parameters, before, versions(weights), strict=True)
     reached = {id(parameter) for parameter, old, new in rows if old != new}
-    weights.are_reentrant |= not reached.issubset(map(id, leaves))
+    weights.are_reentrant |= not reached.issubset(map(id, reachable))
 
 
 def _sums(tensors: Sequence[Tensor]) -> list[str]:
     """Return the sum of each tensor, as text, so that NaN equals NaN."""
     return [str(float(tensor.detach().sum(dtype=torch.float32))) for tensor in tensors]
-
-
-def _nodes(loss: Tensor) -> Iterator[Any]:
-    """Yield the nodes of a graph."""
-    nodes: list[Any] = [loss.grad_fn]
-    seen = set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        nodes.extend(following for following, _ in node.next_functions)
