@@ -122,7 +122,7 @@ ARTIFACTS: dict[str, Artifact] = {
         [
             *_against(_CLEAN, *_BASELINES),
             *_pairs(("gsam", "sam"), ("gsam-norms", "sam-norms"), ("asam-ascent", "asam")),
-            *_against(_CHEAPER_SAM, "sam"),
+            *_against((*_CHEAPER_SAM, "momentum-sam-2x"), "sam"),
         ],
         draw=cost_figure,
         notes="Filled markers are means, with 95 % intervals for three seeds or more. With fewer "
