@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from surrogap.core.catalog import DEFAULT_ALPHA, DEFAULT_RHO
+from surrogap.core.catalog import DEFAULT_ALPHA, DEFAULT_RHO, OBJECTIVES
 from surrogap.paper.artifacts import ARTIFACTS
 from surrogap.paper.intervals import Interval, interval, paired_difference
 from surrogap.paper.ledger import Ledger, LedgerLine
-from surrogap.paper.methods import MAIN, METHODS, NOISY, NOISY_OWN, SHORT
+from surrogap.paper.methods import CHEAPER, MAIN, METHODS, NOISY, NOISY_OWN, SHORT
 from surrogap.paper.plan import suggested_ranges
 from surrogap.paper.scales import GPU, LAPTOP
 from surrogap.paper.study import TUNING_SEED, Cell, Scale, settings_text
@@ -77,7 +77,7 @@ CIFAR_NOISY = Methods(GPU, "E", ("sam", "gsam", "sam-norms"))
 CIFAR_NOISY.by_name |= Methods(GPU, "N", ("vanilla", "vanilla-short")).by_name
 CIFAR_SHARED_LR = Methods(GPU, "E", ("vanilla",))
 RESNET = Methods(LAPTOP, "A", [name for name in METHODS if name != "vanilla-short"])
-VIT, MIXER = Methods(LAPTOP, "C", SHORT), Methods(LAPTOP, "D", SHORT)
+VIT, MIXER = (Methods(LAPTOP, setup, (*SHORT, *CHEAPER)) for setup in "CD")
 WRONG, UNFITTED = Methods(LAPTOP, "N", NOISY_OWN), Methods(LAPTOP, "S", SHORT)
 SHARED_LR = Methods(LAPTOP, "E", NOISY)
 # The rows of the tables of gains: model and images.
@@ -94,7 +94,8 @@ NOISY_GAINS = {
 }
 SHARED = ("lr", "weight_decay")
 GAINING = ("sam", "gsam", "sam-norms", "vanilla-2x")
-CHEAPER = ("sam-norms-late", "sam-every-5", "sam-late", "sam-norms-quarter", "sam-quarter")
+# SAM in some steps only.
+SOMETIMES = ("sam-norms-late", "sam-every-5", "sam-late")
 
 
 def at_learning_rates(setup: str) -> dict[str, dict[float, Summary]]:
@@ -169,20 +170,27 @@ def test_the_gains_over_plain_training() -> None:
 def test_the_table_of_the_readme() -> None:
     rows = [row.split(" | ") for row in page("README.md").splitlines() if row.startswith("| ")]
     start = next(i for i, row in enumerate(rows) if row[0] == "| your case") + 2
-    batch_norm, others, wrong, last = rows[start : start + 4]
+    batch_norm, others, one_pass, wrong, last = rows[start : start + 5]
     twice = "vanilla-2x"
     norms = [one.gain("sam-norms", over) for over in ("vanilla", twice) for one in (CIFAR, RESNET)]
     sam = [one.gain("sam", over) for over in ("vanilla", twice) for one in (VIT, MIXER)]
-    for row, gains in ((batch_norm, norms), (others, sam)):
+    momentum = [
+        one.gain("momentum-sam", over) for over in ("vanilla", twice) for one in (VIT, MIXER)
+    ]
+    for row, gains in ((batch_norm, norms), (others, sam), (one_pass, momentum)):
         for cell, pair in ((row[3], gains[:2]), (row[4], gains[2:])):
             means = sorted(gain.mean for gain in pair)
             assert cell.rstrip(" |") == f"{means[0]:+.1f} to {means[1]:+.1f}"
-    assert all(gain.excludes_zero for gain in (*norms, *sam[:2]))
+    assert all(gain.excludes_zero for gain in (*norms, *sam[:2], *momentum[:2]))
     # The noise that the text below the table points out.
-    vit, mixer = sam[2:]
-    assert f"{vit.mean:+.1f}" == "+0.6"
-    assert not vit.excludes_zero
-    assert mixer.excludes_zero
+    for gains, small in ((sam, "+0.6"), (momentum, "+0.2")):
+        vit, mixer = gains[2:]
+        assert f"{vit.mean:+.1f}" == small
+        assert not vit.excludes_zero
+        assert mixer.excludes_zero
+    for scale, setup in ((GPU, "A"), (LAPTOP, "C"), (LAPTOP, "D")):
+        assert chosen(scale, setup, "momentum-sam", LEDGERS[scale.name]) == {"rho": 1.0}
+    assert OBJECTIVES["momentum-sam"].arguments["rho"] == 1.0
     best = [chosen(LAPTOP, "N", "sam", LEDGERS["laptop"])]
     best.append(chosen(GPU, "E", "sam", LEDGERS["gpu"]))
     assert {one["rho"] for one in best if one} == {0.4}
@@ -198,12 +206,15 @@ def test_the_table_of_the_readme() -> None:
     train = UNFITTED.mean("vanilla", "train", 0)
     assert f"| none (one model, with {train} % training accuracy) |" in " | ".join(last)
     assert not UNFITTED.gain("sam").excludes_zero
-    assert "the gain of +0.6 over the latter is within noise." in words_of("README.md")
+    assert "the gains of +0.6 and +0.2 over the latter are within noise." in words_of("README.md")
     record = json.loads(page("results/step_cost_h200.json"))
-    costs = [RESNET.by_name["sam-norms"].cost]
-    for case in record["cases"].values():
-        costs.append(case["sections"]["cheaper"]["captured SAM_norms"]["over_reference"])
+    cases = [case["sections"]["cheaper"] for case in record["cases"].values()]
+    costs = [case["captured SAM_norms"]["over_reference"] for case in cases]
+    costs.append(RESNET.by_name["sam-norms"].cost or 0.0)
     assert f"{min(costs):.1f}x to {max(costs):.1f}x" == batch_norm[2]
+    costs = [case["captured MomentumSAM"]["over_reference"] for case in cases]
+    assert f"{min(costs):.2f}x to {max(costs):.2f}x" == one_pass[2]
+    assert f"| {min(costs):.2f} to {max(costs):.2f} |" in page(CHOOSE).partition("Costs are")[0]
 
 
 def test_all_three_gain_where_the_model_fits_and_gsam_no_more_than_sam() -> None:
@@ -445,6 +456,8 @@ def sentences() -> list[str]:
         f"it is not better than SAM ({VIT.text('sam-norms', 'sam')}); with the Mixer, it is worse "
         f"({MIXER.text('sam-norms', 'sam')}).",
         f"is slightly better ({RESNET.text('sam-late', 'sam')} over SAM).",
+        "it gains most of what SAM does "
+        f"({VIT.text('momentum-sam', 'sam')} and {MIXER.text('momentum-sam', 'sam')} against SAM)",
         f"gains {RESNET.text('momentum-sam')} points with the narrow ResNet-18, at "
         f"{RESNET.by_name['momentum-sam'].cost:.2f} times the cost. With ResNet-18 on CIFAR-10, it "
         f"gains nothing ({CIFAR.text('momentum-sam')}).",
@@ -486,9 +499,10 @@ def test_the_tables_of_the_page_on_choosing() -> None:
     ):
         row = [*first, noisy.text("gsam", "sam"), noisy.text("gsam", "sam", "best")]
         assert f"| {title} | {' | '.join(row)} |\n" in text
-    for name in (*CHEAPER, "sam-norms", "sam"):
-        cost = f"{RESNET.by_name[name].cost:.2f}"
-        assert f"| {METHODS[name].title} | {cost} | {RESNET.text(name)} |\n" in text
+    for name in ("sam", *CHEAPER, "sam-quarter", "sam-norms-quarter", "sam-norms"):
+        gains = [one.text(name) if name in one.by_name else "-" for one in (RESNET, VIT, MIXER)]
+        row = " | ".join([METHODS[name].title, f"{RESNET.by_name[name].cost:.2f}", *gains])
+        assert f"| {row} |\n" in text
 
 
 def test_the_verdicts_of_the_page_on_choosing() -> None:
@@ -549,9 +563,15 @@ def test_the_verdicts_of_the_page_on_choosing() -> None:
     assert late.settings == "rho 2"
     assert f"| {late.cost:.2f} |" in page(CHOOSE).partition("Costs are")[0]
     assert RESNET.gain("entropy-sgd").excludes_zero
-    for name in CHEAPER:
+    for name in (*SOMETIMES, "sam-norms-quarter", "sam-quarter"):
         gain = RESNET.gain(name, "sam")
         assert gain.excludes_zero == name.endswith("-late")
+        assert gain.mean > 0 or not gain.excludes_zero
+    losses = [one.gain(name, "sam") for one in (VIT, MIXER) for name in SOMETIMES]
+    assert all(loss.excludes_zero for loss in losses)
+    lost = sorted(-loss.mean for loss in losses)
+    words = f"worse than SAM in every step, by {lost[0]:.1f} to {lost[-1]:.1f} points."
+    assert words in words_of(CHOOSE)
     assert not RESNET.gain("sam-quarter").excludes_zero
     assert not CIFAR.gain("momentum-sam").excludes_zero
 
@@ -650,6 +670,20 @@ def test_the_best_radii_of_steps_that_are_not_always_sharpness_aware() -> None:
         "the best values are 0.2 in every step, 0.4 in the last third of training, and 0.8 in "
         "every fifth step; on norm layers, 1 in every step and 2 in the last third."
     ) in words_of(CHOOSE)
+    for setup in "CD":
+        best, sometimes = (
+            (chosen(LAPTOP, setup, name, LEDGERS["laptop"]) or {})["rho"]
+            for name in ("sam", "sam-every-5")
+        )
+        assert sometimes <= best
+    rhos = {
+        run.settings["rho"]: 100 * LEDGERS["laptop"][run.key]["val"]["accuracy"]
+        for run in trials(LAPTOP, "A", "momentum-sam", LEDGERS["laptop"])
+    }
+    assert max(rhos, key=lambda rho: rhos[rho]) == 2.0
+    assert f"best for the narrow ResNet-18, by {rhos[2.0] - rhos[1.0]:.1f} points." in words_of(
+        CHOOSE
+    )
 
 
 def test_alpha_in_the_trials() -> None:
@@ -701,6 +735,7 @@ def test_find_rho_does_as_well_as_the_pages_say() -> None:
     assert max(ratios[setup, name] for setup in "AE" for name in ("sam", "sam-norms")) <= 1
     assert min(ratios["A", "momentum-sam"], ratios["A", "asam"]) > 1
     assert all(1.5 < ratios[setup, n] < 2.5 for setup in "CD" for n in ("sam", "sam-norms"))
+    assert all(2 < ratios[setup, "momentum-sam"] < 3 for setup in "CD")
 
 
 def test_plain_training_beyond_its_best_setting_loses_as_much_as_the_page_says() -> None:

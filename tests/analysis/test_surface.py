@@ -116,6 +116,41 @@ def test_weights_that_the_forward_pass_writes_to_are_restored() -> None:
         assert equality.same_bits(before, equality.bits(model))
 
 
+def test_a_loss_that_calls_backward() -> None:
+    """As adversarial training does, for the gradient of its input."""
+    model, data = nn.Linear(3, 2), (torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        x = x.clone().requires_grad_()
+        nn.functional.cross_entropy(model(x), y).backward()
+        return nn.functional.cross_entropy(model(x + 0.1 * x.grad.sign()).detach(), y)
+
+    surface = Surface(model, [data], loss_fn)
+    surface.loss()
+    assert model.weight.grad is model.bias.grad is None
+
+
+class Scaled(torch.autograd.Function):
+    """A function whose node has an attribute of a name that torch's own nodes use."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.variable = 3
+        return ctx.variable * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return ctx.variable * gradient
+
+
+def test_a_custom_function_may_have_any_attributes() -> None:
+    model, x = nn.Linear(3, 1), torch.randn(4, 3)
+    surface = Surface(model, [x], lambda m, x: Scaled.apply(m(x)).mean())
+    plain = Surface(model, [x], lambda m, x: 3 * m(x).mean())
+    torch.testing.assert_close(surface.gradient(), plain.gradient())
+
+
 def test_a_loss_that_contains_derivatives() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
 

@@ -440,7 +440,8 @@ class Masked(nn.Linear):
             self.num_tokens = len(x)
             self.register_buffer("mask", torch.ones(len(x), len(x)).tril().bool())
             self.scale = torch.full_like(self.scale, 1 / len(x))  # as dynamic RoPE's frequencies
-        y = super().forward(x * self.scale)
+            self.register_buffer("offset", torch.full((3,), float(len(x))), persistent=False)
+        y = super().forward(x * self.scale + self.offset.to(x))
         return (y @ y.T).masked_fill(~self.mask[: len(x), : len(x)], 0.0)
 
 

@@ -2,6 +2,7 @@
 # ruff: noqa: NPY002  # libraries draw from NumPy's global generator
 
 import copy
+import pickle
 import random
 from collections.abc import Callable
 
@@ -132,3 +133,26 @@ def test_generators_are_read_only_if_the_closure_draws_from_them() -> None:
             report = objective.backward(lambda draw=draws_of: closure(draw))
             assert float(report.gap) == 0.0
         assert len(objective._workspace.weights.generators) == number
+
+
+def test_one_of_several_closures_may_draw() -> None:
+    model, x = nn.Linear(16, 1), torch.randn(4, 16)
+    drawing, plain = (
+        lambda: random.random() * model(x).square().mean(),
+        lambda: model(x).square().mean(),
+    )
+    objective = SAM(model, rho=0.0)
+    for _ in range(3):
+        assert float(objective.backward([drawing, plain]).gap) == 0.0
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_a_copy_replays_the_numbers_too(draw: Callable[[], float], num_steps: int) -> None:
+    model, x = nn.Linear(16, 1), torch.randn(4, 16)
+    objective = SAM(model, rho=0.0)
+    for _ in range(num_steps):
+        objective.backward(lambda: draw() * model(x).square().mean())
+    twin, other = pickle.loads(pickle.dumps(copy.deepcopy((model, objective))))
+    for _ in range(2):
+        assert float(other.backward(lambda: draw() * twin(x).square().mean()).gap) == 0.0

@@ -213,6 +213,13 @@ def test_the_second_pass_neither_logs_nor_updates_metrics(tmp_path: Path, packag
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
+class ReadOnly(dict[str, Any]):
+    """A configuration, as those of diffusers."""
+
+    def __setitem__(self, *_: Any) -> None:
+        raise TypeError("read-only")
+
+
 class Counting(Classifier):
     """Collects results in its attributes, as many modules do until the end of an epoch."""
 
@@ -226,6 +233,7 @@ class Counting(Classifier):
         self.totals: dict[str, Any] = {"loss": torch.zeros((), dtype=torch.float64)}
         self.frequencies = Counter[int]()
         self.weights = dict(self.net.named_parameters())
+        self.settings = ReadOnly(width=3)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         x, y = batch

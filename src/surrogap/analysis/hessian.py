@@ -14,8 +14,8 @@ There are three methods for a product `H v`, each at the arithmetic cost of two 
 
 The first two need a derivative rule for every operator, which some custom and fused operators lack.
 For them, attention uses torch's math implementation, whose rules are complete. The first also needs
-every parameter to be read as an attribute of a module, and no call of `torch.autograd.grad` for an
-input. The second must be symmetric, which is checked on one batch.
+the loss to read every parameter as an attribute of a module, and not to call `torch.autograd.grad`
+for an input. Products of the second must be symmetric, which is checked on one batch.
 """
 
 import math
@@ -118,9 +118,10 @@ class Hessian:
         self.method = to
 
     def _check_symmetry(self) -> None:
-        """Raise if products by "double-backward" are not symmetric on the first batch, once.
+        """Check once that products by "double-backward" are symmetric on the first batch.
 
-        Rules of second derivatives are written by hand. That of `torch._weight_norm` is wrong.
+        Rules of second derivatives are written by hand, and may be wrong, as is that of
+        `torch._weight_norm`.
         """
         if self._is_checked or self.method != "double-backward":
             return
@@ -258,7 +259,7 @@ def _rounding(surface: Surface) -> Tensor:
             loss = surface.loss_of(batch)
         dtypes = {metadata.dtype for node in nodes(loss) for metadata in node._input_metadata}
         eps = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)
-        # A GPU may round float32 to TF32 in products of matrices.
+        # A GPU may round float32 to TF32 in matrix products.
         tolerances = {torch.finfo(torch.float64).eps: 1e-6, torch.finfo(torch.float32).eps: 1e-2}
         into += number * tolerances.get(eps, 0.1)
         return loss.detach()

@@ -6,7 +6,7 @@ All measurements of this package are made on such a surface: losses and gradient
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -135,7 +135,7 @@ class Surface:
 
     def gradient(self) -> tuple[Tensor, Tensor]:
         """`f(w)` as a scalar in float64, and its gradient as a vector."""
-        with gradients.cleared(self.weights.parameters), self.weights.fsdp.reducing():
+        with self.weights.fsdp.reducing():
             return self.means(self._add_gradient, self.space.zeros())
 
     @contextmanager
@@ -201,17 +201,18 @@ class Surface:
             with torch.set_grad_enabled(self._needs_graph):
                 return self.loss_of(batch).detach()
         except RuntimeError as error:
-            # As torch words it where a loss that contains derivatives runs without a graph.
+            # torch's message if a loss that contains derivatives runs without a graph.
             if self._needs_graph or "does not require grad" not in str(error):
                 raise
-        self._needs_graph = True  # from now on: without a graph, passes need less memory
+        self._needs_graph = True  # only from now on: graphs need memory
         return self._add_nothing(batch, number, into)
 
     def _add_gradient(self, batch: Any, number: int, into: Tensor) -> Tensor:
         with torch.enable_grad():
             loss = self.loss_of(batch)
-            # Also those of inputs and of other modules. torch.autograd.grad would leave them alone,
-            # but reentrant checkpointing does not work with it.
+            # Also clears gradients of inputs and of other modules, and restores them.
+            # torch.autograd.grad would leave them alone, but does not work with reentrant
+            # checkpointing.
             with gradients.cleared(leaves(loss)):
                 # FSDP takes the mean over processes, whose batches may differ in size.
                 torch.autograd.backward(loss * number if self.weights.are_sharded else loss)
@@ -237,15 +238,20 @@ class Surface:
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Context manager that restores weights, buffers and random state after passes."""
+        """Context manager that restores gradients, buffers and random state after passes."""
+        self.weights.refresh()
+        # An embedding with max_norm writes to its weights in a forward pass.
+        writes = any(getattr(m, "max_norm", None) is not None for m in self.weights.modules)
         with (
-            self._weights_kept(),  # an embedding with max_norm writes to them in a forward pass
+            self._weights_kept() if writes else nullcontext(),
+            gradients.cleared(self.weights.parameters),
             RandomState(self.weights.devices).replayed(),
             Buffers().kept(self.weights.buffers),
             self._replicas.unsynchronised(),
         ):
             self._replicas.share_buffers(self.weights.buffers)
             yield
+        self.weights.refresh()  # so that FSDP drops the weights that it gathered
 
     @contextmanager
     def _weights_kept(self) -> Iterator[list[Tensor]]:

@@ -146,7 +146,7 @@ class Momentum(Along):
 
 
 def _is_plain(momentum: Any, parameter: nn.Parameter) -> bool:
-    """Return whether a momentum is one number for each weight: not quantised, nor of low rank."""
+    """Return whether a momentum has one number per weight: neither quantised nor of low rank."""
     is_tensor = type(momentum) is Tensor or is_sharded(momentum)
     return is_tensor and momentum.shape == parameter.shape
 

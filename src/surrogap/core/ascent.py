@@ -50,8 +50,10 @@ class AscentStep:
     def run(self) -> tuple[Gradients, Report]:
         """Run the passes, with `.grad` empty before and after, and restore the weights."""
         passes, weights = self._passes, self._weights
-        random_state = self._workspace.random_state(weights.devices, weights.generators)
-        first = self._first_pass() if self._along.needs_gradient else None
+        first = None
+        if self._along.needs_gradient:
+            random_state = self._workspace.random_state(weights.devices, weights.generators)
+            first = self._first_pass()
         task = self._task()
         arithmetic = choose(task, last=self._workspace.arithmetic)
         self._workspace.arithmetic = None  # frees the copies if the step raises
@@ -130,7 +132,8 @@ class AscentStep:
         v = [_like(*row) for row in zip(vector, parameters, tensors, strict=True)]
         if along.has_state:
             states.proposed = list(zip(m, along.update(plain, m), strict=True))
-        # Before there is any momentum nothing is restored: the pass may initialise weights.
+        # Without any momentum, the weights are neither moved nor restored: the first pass may
+        # initialise them.
         if along.needs_gradient or any(piece is not None for piece in v):
             arithmetic.climb(v, along.sign * self._rho, None, g if self._keeps_g else None)
 

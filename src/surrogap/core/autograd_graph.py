@@ -18,6 +18,6 @@ def nodes(*outputs: Tensor) -> Iterator[Any]:
 
 
 def leaves(loss: Tensor) -> list[Tensor]:
-    """Return the tensors that require gradients, and on which a loss depends."""
-    variables = (getattr(node, "variable", None) for node in nodes(loss))
-    return [variable for variable in variables if variable is not None]
+    """Return the leaf tensors that require gradients and on which a loss depends."""
+    # By name: nodes of custom functions may have any attributes.
+    return [n.variable for n in nodes(loss) if n.name() == "torch::autograd::AccumulateGrad"]

@@ -39,18 +39,21 @@ class Buffers:
         if not on_error_only:
             self.restore(dictionaries)
 
-    def restore(self, dictionaries: Dictionaries, *, caches: set[str] | None = None) -> None:
+    def restore(
+        self, dictionaries: Dictionaries, *, caches: Iterable[set[str]] | None = None
+    ) -> None:
         """Restore buffers to their last copy.
 
         Args:
             dictionaries: The dictionaries of the buffers.
-            caches: If given, leave buffers that were added, replaced by ones of another shape, or
-                replaced and in this set of names. They are caches, of masks or of the frequencies
-                of position embeddings, and Python attributes may hold their sizes.
+            caches: Names of buffers. If given, do not restore buffers that were added, were
+                replaced by ones of another shape, or were replaced and are named here. They are
+                caches, of masks or of the frequencies of position embeddings, and Python attributes
+                may hold their sizes.
         """
         # Some modules assign a new tensor instead of writing in place.
         if not are_same(contents(dictionaries), self._tensors):
-            names = caches or set()
+            names = set().union(*(caches or ()))
             contents_before = {id(d): content for d, content in self._dictionaries}
             for dictionary in dictionaries:
                 before = contents_before.get(id(dictionary), {})

@@ -58,7 +58,7 @@ OBJECTIVES: Mapping[str, Entry] = {
     "gap-penalty": Entry("GapPenalty", {"rho": DEFAULT_RHO, "lam": 0.1, **SHARED}),
     "momentum-sam": Entry(
         "MomentumSAM",
-        {"rho": 2.0, "perturb": None, "eps": 1e-12},
+        {"rho": 1.0, "perturb": None, "eps": 1e-12},
         passes=1,
         takes_optimizer=True,
     ),

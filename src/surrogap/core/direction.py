@@ -22,7 +22,7 @@ class Direction:
     def __init__(self, tensors: Gradients, report: Report, workspace: Workspace) -> None:
         self._tensors = tensors
         self.report = report
-        # As they are now: the caller may freeze parameters before adding the direction.
+        # A snapshot: the caller may freeze parameters before adding the direction.
         self._weights, self._replicas = copy.copy(workspace.weights), workspace.replicas
         self._states = workspace.states
         self._proposed, workspace.states.proposed = workspace.states.proposed, []

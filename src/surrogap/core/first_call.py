@@ -1,11 +1,10 @@
 """Checks of an objective's first call: its closure must train the objective's model.
 
-They visit every module, every weight and every node of the autograd graph, so only the first call
-runs them.
+They visit every module and every node of the autograd graph, so only the first call runs them.
 """
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +40,7 @@ def first_forward_pass(weights: Weights) -> Iterator[None]:
     finally:
         if has_none:
             parameter.grad = None
-    weights.generators = [g for g, state in before if pickle.dumps(g.get()) != state]
+    weights.drawn |= {g for g, state in before if pickle.dumps(g.get()) != state}
 
 
 @contextmanager
@@ -79,31 +78,20 @@ def first_backward_pass(loss: Tensor, weights: Weights) -> Iterator[None]:
     """Context for the first backward pass, with checks of its graph.
 
     All trainable parameters in it must belong to the model: both passes would add to the gradients
-    of others. Inputs that require gradients are allowed, since they are not parameters. The pass
-    must not change the weights, as optimizers do that step in hooks. Also find out if it reaches
-    parameters outside the graph, as reentrant checkpointing does.
+    of others. Inputs that require gradients are allowed, since they are not parameters. Also find
+    out if the pass reaches parameters outside the graph, as reentrant checkpointing does.
     """
     reachable, known = leaves(loss), weights.identities()
     others = [p for p in reachable if isinstance(p, nn.Parameter) and id(p) not in known]
-    # If all are, it is another model's loss, which is rejected later.
+    # If all leaves are others, it is another model's loss, which is rejected later.
     if others and len(others) < len(reachable):
         raise UnsupportedError(
             "loss must not depend on trainable parameters outside the objective's model, got one "
             f"of shape {tuple(others[0].shape)}. It would get the sum of both passes' gradients: "
             "freeze it, or to train both with this objective, pass nn.ModuleList([model, other])."
         )
-    before, sums = versions(weights), _sums(weights.tensors)
+    before = versions(weights)
     yield
-    if _sums(weights.tensors) != sums:
-        raise UnsupportedError(
-            "loss.backward() must not change the weights, got one that does, as with an optimizer "
-            "that steps in hooks. Use one that steps after backward."
-        )
     rows = zip(weights.parameters, before, versions(weights), strict=True)
     reached = {id(parameter) for parameter, old, new in rows if old != new}
     weights.are_reentrant |= not reached.issubset(map(id, reachable))
-
-
-def _sums(tensors: Sequence[Tensor]) -> list[str]:
-    """Return the sum of each tensor, as text, so that NaN equals NaN."""
-    return [str(float(tensor.detach().sum(dtype=torch.float32))) for tensor in tensors]

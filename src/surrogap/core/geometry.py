@@ -74,7 +74,7 @@ def norm_parameters(modules: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
     """Yield the affine parameters of normalisation layers.
 
     These are torch's and timm's layers, and any module whose class name ends in "Norm" and whose
-    own parameters are vectors, such as `LlamaRMSNorm`; these may have the shape `(1, C, 1, 1)`.
+    own parameters are vectors, also of shape `(1, C, 1, 1)`, such as `LlamaRMSNorm`.
     """
     for module in modules:
         own = [p for p in module._parameters.values() if p is not None]

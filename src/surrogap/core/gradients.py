@@ -105,10 +105,10 @@ def add(weights: Weights, direction: Gradients, mean: Mean | None) -> None:
     own = shards(weights, before)
     if mean is not None:
         direction = mean(_sum(own, direction), weights.tensors)
-    # Not views: `grad.detach_()`, as in many copies of `zero_grad`, refuses these.
-    wholes = [None if piece is None else piece.data for piece in direction]
     if weights.are_sharded:
         wholes = list(map(whole_of, direction, weights.parameters))
+    else:  # `grad.detach_()`, which many copies of `zero_grad` call, rejects views
+        wholes = [d.data if d is not None and d._is_view() else d for d in direction]
     for parameter, gradient, whole in zip(weights.parameters, before, wholes, strict=True):
         parameter.grad = whole if gradient is None else gradient
     pairs = zip(own, direction, strict=True)

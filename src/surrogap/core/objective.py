@@ -283,7 +283,7 @@ class Objective:
         self._workspace.states.load_state_dict(self._refresh(), state.get("along", {}))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for copies and pickles, without the memory of the last step."""
+        """Return the attributes to copy and pickle, without the last step's report and memory."""
         return {**vars(self), "report": None, "_workspace": self._workspace.twin()}
 
     def __repr__(self) -> str:

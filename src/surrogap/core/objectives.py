@@ -205,8 +205,8 @@ class MomentumSAM(Objective):
     Args:
         model: The model to train.
         optimizer: The optimizer that trains the model. Its momentum is read, not changed. If
-            several train the model, as often with Muon, pass an object whose `param_groups` and
-            `state` contain those of all.
+            several optimizers train the model, as often with Muon, pass an object whose
+            `param_groups` and `state` contain those of all of them.
         rho: The radius: a number or a schedule from `surrogap.rho`.
         perturb: The parameters to perturb; see `Objective`.
         eps: Added to the norm before dividing by it.
@@ -231,7 +231,7 @@ class MomentumSAM(Objective):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        rho: float | Schedule = 2.0,
+        rho: float | Schedule = 1.0,
         perturb: Perturb = None,
         eps: float = 1e-12,
     ) -> None:

@@ -96,7 +96,8 @@ class Passes:
                     "Compute it from the model's output, without detach(), item() or no_grad()."
                 )
             checks = first_backward_pass(loss, weights) if is_first_call else nullcontext()
-            guard = nullcontext() if self._backward is Tensor.backward else _unstepped(weights)
+            is_guarded = is_first_call or self._backward is not Tensor.backward
+            guard = _unstepped(weights) if is_guarded else nullcontext()
             devices = weights.devices
             threading, precision = _in_this_thread(devices), _outside_autocast(devices)
             with checks, threading, precision, guard, self._new_graph():
@@ -192,14 +193,14 @@ def _outside_autocast(devices: set[torch.device]) -> Iterator[None]:
 
 @contextmanager
 def _unstepped(weights: Weights) -> Iterator[None]:
-    """Context in which the caller's `backward` must not step the optimizer."""
+    """Context in which a backward pass must not step the optimizer."""
     own = set(map(id, weights.parameters))
 
     def refuse(optimizer: Optimizer, *_: Any) -> None:
         if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             raise UnsupportedError(
                 "backward must not step the optimizer, got one that does, as timm's NativeScaler "
-                "does. Pass scaler= instead, and step afterwards."
+                "and optimizers in hooks do. Step afterwards; for a GradScaler pass scaler=."
             )
 
     handle = register_optimizer_step_pre_hook(refuse)

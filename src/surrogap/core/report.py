@@ -30,7 +30,7 @@ class Report:
         loss: `f(w)`; for a list of closures, the sum of their losses.
         perturbed_loss: `f_p = f(w + delta)`.
         aux: The aux that the closure returned in its first pass, or None; for a list of closures, a
-            list. Tensors in it are detached, also in tuples, lists and dicts. Never that of
+            list. Tensors in it are detached, also inside tuples, lists and dicts. Never the aux of
             `climb=`.
     """
 

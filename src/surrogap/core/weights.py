@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from surrogap.core.fsdp import FullySharded
 from surrogap.core.geometry import norm_parameters
-from surrogap.core.random_state import host_generators
+from surrogap.core.random_state import Generator, host_generators
 from surrogap.core.shards import (
     WHOLE,
     Sharding,
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 Dictionaries = list[dict[str, Tensor | None]]
 
-# What trains models in a way that an objective cannot, by the modules that define its classes.
+# Engines and wrappers whose models an objective cannot train, by the modules that define them.
 _REFUSED = {
     "torch.distributed.fsdp.fully_sharded_data_parallel": "FSDP1",
     "deepspeed.runtime.": "DeepSpeed",
@@ -45,11 +45,11 @@ class Weights:
         parameters: The trainable parameters.
         frozen: The other parameters, except those of special classes, such as quantised ones.
         buffers: The dictionaries in which modules hold their buffers.
-        caches: The names of the buffers that checkpoints leave out.
+        caches: The names of the non-persistent buffers, a set for each module.
         wrappers: The modules wrapped in DistributedDataParallel.
         fsdp: The modules that FSDP2 shards.
         are_sharded: Whether processes hold shards of the parameters.
-        generators: The random generators of Python and NumPy that the closure may draw from.
+        drawn: The random generators of Python and NumPy that the first call has drawn from.
         is_checked: Whether a call with these modules has succeeded.
         are_reentrant: Whether that call reached parameters outside its graph, as in reentrant
             checkpointing.
@@ -83,6 +83,11 @@ class Weights:
             )
         self._check()
 
+    @property
+    def generators(self) -> list[Generator]:
+        """The random generators of Python and NumPy that the closure may draw from."""
+        return list(self.drawn) if self.is_checked else host_generators()
+
     def identities(self) -> set[int]:
         """Return the `id` of all current parameters, and of those that FSDP has gathered."""
         return set(map(id, chain(self._model.parameters(), self.fsdp.gathered())))
@@ -106,13 +111,13 @@ class Weights:
             )
         if any(map(is_lazy, self._model.parameters())):
             raise InvalidValueError(
-                "model must have parameters with shapes, got lazy modules without. Run it on a "
-                "batch once before building the objective."
+                "model must not contain uninitialised lazy modules, got some. Run it on a batch "
+                "once before building the objective."
             )
         for each in set(map(type, modules)):
             check_engine(each)
         self.is_checked = self.are_reentrant = False
-        self.generators = host_generators()
+        self.drawn: set[Generator] = set()
         self._written: dict[str, Tensor | None] = {}
         own = [module._parameters for module in modules]
         self._dictionaries: list[dict[str, Any]] = [*(m._modules for m in modules), *own]
@@ -120,7 +125,7 @@ class Weights:
         self._names = self._find_names()
         self._norms = set(norm_parameters(modules))
         self.buffers = [module._buffers for module in modules]
-        self.caches = set().union(*(module._non_persistent_buffers_set for module in modules))
+        self.caches = [module._non_persistent_buffers_set for module in modules]
         self._unique = list({id(p): p for p in contents(own) if p is not None}.values())
         self.wrappers = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self.are_sharded = any(map(is_sharded, self._unique))
@@ -210,8 +215,8 @@ def check_engine(module_class: type[nn.Module]) -> None:
         for prefix, engine in _REFUSED.items():
             if each.__module__.startswith(prefix):
                 raise InvalidTypeError(
-                    f"model must not be trained by {engine}, got {each.__name__}. It moves weights "
-                    "or gradients to its own memory during a pass. For several processes use "
+                    f"model must not be trained by {engine}, got {each.__name__}. It manages "
+                    "weights or gradients itself during a pass. For several processes use "
                     "torch.nn.parallel.DistributedDataParallel, or "
                     "torch.distributed.fsdp.fully_shard (FSDP2)."
                 )

@@ -1,7 +1,7 @@
 """Sharpness-aware training with the Trainer of Lightning, as a callback.
 
 It works with the packages `lightning` and `pytorch_lightning`. Each has its own classes, which are
-therefore recognized by name.
+therefore recognised by name.
 
 The strategy's `training_step`, which calls the module's, becomes the closure of `objective.loss`.
 Lightning does the rest: accumulation, precision, clipping and stepping.

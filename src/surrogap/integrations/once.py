@@ -1,7 +1,7 @@
 """Closures whose side effects happen once, in the first of several passes."""
 
 import copy
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 
-# Parameters, buffers, submodules and hooks, among others.
+# The exact types that are copied: subclasses may be read-only.
+_LISTS = (list, deque)
+_DICTS = (dict, defaultdict, OrderedDict, Counter)
+# Larger tensors and dictionaries are data, not counters or metrics, and would take long to copy.
+_MAX_COUNTER, _MAX_DICT = 10**5, 10**4
+
+# Attributes of every module: parameters, buffers, submodules and hooks, among others.
 _OWN_OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -41,8 +47,8 @@ def with_effects_once(
 def restoring_attributes(owner: object) -> Iterator[None]:
     """Context manager that restores the attributes of a trainer or a module on exit.
 
-    In its body, copies replace the tensors, lists and dictionaries, which may be changed in place.
-    The parameters, buffers and submodules of a module are not touched.
+    In the body, copies replace small tensors, lists and dictionaries, which may be changed in
+    place. The parameters, buffers and submodules of a module are not touched.
     """
     attributes = vars(owner)
     before = {name: v for name, v in attributes.items() if name not in _OWN_OF_MODULES}
@@ -56,12 +62,15 @@ def restoring_attributes(owner: object) -> Iterator[None]:
 def _copied(value: Any) -> Any:
     """Copy tensors, lists and nested dictionaries, but not the items of lists."""
     if isinstance(value, Tensor):
-        # A tensor that requires grad is a weight or an activation, not a counter.
-        return value if value.requires_grad else value.clone()
-    if not isinstance(value, list | deque | dict):
+        # A tensor that requires grad is a weight or an activation, not a counter, and a large one
+        # is data.
+        is_counter = not value.requires_grad and value.numel() <= _MAX_COUNTER
+        return value.clone() if is_counter else value
+    if type(value) in _LISTS or (type(value) in _DICTS and len(value) > _MAX_DICT):
+        return copy.copy(value)
+    if type(value) not in _DICTS:
         return value
     result = copy.copy(value)
-    if isinstance(result, dict):
-        for key, item in result.items():
-            result[key] = _copied(item)
+    for key, item in value.items():
+        result[key] = _copied(item)
     return result
