@@ -458,6 +458,9 @@ def sentences() -> list[str]:
         f"is slightly better ({RESNET.text('sam-late', 'sam')} over SAM).",
         "it gains most of what SAM does "
         f"({VIT.text('momentum-sam', 'sam')} and {MIXER.text('momentum-sam', 'sam')} against SAM)",
+        f"it costs as much as SAM, but is not better: {RESNET.text('momentum-sam-2x', 'sam')} "
+        f"points against SAM with the narrow ResNet-18, {VIT.text('momentum-sam-2x', 'sam')} with "
+        f"the ViT and {MIXER.text('momentum-sam-2x', 'sam')} with the Mixer.",
         f"gains {RESNET.text('momentum-sam')} points with the narrow ResNet-18, at "
         f"{RESNET.by_name['momentum-sam'].cost:.2f} times the cost. With ResNet-18 on CIFAR-10, it "
         f"gains nothing ({CIFAR.text('momentum-sam')}).",

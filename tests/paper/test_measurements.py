@@ -71,7 +71,8 @@ def line_of(
 def test_find_rho_measures_the_methods_that_are_tuned_over_the_radius(ledger: Ledger) -> None:
     found = {one.setup: list(one.methods) for one in radius_suggestions(GPU, ledger)}
     four, two = ["sam", "sam-norms", "momentum-sam", "asam"], ["sam", "sam-norms"]
-    assert found == {"A": four, "B": two, "C": two, "D": two, "E": two}  # not fine-tuning
+    three = four[:3]
+    assert found == {"A": four, "B": two, "C": three, "D": three, "E": two}  # not fine-tuning
 
 
 def test_measurements_of_the_ledger_are_not_missing(ledger: Ledger) -> None:
