@@ -7,10 +7,9 @@ There are three methods for a product `H v`, each at the arithmetic cost of two 
   exact method.
 * `double-backward` differentiates `<grad f, v>` by a second backward pass.
 * `finite-differences` subtracts the gradients at `w + step * v` and `w - step * v`. It works with
-  every operator and needs little memory, but is not exact: for smooth models, the relative error is
-  1e-4 to 4e-3 in float32, about 1e-9 in float64, and above 0.05 in bfloat16. Where a ReLU switches
-  within the step, the error may be as large as the product: for a small CNN with BatchNorm in
-  training mode, it was 0.6 of the product along the dominant eigenvector. Compare two steps.
+  every operator and needs little memory, but is not exact: for smooth models, expect a relative
+  error of about 1e-3 in float32, 1e-9 in float64, and much larger ones in bfloat16. Where a ReLU
+  switches within the step, the error may be as large as the product. Compare two steps.
 
 The first two need a derivative rule for every operator, which some custom and fused operators lack.
 For them, attention uses torch's math implementation, whose rules are complete. The first also needs
@@ -125,7 +124,6 @@ class Hessian:
         """
         if self._is_checked or self.method != "double-backward":
             return
-        self._is_checked = True
         space = self.space
         u, v = (space.random(0, name) for name in "uv")
         for surface in self.surface.batch_surfaces(1):
@@ -136,6 +134,7 @@ class Hessian:
                     f"The Hessian is not symmetric, with a relative error of {float(error):.2g}: "
                     "an operator has a wrong second derivative."
                 )
+        self._is_checked = True
 
     def _product(self, surface: Surface, v: Tensor) -> Tensor:
         if self.method == "finite-differences":
@@ -267,7 +266,7 @@ def _rounding(surface: Surface) -> Tensor:
     return surface.means(add, torch.zeros(1, device=surface.space.device))[1]
 
 
-class _NoRuleError(NotImplementedError):
+class _NoRuleError(RuntimeError):
     """A method cannot differentiate the loss."""
 
 
